@@ -46,7 +46,7 @@ def distilbert_of(bert: BertModel) -> DistilBertModel:
     tokens = torch.arange(1000, 1016).unsqueeze(0)
     expected, found = (one(input_ids=tokens).last_hidden_state for one in (bert.eval(), model))
     if not torch.allclose(expected, found, atol=1e-4):
-        raise ValueError("a DistilBERT with these weights computes something else")
+        raise ValueError("a DistilBERT with these weights has other outputs than the BERT model")
     return model
 
 

@@ -105,7 +105,7 @@ def main() -> int:
     parser = arguments(__doc__, CASES, threads=2)
     parser.add_argument("--encoder", type=Path, required=True)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--steps", type=int, help="at most so many in each run; more than 3")
+    parser.add_argument("--steps", type=int, help="maximum number of steps in each run; at least 4")
     parser.add_argument("--precision", choices=("bf16", "fp32"), default=precision())
     parser.add_argument("--ablation", action="store_true")
     parser.add_argument("--profile", action="store_true")

@@ -383,7 +383,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--check", action="store_true", help="only compare")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="compare the pages with the figures, and change nothing",
+    )
     parser.add_argument("--list", action="store_true", help="print all figures")
     options = parser.parse_args()
     if options.list:

@@ -34,7 +34,7 @@ def arguments(
 
     def case(name: str) -> str:
         if name not in cases:
-            raise argparse.ArgumentTypeError(f"no case {name}; there are {', '.join(cases)}")
+            raise argparse.ArgumentTypeError(f"unknown case {name}; choose from {', '.join(cases)}")
         return name
 
     parser = argparse.ArgumentParser(description=description)

@@ -124,7 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=4, help="of a turn")
+    parser.add_argument("--steps", type=int, default=4, help="number of steps in each turn")
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     world = join_world()

@@ -1,8 +1,8 @@
-"""A text classifier with a training loop of one's own and Accelerate.
+"""A text classifier with its own training loop and Accelerate.
 
 ftcluster run -- accelerate_loop.py --data reviews.csv --model distilbert/distilbert-base-uncased
 
-Columns of the data: text and label. Needs: nothing beside the stack.
+Columns of the data: text and label. Needs: nothing besides the stack.
 """
 
 import argparse
@@ -33,7 +33,7 @@ tokenizer = AutoTokenizer.from_pretrained(options.model)
 
 
 def batch_of(some):
-    """Rows as tensors."""
+    """Return rows as tensors."""
     texts = [row["text"] for row in some]
     batch = tokenizer(texts, truncation=True, max_length=128, padding=True, return_tensors="pt")
     batch["labels"] = torch.tensor([names.index(row["label"]) for row in some])
@@ -56,7 +56,7 @@ for epoch in range(options.epochs):
         accelerator.backward(loss)
         accelerator.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        schedule.step()  # not prepared, so that a step of all ranks counts once
+        schedule.step()  # not prepared, so that it counts each step of all ranks once
         optimizer.zero_grad()
         losses.append(loss.detach())
     mean = accelerator.reduce(torch.stack(losses).mean(), "mean")

@@ -1,8 +1,8 @@
-"""A classifier of rows of numbers, with torch's DistributedDataParallel alone.
+"""A classifier of numeric rows with torch's DistributedDataParallel alone.
 
 ftcluster run -- ddp.py --data rows.csv
 
-The last column is the class, a whole number from 0. Needs: nothing beside the stack.
+The last column is the class, an integer from 0. Needs: nothing besides the stack.
 """
 
 import argparse
@@ -22,7 +22,7 @@ parser.add_argument("--epochs", type=int, default=5)
 options = parser.parse_args()
 
 dist.init_process_group(os.environ.get("FTCLUSTER_BACKEND", "gloo"))
-torch.manual_seed(1)  # the same first weights on all ranks
+torch.manual_seed(1)  # the same initial weights on all ranks
 with options.data.open(encoding="utf-8", newline="") as file:
     table = torch.tensor([[float(cell) for cell in row] for row in csv.reader(file)])
 inputs, classes = table[:, :-1], table[:, -1].long()
@@ -34,8 +34,8 @@ net = nn.Sequential(nn.Linear(inputs.shape[1], 64), nn.ReLU(), nn.Linear(64, cou
 model = DistributedDataParallel(net)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 for epoch in range(options.epochs):
-    sampler.set_epoch(epoch)  # another order each time
-    sums = torch.zeros(2)  # rows that were right, rows
+    sampler.set_epoch(epoch)  # another order in each epoch
+    sums = torch.zeros(2)  # correct rows, all rows
     for some, wanted in loader:
         scores = model(some)
         nn.functional.cross_entropy(scores, wanted).backward()

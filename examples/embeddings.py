@@ -3,7 +3,7 @@
 ftcluster run --requirements requirements.txt -- embeddings.py --data pairs.jsonl
 
 A row of the data: {"query": "a question", "text": "its answer"}. Needs: sentence-transformers in
-requirements.txt; `ftcluster train embed` needs nothing and is faster.
+requirements.txt; `ftcluster train embed` needs no packages and is faster.
 """
 
 import argparse

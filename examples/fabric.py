@@ -1,8 +1,8 @@
-"""A classifier of rows of numbers with Lightning Fabric.
+"""A classifier of numeric rows with Lightning Fabric.
 
 ftcluster run --requirements requirements.txt -- fabric.py --data rows.csv
 
-The last column is the class, a whole number from 0. Needs: lightning in requirements.txt.
+The last column is the class, an integer from 0. Needs: lightning in requirements.txt.
 """
 
 import argparse
@@ -27,7 +27,7 @@ fabric = Fabric(
     strategy="ddp",
     devices=local,
     num_nodes=int(os.environ["WORLD_SIZE"]) // local,
-    plugins=TorchElasticEnvironment(),  # the ranks are started already, as torchrun's are
+    plugins=TorchElasticEnvironment(),  # the ranks already run, like those of torchrun
 )
 fabric.launch()
 fabric.seed_everything(1)

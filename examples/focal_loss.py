@@ -1,4 +1,4 @@
-"""A loss of your own for a task of ftcluster, for --task: the focal loss (Lin et al. 2017).
+"""Your own loss for a task of ftcluster, for --task: the focal loss (Lin et al. 2017).
 
     ftcluster train --task focal_loss.py --data reviews.csv --model google-bert/bert-base-uncased \\
         gamma=1.5
@@ -19,18 +19,18 @@ class FocalClassification(TextClassification):
     """The fields of text-classification, and one more.
 
     Attributes:
-        gamma: how much less a sample counts that the model classifies well; 0: cross entropy.
+        gamma: exponent that lowers the weight of well-classified samples; 0 is cross entropy.
     """
 
     gamma: float = limited(2.0, at_least=0)
 
 
 class FocalSpec(TextClassificationSpec):
-    """Declares the task as text-classification does, but with other fields."""
+    """Declares the task like text-classification, but with other fields."""
 
     name = "focal-classification"
     fields = FocalClassification
-    pipeline = "text-classification"  # of transformers
+    pipeline = "text-classification"  # name in transformers
 
 
 register(FocalSpec())

@@ -1,8 +1,8 @@
-"""A small GPT that learns a text by its characters, from random weights, in the way of nanoGPT.
+"""A small GPT that learns a text character by character from random weights, like nanoGPT.
 
 ftcluster run -- nanogpt.py --data text.txt
 
-Needs: nothing beside the stack.
+Needs: nothing besides the stack.
 """
 
 import argparse
@@ -34,7 +34,7 @@ class Block(nn.Module):
         self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        """Of batch, length, width: the same shape."""
+        """Map (batch, length, width) to the same shape."""
         batch, length, width = x.shape
         heads = self.inwards(self.norms[0](x)).view(batch, length, 3, 4, width // 4)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
@@ -44,7 +44,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Scores of the next character at each place."""
+    """A model that scores the next character at each place."""
 
     def __init__(self, letters, width, layers, context):
         super().__init__()
@@ -54,7 +54,7 @@ class Gpt(nn.Module):
         self.blocks = nn.Sequential(*(Block(width) for _ in range(layers)), nn.LayerNorm(width))
 
     def forward(self, x):
-        """Of batch, length: batch, length, letters."""
+        """Map (batch, length) to scores of shape (batch, length, letters)."""
         x = self.letters(x) + self.places(torch.arange(x.shape[1]))
         return self.blocks(x) @ self.letters.weight.T
 
@@ -64,7 +64,7 @@ text = options.data.read_text(encoding="utf-8")
 letters = sorted({*text})
 data = torch.tensor([letters.index(letter) for letter in text])
 train, rest = data[: int(0.9 * len(data))], data[int(0.9 * len(data)) :]
-torch.manual_seed(1)  # the same first weights on all ranks
+torch.manual_seed(1)  # the same initial weights on all ranks
 gpt = Gpt(len(letters), options.width, options.layers, options.context)
 model = DistributedDataParallel(gpt)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -72,7 +72,7 @@ own = torch.Generator().manual_seed(dist.get_rank())  # other samples on each ra
 
 
 def loss_of(model, data):
-    """The mean loss of 16 samples."""
+    """Return the mean loss of 16 random samples."""
     starts = torch.randint(len(data) - options.context, (16,), generator=own)
     samples = torch.stack([data[start : start + options.context + 1] for start in starts])
     scores = model(samples[:, :-1])

@@ -3,7 +3,7 @@
 ftcluster run -- ner_trainer.py --data tags.jsonl --model distilbert/distilbert-base-cased
 
 A row of the data: {"tokens": ["Ada", "lives", "here"], "tags": ["B-PER", "O", "O"]}. A tenth of the
-rows is for validation. Needs: nothing beside the stack.
+rows is used for validation. Needs: nothing besides the stack.
 """
 
 import argparse
@@ -31,7 +31,7 @@ tokenizer = AutoTokenizer.from_pretrained(options.model)
 
 
 def encoded(row):
-    """The tag of a word is that of its first token; the other tokens have none (-100)."""
+    """Return tokens and labels: a word's first token has its tag, other tokens have -100."""
     tokens = tokenizer(row["tokens"], is_split_into_words=True, truncation=True, max_length=256)
     words = tokens.word_ids()
     before = [None, *words[:-1]]
@@ -43,7 +43,7 @@ def encoded(row):
 
 
 def accuracy(prediction):
-    """The share of words whose tag is right."""
+    """Return the share of words whose tag is right."""
     known = prediction.label_ids != -100
     right = prediction.predictions.argmax(-1) == prediction.label_ids
     return {"accuracy": float(right[known].mean())}

@@ -3,8 +3,8 @@
 ftcluster run --requirements requirements.txt -- sft_trl.py --data chats.jsonl --model MODEL
 
 A row of the data: {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant",
-"content": "Hello!"}]}. Needs: trl in requirements.txt; `ftcluster train sft` needs nothing and is
-faster.
+"content": "Hello!"}]}. Needs: trl in requirements.txt; `ftcluster train sft` needs no
+packages and is faster.
 """
 
 import argparse
@@ -29,7 +29,7 @@ trainer = SFTTrainer(
         per_device_train_batch_size=2,
         learning_rate=2e-5,
         max_length=512,
-        bf16=False,  # that would be of a GPU; hosts with AMX: ftcluster run --fast
+        bf16=False,  # TRL's bf16 needs a GPU; on hosts with AMX use ftcluster run --fast
         use_cpu=True,
         save_strategy="no",
         report_to="none",

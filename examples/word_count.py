@@ -1,4 +1,4 @@
-"""A task of your own, for --task: an encoder predicts how many words a text has.
+"""Your own task, for --task: an encoder predicts how many words a text has.
 
     ftcluster train --task word_count.py --data texts.jsonl --model google-bert/bert-base-uncased
 
@@ -18,7 +18,7 @@ from ftcluster_common.tasks.registry import register
 from ftcluster_common.tasks.spec import Options, TaskSpec
 
 
-# 1. The fields that a recipe of this task has, with their defaults.
+# 1. The fields of this task in a recipe, with their defaults.
 @dataclass(frozen=True)
 class WordCount(Options):
     """Predicts the number of words of a text."""
@@ -28,13 +28,13 @@ class WordCount(Options):
     validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
 
 
-# 2. What the control node must know, which has no torch: columns, rows and metrics.
+# 2. The declaration for the control node, which has no torch: columns, rows and metrics.
 class WordCountSpec(TaskSpec[WordCount]):
     """The declaration of the task."""
 
     name = "word-count"
     fields = WordCount
-    pipeline = "text-classification"  # of transformers, which loads the model without ftcluster
+    pipeline = "text-classification"  # name in transformers, which loads the model
 
     def columns(self, options: WordCount, columns: Sequence[str], answered: bool) -> Columns:
         return {"text": (options.text_column,)}
@@ -52,7 +52,7 @@ class WordCountSpec(TaskSpec[WordCount]):
 register(WordCountSpec())
 
 
-# 3. What the hosts compute. ftcluster calls this function there, and only there.
+# 3. The computation. ftcluster calls this function only on the hosts.
 def on_hosts() -> None:
     """Register the class of the task."""
     import torch
@@ -68,7 +68,7 @@ def on_hosts() -> None:
         model_class = AutoModelForSequenceClassification
         options: WordCount
 
-        # data: writes rows as token samples, once on each host
+        # data: write rows as token samples, once on each host
         def encode_split(self, rows: Any, split: str, limit: int, folder: Path) -> list[str]:
             writer = SampleWriter(folder, {**self.reader.token_kinds(), "words": "i"})
             for row in rows:
@@ -79,11 +79,11 @@ def on_hosts() -> None:
             writer.close()
             return []
 
-        # model: fields of its configuration
+        # model: fields of the model's configuration
         def model_settings(self, train_set: Any) -> dict[str, Any]:
             return {"num_labels": 1, "problem_type": "regression"}
 
-        # collation: makes a batch of samples
+        # collation: make a batch of samples
         def collate(self, samples: Sequence[Any]) -> Batch:
             words = torch.tensor([float(sample["words"][0]) for sample in samples])
             return Batch(self.reader.pad(samples), {"words": words})
@@ -102,6 +102,6 @@ def on_hosts() -> None:
             exact = sum(error < 0.5 for error in errors)
             return {"loss": sum(errors) / len(errors), "exact": exact / len(errors)}
 
-        # ftcluster predict: what is written beside each row
+        # ftcluster predict: the fields that are added to each row
         def answers(self, predictions: Sequence[Any], samples: Any) -> list[dict[str, Any]]:
             return [{"prediction": round(value, 3)} for value in predictions]

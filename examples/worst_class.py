@@ -1,4 +1,4 @@
-"""A metric of your own, for --metrics: the recall of the class that is found least often.
+"""Your own metric, for --metrics: the recall of the class that is recognised worst.
 
     ftcluster train classify --metrics worst_class.py --data reviews.csv \\
         training.load_best_model_at_end=true training.save_strategy=epoch \\
@@ -12,7 +12,7 @@ METRICS = ("worst_recall",)  # the names that the function returns
 
 
 def compute_metrics(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Compare the predicted classes with the right ones, which are in the same order."""
+    """Compare predicted with right classes, which are in the same order."""
     rows = Counter(references)
     right = Counter(a for a, b in zip(predictions, references, strict=True) if a == b)
     return {"worst_recall": min(right[name] / count for name, count in rows.items())}

@@ -1,8 +1,8 @@
-"""The contract of the control node and the hosts; both packages carry it. Standard library only."""
+"""The contract of control node and hosts, in both of their packages. Standard library only."""
 
-RELEASE = "0.1.0"  # of both packages, and of the collection (galaxy.yml); a tag v0.1.0 marks it
+RELEASE = "0.1.0"  # version of both packages and of galaxy.yml; tag v0.1.0
 
-try:  # a build writes the module, see hatch_version.py
+try:  # the build writes this module, see hatch_version.py
     from ftcluster_common._version import __version__ as __version__
-except ImportError:  # a checkout
+except ImportError:  # no build: this is a checkout
     __version__ = f"{RELEASE}.dev0"

@@ -1,4 +1,4 @@
-"""Reads small files that somebody else may have made: regular, of bounded size, and text.
+"""Reads small files that others may have made: regular files of text with a bounded size.
 
 Standard library only.
 """
@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-MAX_BYTES = 64 << 20  # the largest tokenizer_config.json that is known has 20 MB
-MAX_DIGITS = 300  # of a whole number: more are no float either (IEEE 754, 1.8e308)
+MAX_BYTES = 64 << 20  # the largest tokenizer_config.json that we know of has 20 MB
+MAX_DIGITS = 300  # larger integers are no float either (IEEE 754, 1.8e308)
 
 
 class GivenFileError(ValueError):
-    """A file is not used; says which one and why."""
+    """A file cannot be used; the message names the file and the reason."""
 
 
 class FormatError(ValueError):
-    """A document has a format that this version does not read; the text follows its file's name."""
+    """The document's format is not supported; callers put the file's name before the text."""
 
 
 def read_given(
@@ -29,17 +29,17 @@ def read_given(
     max_bytes: int = MAX_BYTES,
     check: Callable[[os.stat_result], None] = lambda _: None,
 ) -> str:
-    """The text of a file. It may be a link, because the user has named the path or its folder.
+    """Return the text of a file. The path may be a link, because the user named it or its folder.
 
     Args:
-        check: gets owner and mode of the open file, and raises an error of its own to refuse it.
+        check: function that gets owner and mode of the open file and raises an error to refuse it.
 
     Raises:
-        GivenFileError: it is missing or cannot be read, is a folder, a pipe or a device, is larger,
-            or is not UTF-8 text.
+        GivenFileError: the file is missing, unreadable, too large, not UTF-8 text, or is a folder,
+            a pipe or a device.
     """
     try:
-        # a pipe would be waited for, and a terminal become this process's own
+        # without O_NONBLOCK and O_NOCTTY, opening a pipe blocks and a terminal becomes our own
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             about = os.fstat(descriptor)
@@ -52,7 +52,7 @@ def read_given(
     except ValueError as error:
         if isinstance(error, GivenFileError):
             raise
-        raise GivenFileError(f"{str(path)!a}: {error}") from error  # a NUL in the path
+        raise GivenFileError(f"{str(path)!a}: {error}") from error  # the path has a NUL
     if len(content) > max_bytes:
         raise GivenFileError(f"{path} has more than {max_bytes:,} bytes")
     try:
@@ -76,15 +76,15 @@ _DECODER = json.JSONDecoder(parse_int=_whole)
 
 
 def parse_json(text: str) -> Any:
-    """A JSON document.
+    """Return the value of a JSON document.
 
     Raises:
-        ValueError: it is none, is nested too deeply, has a number that is too long, or half of a
-            surrogate pair.
+        ValueError: the text is no JSON, is nested too deeply, or has a number that is too long or
+            half of a surrogate pair.
     """
     try:
         value = _DECODER.decode(text)
-        if "\\ud" in text or "\\uD" in text:  # no encoder or tokenizer takes a half alone
+        if "\\ud" in text or "\\uD" in text:  # no tokenizer accepts such a half
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
@@ -94,10 +94,10 @@ def parse_json(text: str) -> Any:
 
 
 def read_json(path: Path, max_bytes: int = MAX_BYTES) -> Any:
-    """The JSON document of a file.
+    """Return the JSON document of a file.
 
     Raises:
-        GivenFileError: as in `read_given`, or it is no JSON.
+        GivenFileError: as in `read_given`, or the file is no JSON.
     """
     try:
         return parse_json(read_given(path, max_bytes))
@@ -108,14 +108,14 @@ def read_json(path: Path, max_bytes: int = MAX_BYTES) -> Any:
 
 
 def read_form(path: Path, form: Callable[[Any], T]) -> T:
-    """What a function makes of the JSON document of a file, whose texts may be file names.
+    """Return the result of `form` for a file's JSON document, whose texts may be file names.
 
     Args:
-        form: raises ValueError, LookupError, TypeError or AttributeError where the document has
-            another form, and FormatError where its format is older or newer than what is read.
+        form: function that raises ValueError, LookupError, TypeError or AttributeError if the
+            document has another form, and FormatError if its format is not supported.
 
     Raises:
-        GivenFileError: as in `read_given`, or it is no JSON, or has another form or format.
+        GivenFileError: as in `read_given`, or the file is no JSON, or has another form or format.
     """
     text = read_given(path)
     try:

@@ -1,4 +1,4 @@
-"""The range of a recipe's field. Standard library only."""
+"""The range of values of a recipe's field. Standard library only."""
 
 from dataclasses import MISSING, dataclass, field
 from typing import Any
@@ -9,9 +9,9 @@ class Limits:
     """The range of a field's values.
 
     Attributes:
-        above: the exclusive lower bound.
-        below: the exclusive upper bound.
-        at_most: the largest number; of a list, its maximum length.
+        above: exclusive lower bound.
+        below: exclusive upper bound.
+        at_most: largest value, or maximum length of a list.
     """
 
     at_least: float | None = None
@@ -21,5 +21,5 @@ class Limits:
 
 
 def limited(default: Any = MISSING, **limits: float) -> Any:
-    """A field of a dataclass with `Limits`; required where it has no default."""
+    """Return a dataclass field with `Limits`; it is required if it has no default."""
     return field(default=default, metadata={"limits": Limits(**limits)})

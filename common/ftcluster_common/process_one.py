@@ -1,11 +1,11 @@
-"""The first process of a container: it has to collect what others leave, and to pass signals on.
+"""The first process of a container: it must reap orphaned children and forward signals.
 
-The kernel makes process 1 the parent of processes whose own has ended, and they stay as zombies
-until it asks for them. It also drops signals that process 1 has no handler for, such as SIGTERM.
+The kernel makes process 1 the parent of orphaned processes, which stay zombies until it reaps them.
+It also drops signals that process 1 has no handler for, such as SIGTERM. Usage:
 
     python -m ftcluster_common.process_one PROGRAM ARGUMENTS ...
 
-runs a program so, also beside a process 1 that collects nothing, such as `sleep infinity`.
+This also works beside a process 1 that reaps nothing, such as `sleep infinity`.
 Standard library only.
 """
 
@@ -20,19 +20,19 @@ STOPS = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 
 
 def leave_process_one() -> None:
-    """Go on in a child, where this process is process 1; call it before threads are started."""
+    """Continue in a child if this is process 1. Call it before threads are started."""
     if os.getpid() == 1:
         go_on_in_a_child()
 
 
 def go_on_in_a_child() -> None:
-    """Return in a child only. This process becomes the parent of all that the child leaves behind.
+    """Return in a child only. This process becomes the parent of all orphans of the child.
 
-    It ends as the child does: with its exit code, or 128+n after signal n.
+    This process exits with the child's exit code, or 128+n after signal n.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, the kernel would keep no exit codes
-    # blocked signals wait for sigwait, also those that process 1 would not get
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, no exit codes are kept
+    # sigwait gets blocked signals, also those that the kernel drops for process 1
     awaited = signal.valid_signals() - STOPS
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     child = os.fork()
@@ -42,11 +42,11 @@ def go_on_in_a_child() -> None:
 
 
 def _code_of(child: int, awaited: set[signal.Signals]) -> int:
-    """Pass signals on and collect all that end, until the child has ended; returns its code."""
+    """Forward signals and reap children until the child has ended; return its exit code."""
     while True:
         received = signal.sigwaitinfo(awaited)
-        if received.si_signo != signal.SIGCHLD and received.si_code <= 0:  # <= 0: of a process
-            os.kill(child, received.si_signo)  # a terminal's Ctrl-C reaches the child by itself
+        if received.si_signo != signal.SIGCHLD and received.si_code <= 0:  # from a process
+            os.kill(child, received.si_signo)  # Ctrl-C reaches the child directly
         ended = dict(_ended())
         if child in ended:
             code = os.waitstatus_to_exitcode(ended[child])
@@ -54,7 +54,7 @@ def _code_of(child: int, awaited: set[signal.Signals]) -> int:
 
 
 def _ended() -> Iterator[tuple[int, int]]:
-    """Number and status of each child that has ended."""
+    """Yield number and status of each child that has ended."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -66,7 +66,7 @@ def _ended() -> Iterator[tuple[int, int]]:
 
 
 def main() -> None:
-    """Entry point; ends as the program has ended."""
+    """Entry point; exits as the program does."""
     go_on_in_a_child()
     try:
         os.execvp(sys.argv[1], sys.argv[1:])

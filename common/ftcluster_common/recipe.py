@@ -15,7 +15,7 @@ from ftcluster_common.tasks.registry import DEFAULT_TASK, AnyTask, spec_of
 from ftcluster_common.tasks.spec import Adapters, Options
 
 Strategy = Literal["no", "steps", "epoch"]
-# those of transformers that need nothing but the number of the step
+# the schedules of transformers that depend only on the number of the step
 Schedule = Literal[
     "linear",
     "cosine",
@@ -147,14 +147,14 @@ class Training:
     save_strategy: Literal["no", "steps", "epoch", "best"] = "no"
     save_steps: float = limited(500.0, above=0)
     save_total_limit: int | None = limited(5, at_least=1)
-    # True, which transformers takes, is refused
+    # transformers accepts True; ftcluster rejects it
     resume_from_checkpoint: str | Literal[True] | None = None
     load_best_model_at_end: bool = False
     metric_for_best_model: str | None = None
     greater_is_better: bool | None = None
     early_stopping_patience: int | None = limited(None, at_least=1)
     early_stopping_threshold: float = limited(0.0, at_least=0)
-    seed: int = limited(42, at_least=0, below=1 << 32)  # numpy takes no larger one
+    seed: int = limited(42, at_least=0, below=1 << 32)  # numpy accepts no larger seed
     data_seed: int | None = limited(None, at_least=0)
     full_determinism: bool = False
     group_by_length: bool = True
@@ -168,7 +168,7 @@ class Training:
     use_ipex: Literal["auto", True, False] = "auto"
     ddp_backend: Literal["auto", "impi", "gloo", "ccl"] = "auto"
     ddp_bucket_cap_mb: int | None = limited(None, at_least=1)
-    # ftcluster's own
+    # fields that only ftcluster has
     shard_optimizer: Literal["auto", True, False] = "auto"
     gradient_dtype: Literal["auto", "fp32", "bf16"] = "auto"
     sync: Literal["step", "local"] = "step"
@@ -178,12 +178,12 @@ class Training:
     outer_momentum: float = limited(0.5, at_least=0, below=1)
 
 
-GENERATED = "generated:"  # begins the data of a recipe: train=N,validation=N,seed=N follow
-BY_TYPE = "config:"  # begins a model without weights: a type of model follows
+GENERATED = "generated:"  # prefix of generated data: train=N,validation=N,seed=N follow
+BY_TYPE = "config:"  # prefix of a model without weights: a model type follows
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
-    """A name of the Hub without its revision, and that: a branch, a tag or a commit.
+    """Return a name on the Hub and its revision: a branch, a tag, a commit, or None.
 
     >>> split_revision("google-bert/bert-base-uncased@86b5e09"), split_revision("gpt2")
     (('google-bert/bert-base-uncased', '86b5e09'), ('gpt2', None))
@@ -252,30 +252,30 @@ class Recipe:
 
     @property
     def spec(self) -> AnyTask:
-        """The declaration of the task."""
+        """The declaration of the recipe's task."""
         return spec_of(self.options)
 
     @property
     def max_length(self) -> int:
-        """The maximum length of a text in tokens, or of a sample, where that is one text."""
+        """The maximum number of tokens of a text, or of a sample that is one text."""
         return self.spec.max_length(self.options)
 
     @property
     def adapters(self) -> Adapters | None:
-        """How low-rank adapters are trained, if they are."""
+        """The settings of low-rank adapters, or None."""
         return self.spec.adapters(self.options)
 
     @property
     def lora_r(self) -> int | None:
-        """The rank of low-rank adapters, if those are trained."""
+        """The rank of low-rank adapters, or None."""
         return self.adapters.lora_r if self.adapters else None
 
     @property
     def load_in_4bit(self) -> bool:
-        """Whether weights that are not trained are in NF4."""
+        """True if frozen weights are stored in NF4."""
         return self.spec.load_in_4bit(self.options)
 
     @property
     def texts_of_a_sample(self) -> int:
-        """How many texts the model computes one by one, without those of columns found later."""
+        """The number of texts of a sample that the model encodes, without columns found later."""
         return self.spec.texts_of_a_sample(self.options)

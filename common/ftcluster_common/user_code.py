@@ -1,4 +1,4 @@
-"""Python files of the user's own that a run executes: a task, or a metric. Standard library only.
+"""Python files of users that a run executes: a task, or a metric. Standard library only.
 
 A file has the rights of whoever executes it. The control node executes the file of `--task` alone,
 never one that a recipe, a model or a host names; the hosts execute the copies in a run's folder.
@@ -17,11 +17,11 @@ from typing import Any
 from ftcluster_common.tasks.registry import TASKS, AnyTask, forget, restore
 from ftcluster_common.tasks.spec import Options
 
-ON_HOSTS = "on_hosts"  # the function of a task's file that needs torch
-COMPUTE = "compute_metrics"  # the function of a file with metrics
-NAMES = "METRICS"  # the tuple beside it
-MAX_BYTES = 1 << 16  # a job with the text is one argument of a command, and Linux allows 128 KiB
-NEEDED_FIELDS = ("max_length", "validation_split_percentage")  # of each task
+ON_HOSTS = "on_hosts"  # function in a task's file that needs torch
+COMPUTE = "compute_metrics"  # function in a file with metrics
+NAMES = "METRICS"  # tuple of metric names in that file
+MAX_BYTES = 1 << 16  # the job is one argument of a command: at most 128 KiB in Linux
+NEEDED_FIELDS = ("max_length", "validation_split_percentage")  # required of each task
 NO_TORCH = (
     "the control node has no torch and imports none of your modules: import from ftcluster_common "
     f"and the standard library here, and all else in {ON_HOSTS}()"
@@ -29,11 +29,11 @@ NO_TORCH = (
 
 
 class CodeError(Exception):
-    """A file of the user's own cannot be used.
+    """A user's file cannot be used.
 
     Args:
-        message: what is wrong, with file and line.
-        hint: what to do about it.
+        message: description of the problem, with file and line.
+        hint: advice for the user.
     """
 
     def __init__(self, message: str, hint: str) -> None:
@@ -43,7 +43,7 @@ class CodeError(Exception):
 
 @dataclass(frozen=True)
 class CodeFile:
-    """The content of a file of the user's own.
+    """The content of a user's Python file.
 
     Attributes:
         name: file name, for messages and for the copy in a run's folder.
@@ -58,7 +58,7 @@ class CodeFile:
 
 @dataclass(frozen=True)
 class UserCode:
-    """The files of the user's own that a run executes.
+    """The users' files that a run executes.
 
     Attributes:
         task: the file that defines the recipe's task; None for a task of ftcluster.
@@ -70,7 +70,7 @@ class UserCode:
 
     @property
     def files(self) -> tuple[CodeFile, ...]:
-        """The files that there are."""
+        """The files that are set."""
         return tuple(filter(None, (self.task, self.metrics)))
 
 
@@ -79,11 +79,11 @@ NO_CODE = UserCode()
 
 @dataclass(frozen=True)
 class OwnTask:
-    """A task that a file of the user's own has registered.
+    """A task that a user's file has registered.
 
     Attributes:
         file: the executed file.
-        module: its module, with the function `on_hosts`.
+        module: module of the file, with the function `on_hosts`.
         spec: the registered declaration.
     """
 
@@ -98,10 +98,10 @@ _names: dict[str, str] = {}  # names of executed files for messages, by the path
 
 
 def code_file(name: str, text: str) -> CodeFile:
-    """Return a file with its digest.
+    """Return a user's file with its digest.
 
     Raises:
-        CodeError: the name is no plain name of a Python file, or the text is too long.
+        CodeError: the name is not a plain Python file name, or the text is too long.
     """
     if PurePath(name).name != name or not name.endswith(".py") or not name.isprintable():
         raise CodeError(f"{name!a} is not the name of a Python file", "name a file: FILE.py")
@@ -115,11 +115,11 @@ def code_file(name: str, text: str) -> CodeFile:
 
 
 def code_of(data: Mapping[str, Any] | None) -> UserCode:
-    """Return the files of a job.json.
+    """Return the user's files in job.json.
 
     Raises:
         ValueError, TypeError, LookupError, AttributeError: the entry has another form, or a digest
-            is not that of its text.
+            does not match its text.
     """
     files: dict[str, CodeFile | None] = dict.fromkeys(("task", "metrics"))
     for kind in files:
@@ -148,7 +148,8 @@ def load_task(file: CodeFile | None, path: Path) -> AnyTask | None:
         The declaration of the task, or None without a file.
 
     Raises:
-        CodeError: the file is not valid, or does not define one task; has file and line.
+        CodeError: the file is not valid, or does not define exactly one task. The message has file
+            and line.
     """
     global _current
     if _current:
@@ -208,19 +209,20 @@ def _problems(spec: AnyTask, module: ModuleType) -> Iterator[str]:
 
 
 def execute(file: CodeFile, path: Path, import_hint: str) -> ModuleType:
-    """Execute a file as a module of its own, which no import finds.
+    """Execute a file as a separate module that imports cannot find.
 
     Args:
         path: location of the file, for tracebacks.
-        import_hint: what to do if an import fails.
+        import_hint: advice if an import fails.
 
     Raises:
-        CodeError: it has a syntax error, or raises one; has file and line.
+        CodeError: the file has a syntax error or raises an exception. The message has file and
+            line.
     """
     module = ModuleType(f"ftcluster_user_{file.sha256[:16]}")
     module.__file__ = str(path)
     _names[str(path)] = file.name
-    sys.modules[module.__name__] = module  # where dataclasses look up types written as texts
+    sys.modules[module.__name__] = module  # dataclasses look up string annotations there
     try:
         exec(compile(file.text, str(path), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
@@ -230,10 +232,10 @@ def execute(file: CodeFile, path: Path, import_hint: str) -> ModuleType:
 
 
 def as_code_error(error: BaseException, import_hint: str, name: str) -> CodeError:
-    """Return an error of a user's file with its place and what to do.
+    """Return an error of a user's file as a CodeError with its place and a hint.
 
     Args:
-        name: the place of an error without a line, such as code that is nested too deeply.
+        name: place of an error without a line, such as code that is nested too deeply.
     """
     if isinstance(error, CodeError):
         return error
@@ -244,7 +246,7 @@ def as_code_error(error: BaseException, import_hint: str, name: str) -> CodeErro
 
 
 def described(error: BaseException) -> str:
-    """Return an error as one line, with its type where the message needs it."""
+    """Return an error as one line, with its type if the message needs it."""
     if isinstance(error, SystemExit):
         return "the file ends the program; it may only define things"
     if isinstance(error, SyntaxError):
@@ -256,7 +258,7 @@ def described(error: BaseException) -> str:
 def error_place(error: BaseException) -> str:
     """Return FILE.py:LINE for an error that a user's file raised; "" for other errors.
 
-    The innermost line of the file counts, also where a function that it calls raised the error.
+    The innermost line of the file counts, even if a function that it calls raised the error.
     """
     if isinstance(error, SyntaxError) and error.filename in _names:
         return f"{_names[error.filename]}:{error.lineno or 1}"

@@ -1,5 +1,5 @@
-# What a host's system is: lines that plugin_utils/answers.py reads. For sh of any Linux, with root or not, without Python.
-# No addresses, no names of hosts or people, no keys; of lists of people in sshd_config only that there are some.
+# Prints a host's system as lines for plugin_utils/answers.py. For sh of any Linux, with or without root, without Python.
+# The output has no addresses, names or keys. Of lists of users in sshd_config, it has only their presence.
 tell() { [ -z "$2" ] || printf 'ftcluster-%s: %s %s\n' answer "$1" "$2"; }
 flat() { tr -s '\n\t ' ' ' | sed 's/ $//'; }
 tell locale "LANG=${LANG:-} LC_ALL=${LC_ALL:-} charmap=$(locale charmap 2>/dev/null)"

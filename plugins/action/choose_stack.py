@@ -45,7 +45,7 @@ from packaging.utils import canonicalize_name
 
 
 class ActionModule(ActionBase):
-    """See plugins/modules/choose_stack.py."""
+    """Action plugin of plugins/modules/choose_stack.py."""
 
     _VALID_ARGS = frozenset(
         (

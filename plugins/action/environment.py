@@ -33,7 +33,7 @@ MODULE = "ftcluster.cluster.environment"
 
 
 class ActionModule(ActionBase):
-    """See plugins/modules/environment.py."""
+    """Action plugin of plugins/modules/environment.py."""
 
     _VALID_ARGS = frozenset(
         (
@@ -63,7 +63,7 @@ class ActionModule(ActionBase):
         else:
             files, notices = [Path(path) for path in arguments["wheels"]], []
             sha256 = {path.name: sha256_of(path) for path in files}
-        # a folder of its own: another control node, though killed, may still be writing
+        # a separate folder: a killed control node may still be writing to the other one
         staging = f"{arguments['path'].rstrip('/')}.staging-{secrets.token_hex(4)}"
         push_files(self, [(path.resolve(), path.name) for path in files], staging)
         installed = self._execute_module(
@@ -105,7 +105,7 @@ def _house(
         house = read_wheelhouse(Path(arguments["wheelhouse"]))
         if house is None:
             raise AnsibleActionFail(
-                f"{arguments['wheelhouse']} is not whole: a wheel is missing, has another size or "
+                f"{arguments['wheelhouse']} is incomplete: a wheel is missing, has another size or "
                 f"is no file, or {MANIFEST} cannot be read; run setup again with the bundle, or "
                 "copy the folder again"
             )
@@ -133,10 +133,10 @@ def _check_space(house: Wheelhouse, path: str, free: int) -> None:
 
 
 def _layer_digest(arguments: Mapping[str, Any]) -> str:
-    """The contents of a finished layer's marker.
+    """Return the contents of a finished layer's marker.
 
     Raises:
-        AnsibleActionFail: a wheel has another hash than it must have.
+        AnsibleActionFail: a wheel has the wrong hash.
     """
     digests = [sha256_of(Path(path)) for path in arguments["wheels"]]
     for path, digest, wanted in zip(

@@ -1,8 +1,8 @@
 # Apache-2.0 (see LICENSE)
-"""Copies the events and logs of a run to the control node while they are written.
+"""Copies the events and logs of a running run to the control node.
 
-A command on the host waits until there is more to read, because each command is a session of SSH
-and one of sudo. Of files that weeks have made long only parts are copied.
+A command on the host waits until there is more to read, because each command needs a session of SSH
+and one of sudo. Very long files are copied only in part.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.samples import W
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.typed import NAME as PROMPTS
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.typed import Typed
 
-# one that was killed is started again; its `end` event may have been written between two polls
+# a killed supervisor is restarted; its `end` event may have been written between two polls
 GONE_SECONDS = 5.0
 STARTS_SECONDS = 60.0  # from the end of the preparation to the supervisor's start
-WAIT_SECONDS = 20  # of a command on the host; it goes on so long after its connection was lost
-BUSY_SECONDS = 2.0  # the longest pause between two commands, while each brings something
+WAIT_SECONDS = 20  # a command on the host continues so long after its connection is lost
+BUSY_SECONDS = 2.0  # longest pause between two commands that both return something
 EVENTS, OUTPUT = "events.jsonl", "output.jsonl"
-PIECE_BYTES = 1 << 20  # of a file, in one answer
-TAIL_BYTES = 64 << 10  # of the copy, in which the end is; an event is shorter
-LAST_BYTES = 4 << 20  # of a log that are copied at first
-SPARE_BYTES = 256 << 20  # that stay free here
-MOST_BYTES = 1 << 42  # of a file of a run; ext4 takes no copy of more than 16 TiB
+PIECE_BYTES = 1 << 20  # maximum of a file in one response
+TAIL_BYTES = 64 << 10  # end of a copy that has the last event; an event is shorter
+LAST_BYTES = 4 << 20  # end of a log that is copied first
+SPARE_BYTES = 256 << 20  # must stay free on the control node's disk
+MOST_BYTES = 1 << 42  # maximum of a file of a run; ext4 takes no copy of more than 16 TiB
 SHOWN = 8000  # characters of a run's logs in an error
 FILE = r"[0-9.-]{1,60}"  # inode and time in seconds, see stat(1)
 ROTATED = "[lines are missing here: the log was rotated twice before they were copied]\n"
@@ -51,12 +51,12 @@ EARLIER = "[earlier lines are in {}/logs on the head]\n"
 
 @dataclass(frozen=True)
 class _Piece:
-    """What a host has of a file from some byte on.
+    """The bytes of a file on a host, from some position on.
 
     Attributes:
-        file: its inode, and when it was made because inodes are used again; "0" if there is none.
-        start: the first byte's place.
-        size: of the file.
+        file: inode and creation time of the file, because inodes are reused; "0" if there is none.
+        start: position of the first byte.
+        size: size of the file in bytes.
     """
 
     file: str = "0"
@@ -66,20 +66,21 @@ class _Piece:
 
     @property
     def full(self) -> bool:
-        """Whether there may be more at once."""
+        """True if the file may have more bytes already."""
         return len(self.data) == PIECE_BYTES
 
 
 @dataclass
 class _Log:
-    """How far a log is copied.
+    """The state of copying a log.
 
     Attributes:
-        name: in the run's folder.
-        write: takes what comes.
-        mark: what stands for lines that are not copied.
-        offset: the next byte; below 0 before the first one: how many before the end it is.
-        known: the file, as of `_Piece`.
+        name: file name in the run's folder.
+        write: function that gets the new text.
+        mark: placeholder for lines that are not copied.
+        offset: position of the next byte; a negative one counts from the end, before the first
+            read.
+        known: identity of the file, see `_Piece`.
     """
 
     name: str
@@ -90,7 +91,7 @@ class _Log:
 
 
 class ActionModule(ActionBase):
-    """See plugins/modules/follow.py."""
+    """Action plugin of plugins/modules/follow.py."""
 
     _VALID_ARGS = frozenset(
         ("run_dir", "file", "once", "destination", "output", "prompts", "poll_seconds")
@@ -124,9 +125,9 @@ class ActionModule(ActionBase):
     def _follow_events(
         self, destination: Path, output: _Output | None, typed: Typed | None
     ) -> dict[str, Any]:
-        """Copy events until the run's end, which is returned, and a script's output.
+        """Copy events and a script's output until the run's end, and return the end event.
 
-        Meanwhile what is typed is sent.
+        Lines that the user types meanwhile are sent to the run.
         """
         gone_since = None
         self._copy_samples(destination)
@@ -139,7 +140,8 @@ class ActionModule(ActionBase):
             alive, pieces = self._poll(logs, 0 if typed and typed.awaited else WAIT_SECONDS)
             found, data = pieces[0], pieces[0].data
             whole = data[: data.rfind(b"\n") + 1] or (data if found.full else b"")
-            if output:  # before events: whoever reads the end has all output
+            # the output comes before the events, so that readers of the end have all output
+            if output:
                 self._take_output(output, pieces[1], to_end=b'"end"' in whole)
             _check_room(destination.parent)
             with destination.open("ab") as file:
@@ -161,14 +163,14 @@ class ActionModule(ActionBase):
             self._sleep(pieces)
 
     def _send(self, lines: bytes) -> None:
-        """Add lines to the run's prompts, if it still reads them."""
+        """Add lines to the run's prompts, if the run still reads them."""
         path = shlex.quote(f"{self._run_dir}/{PROMPTS}")
         done = execute(self, f"if [ -f {path} ]; then cat >> {path}; fi", lines)
         if done.get("rc"):
             raise AnsibleActionFail(f"a prompt cannot be written there: {done['stderr'].strip()}")
 
     def _copy_samples(self, destination: Path) -> None:
-        """Of long events copy parts to their places in a sparse file, the first and last whole."""
+        """Copy parts of a long event file, with its beginning and end, into a sparse file."""
         if destination.exists() and destination.stat().st_size:
             return
         _, (found,) = self._poll([_Log(EVENTS, bytes, offset=0)], 0)
@@ -187,7 +189,7 @@ class ActionModule(ActionBase):
                 file.write(piece[first : piece.rfind(b"\n") + 1])
 
     def _follow_log(self, log: _Log, once: bool) -> None:
-        """Copy a log until the run has ended, or once, whatever its rotation does meanwhile."""
+        """Copy a log until the run has ended, or once, even if the log is rotated meanwhile."""
         gone_since = None
         while True:
             alive, (found,) = self._poll([log], 0 if once else WAIT_SECONDS)
@@ -207,17 +209,18 @@ class ActionModule(ActionBase):
             self._sleep([found])
 
     def _state(self) -> str:
-        """What a run is without a supervisor on this host.
+        """Return the state of a run that has no supervisor on this host.
 
-        ended; elsewhere, of a Slurm job; prepares; starts, where it has had no supervisor; gone.
+        The states are ended, elsewhere (a Slurm job on other hosts), prepares, starts (it has had
+        no supervisor yet) and gone.
 
-        The job is in the queue while it runs; of an array each task has an id of its own. Where
-        Slurm does not answer it may still run.
+        A running job is in the queue; each task of an array has its own id. If Slurm does not
+        respond, the job may still be running.
         """
         words, _ = self._answer(
             f"{TELL}; cd {shlex.quote(self._run_dir)} && state=gone; "
             "[ -e supervisor.pid ] || state=starts; "
-            # in two parts: the shell's own command line does not have it
+            # split in two so that the shell's own command line does not match
             "what=prepare; for one in "
             '$(grep -lsF "ftcluster_train.engine.$what" /proc/[0-9]*/cmdline); do '
             f"grep -qsF {shlex.quote(self._run_dir)} $one && state=prepares; done; "
@@ -233,10 +236,10 @@ class ActionModule(ActionBase):
         return words
 
     def _take(self, log: _Log, found: _Piece) -> bool:
-        """Write what has come of a log; returns whether it was another file, and is to be read."""
+        """Write new text of a log; return True if the file was replaced and must be read again."""
         if log.known not in ("0", found.file) and found.file != "0":
             self._finish_rotated(log)
-            log.offset, log.known = 0, found.file  # it may be renamed before it is read
+            log.offset, log.known = 0, found.file  # the log may be renamed before it is read
             return True
         if log.known == "0" != found.file and found.start == 0:
             self._take_renamed(log, found)
@@ -251,9 +254,9 @@ class ActionModule(ActionBase):
         return False
 
     def _take_renamed(self, log: _Log, found: _Piece) -> None:
-        """Copy what is wanted of the log that was renamed before the first look.
+        """Copy the wanted part of a log that was renamed before the first poll.
 
-        Both files are looked at together: what is renamed meanwhile is the one that was found.
+        Both files are inspected in one command, so that a rename meanwhile cannot mix them up.
         """
         old = _Log(f"{log.name}.1", log.write, log.mark, min(0, log.offset + found.size))
         _, (again, rest) = self._poll([log, old], 0)
@@ -267,7 +270,7 @@ class ActionModule(ActionBase):
         output.keep()
 
     def _finish_rotated(self, log: _Log) -> None:
-        """Copy what the log had that has been renamed meanwhile."""
+        """Copy the rest of a log that has been renamed meanwhile."""
         old = _Log(f"{log.name}.1", log.write, offset=log.offset)
         while True:
             _, (rest,) = self._poll([old], 0)
@@ -280,10 +283,10 @@ class ActionModule(ActionBase):
                 return
 
     def _poll(self, logs: Sequence[_Log], wait_seconds: int) -> tuple[bool, list[_Piece]]:
-        """Whether the run's supervisor is alive, and a piece of each file of the run.
+        """Return True if the run's supervisor is alive, and a piece of each file of the run.
 
-        The host waits up to `wait_seconds` for one of them, while the supervisor is alive and the
-        files are the known ones.
+        The host waits up to `wait_seconds` for new bytes while the supervisor is alive and no file
+        is replaced.
         """
         folder = shlex.quote(self._run_dir)
         look = "".join(_look(number, log) for number, log in enumerate(logs))
@@ -304,25 +307,26 @@ class ActionModule(ActionBase):
         state, *told = words.split() or ["gone", *["0"] * 3 * len(logs)]
         places = [*told[1::3], *told[2::3]]
         if len(told) != 3 * len(logs) or not all(re.fullmatch(r"\d{1,18}", n) for n in places):
-            raise AnsibleActionFail(f"the host does not say what it has: {words[:200]!a}")
+            raise AnsibleActionFail(f"the host's response is invalid: {words[:200]!a}")
         pieces = []
         for number, log in enumerate(logs):
             file, start, size = told[3 * number], *map(int, told[3 * number + 1 :][:2])
             if max(start, size) > MOST_BYTES:
-                raise AnsibleActionFail(f"the host says that {log.name} has {size:,} bytes")
+                raise AnsibleActionFail(f"the host reports that {log.name} has {size:,} bytes")
             if words and 0 <= log.offset != start:
                 raise AnsibleActionFail(f"the host sends another part of {log.name}")
             count = max(0, min(size - start, PIECE_BYTES))
             pieces.append(_Piece(file, start, size, data[:count]))
-            if len(data) < count and len(logs) > 1:  # a write failed, and what it wrote was cut off
+            # an earlier write failed, and its partial output was cut off
+            if len(data) < count and len(logs) > 1:
                 return state == "alive", [_Piece() for _ in logs]
             data = data[count:]
         if data:
-            raise AnsibleActionFail("the host sends more than it was asked for")
+            raise AnsibleActionFail("the host sends more than requested")
         return state == "alive", pieces
 
     def _parts(self, name: str, parts: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Parts of a file of the run: where each begins, and its bytes."""
+        """Return the parts of a file of the run: start and bytes of each."""
         path = shlex.quote(f"{self._run_dir}/{name}")
         wanted = " ".join(f"{start + 1}:{count}" for start, count in parts)
         _, data = self._answer(
@@ -330,7 +334,7 @@ class ActionModule(ActionBase):
             f"tail -c +${{part%:*}} {path} | head -c ${{part#*:}}; done"
         )
         if len(data) != sum(count for _, count in parts):
-            raise AnsibleActionFail(f"{name} of the run has become shorter")
+            raise AnsibleActionFail(f"{name} of the run has shrunk")
         pieces = []
         for _, count in parts:
             pieces.append(data[:count])
@@ -338,14 +342,14 @@ class ActionModule(ActionBase):
         return pieces
 
     def _answer(self, command: str) -> tuple[str, bytes]:
-        """What a command tells, and what it prints then."""
+        """Return the values in a command's output, and the rest of the output."""
         answer = execute(self, f"{{ {command}; }} 2>/dev/null")
         # after the output of login scripts
         words, _, text = answer["stdout"].partition(MARK)[2].partition("\n")
         return words.strip(), text.encode(errors="surrogateescape")
 
     def _sleep(self, found: Sequence[_Piece]) -> None:
-        """Pause for longer the longer each command brings something."""
+        """Pause longer after each command that returned something."""
         if any(piece.full for piece in found):
             return
         time.sleep(self._pause)
@@ -362,14 +366,14 @@ class ActionModule(ActionBase):
 
 
 def _look(number: int, log: _Log) -> str:
-    """Shell commands that open a file and set i, f and s: which it is, from where on, its size."""
+    """Return shell commands that open a file and set i, f and s: inode, start and size."""
     known = log.known if re.fullmatch(FILE, log.known) else "0"
     i, f, s, fd = f"i{number}", f"f{number}", f"s{number}", number + 3
     start = f"{f}={log.offset}; "
     if log.offset < 0:
         start = f"{f}=$(({s} > {-log.offset} ? {s} - {-log.offset} : 0)); "
     return (
-        # what is open stays the file that was looked at when it is renamed
+        # the open file stays the inspected one if it is renamed
         f"command exec {fd}< {shlex.quote(log.name)} && "
         f"set -- $(stat -Lc '%i-%.W %s' /proc/self/fd/{fd}) || set -- 0 0; "
         f"{i}=$1; {s}=$2; {start}"
@@ -381,7 +385,7 @@ def _look(number: int, log: _Log) -> str:
 class _Output:
     """A script's output on its way into a pipe.
 
-    How far it is copied is kept beside the pipe, for a command that connects again.
+    A file beside the pipe stores the position, for a command that connects again.
     """
 
     def __init__(self, pipe: Path) -> None:
@@ -392,7 +396,7 @@ class _Output:
         self.log = _Log(OUTPUT, self._write, self._mark, offset, known)
 
     def keep(self) -> None:
-        """Keep how far it is copied."""
+        """Store the position up to which the output is copied."""
         self._place.write_text(json.dumps([self.log.offset, self.log.known]))
 
     def _write(self, data: bytes) -> None:
@@ -414,7 +418,7 @@ def _check_room(folder: Path) -> None:
 
 
 def _event(line: bytes) -> dict[str, Any]:
-    """One line of the file; {} where it is damaged: the host may have written anything."""
+    """Return a line of the file as an event; {} if it is damaged, because hosts are not trusted."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):

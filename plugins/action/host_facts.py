@@ -37,10 +37,10 @@ class ActionModule(ActionBase):
         return result
 
     def _clock(self) -> tuple[float, float] | tuple[None, None]:
-        """The host's clock minus this one's, and the most by which that is wrong, in seconds.
+        """Return the host's clock minus this one's, and the maximum error, in seconds.
 
-        None if `date` fails or has no nanoseconds. Once: the connection is open by now, and the
-        round trip far shorter than the differences that matter.
+        Return None if `date` fails or has no nanoseconds. One measurement suffices: the connection
+        is open by now, and the round trip is far shorter than the differences that matter.
         """
         before = time.time()
         try:

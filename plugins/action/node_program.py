@@ -1,7 +1,7 @@
 # Apache-2.0 (see LICENSE)
 """Runs a program of the package that trains, with one command on the host.
 
-A module would do: but Ansible packs, sends and unpacks it, which takes as long as its own start.
+This is no module because packing, sending and unpacking one takes as long as the program's start.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible 
     execute,
 )
 
-# reads the command from its input, of any length and with any quotes; keeps stderr apart from what
-# ssh and sudo say; the mark is assembled where it is printed, as TELL does
+# The shell reads the command from its input, of any length and with any quotes, and keeps stderr
+# apart from messages of ssh and sudo. The mark is assembled when it is printed, as in TELL.
 RUN = "; ".join((
     "import json, os, subprocess, sys",
-    # of a container's image, often: -B says it where it is meant
+    # often true for a container image: -B sets it explicitly where it is meant
     'os.environ.pop("PYTHONDONTWRITEBYTECODE", None)',
     "command, given = json.load(sys.stdin)",
     'done = subprocess.run(command, input=given.encode(), cwd="/", capture_output=True)',
@@ -32,7 +32,7 @@ RUN = "; ".join((
     'print("ftcluster-%s" % "answer:", json.dumps([done.returncode, *said]))',
 ))  # fmt: skip
 SECRET = "*" * 8
-# of a Python that is asked for a module that a package does not have
+# the message of a Python whose package lacks the requested module
 NO_PROGRAM = re.compile(
     r"No module named '?ftcluster_train\b|'ftcluster_train\.\w+' is a package and"
 )
@@ -61,7 +61,7 @@ class ActionModule(ActionBase):
             json.dumps([[python, *map(str, words)], secret and f"{secret}\n"]).encode(),
         )
         mark, answer = said["stdout"].partition(MARK)[1:]
-        if not mark:  # there is no such stack
+        if not mark:  # the stack does not exist
             why = (said["stderr"] or said["stdout"]).strip()
             code = said["rc"] or 1
             return {**result, "failed": True, "msg": why, "rc": code, "stdout": "", "stderr": why}
@@ -69,12 +69,12 @@ class ActionModule(ActionBase):
             code, out, err = json.loads(answer.partition("\n")[0])
             texts = [text.rstrip("\r\n").replace(secret or "\0", SECRET) for text in (out, err)]
         except (ValueError, TypeError, AttributeError, RecursionError):
-            raise AnsibleActionFail(f"the host's answer is none: {answer[:200]!a}") from None
+            raise AnsibleActionFail(f"the host's response is invalid: {answer[:200]!a}") from None
         result.update(rc=code, stdout=texts[0], stderr=texts[1], changed=True)
         if code:
             lacks = NO_PROGRAM.search(texts[1])
             message = OTHER_VERSION if lacks else f"{program} ended with exit code {code}"
             result.update(failed=True, msg=message.format(program=program, stack=given["stack"]))
-            if lacks:  # what follows prints this text
+            if lacks:  # the caller prints this text
                 result.update(stderr=result["msg"])
         return result

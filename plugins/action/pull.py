@@ -18,21 +18,21 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK, TELL
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible import execute
 
-PIECE_BYTES = 8 << 20  # of a file, in one answer
-MOST_FILES = 10_000  # a model has dozens, predictions one a split
+PIECE_BYTES = 8 << 20  # maximum of a file in one response
+MOST_FILES = 10_000  # a model has dozens of files, predictions one per split
 MOST_NAME = 1000  # characters of a file's path in the folder
-SPARE_BYTES = 256 << 20  # that stay free here
+SPARE_BYTES = 256 << 20  # must stay free on the control node's disk
 
 
-# a size and a hash before a path, as the command below prints them
+# size and hash before a path, as printed by the command below
 LISTED = re.compile(r"(\d{1,15}) ([0-9a-f]{64}) \./(.+)", re.ASCII)
-# characters that no name of a model's file has: of control, and halves of surrogate pairs (bytes
-# that are not UTF-8)
+# characters that no file name of a model has: control characters, and halves of surrogate pairs
+# (bytes that are not UTF-8)
 REFUSED = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\\]")
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a path stays below a folder, whatever it is appended to.
+    """Return True if a relative path stays below any folder that it is appended to.
 
     >>> [is_file_name(name) for name in ("a/b", "../a", "/a", "a//b", "a\\nb")]
     [True, False, False, False, False]
@@ -47,13 +47,13 @@ def is_file_name(name: str) -> bool:
 
 
 class ActionModule(ActionBase):
-    """Pulls a folder; see plugins/modules/pull.py."""
+    """Action plugin of plugins/modules/pull.py."""
 
     _VALID_ARGS = frozenset(("path", "destination", "newer"))
     _requires_connection = True
 
     def run(self, tmp: None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Copy every file to a folder beside the destination, then rename it."""
+        """Copy every file to a folder beside the destination, then rename that folder."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         path = self._task.args["path"]
         destination = Path(self._task.args["destination"]).absolute()
@@ -86,7 +86,7 @@ class ActionModule(ActionBase):
         return result
 
     def _listed(self, path: str, newer: str) -> dict[str, tuple[int, str]]:
-        """Size and SHA-256 of each file, by its path in the folder."""
+        """Return size and SHA-256 of each file, by its path in the folder."""
         only = f"-newer {shlex.quote(newer)} ! -path '*/__pycache__/*' " if newer else ""
         command = (
             f"cd {shlex.quote(path)} && {TELL} && tell files && find . -type f {only}-exec sh -c "
@@ -100,7 +100,9 @@ class ActionModule(ActionBase):
                 continue
             listed = LISTED.fullmatch(line)
             if not listed or not is_file_name(listed[3]):
-                raise AnsibleActionFail(f"the host lists what is no file of {path}: {line[:200]!a}")
+                raise AnsibleActionFail(
+                    f"the host lists a name that is no file of {path}: {line[:200]!a}"
+                )
             if listed[3] in files:
                 raise AnsibleActionFail(f"the host lists a file of {path} twice: {line[65:265]!a}")
             files[listed[3]] = (int(listed[1]), listed[2])
@@ -121,7 +123,7 @@ class ActionModule(ActionBase):
     def _check_size(
         self, path: str, files: Mapping[str, tuple[int, str]], destination: Path
     ) -> None:
-        """Refuse what the disk here has no room for, before anything is copied."""
+        """Raise an error if the disk lacks space, before anything is copied."""
         size = sum(size for size, _digest in files.values())
         above = next(folder for folder in destination.parents if folder.is_dir())
         free = shutil.disk_usage(above).free
@@ -134,7 +136,7 @@ class ActionModule(ActionBase):
     def _pull(self, path: str, destination: Path, size: int, digest: str) -> None:
         make_private(destination.parent)
         seen = hashlib.sha256()
-        # a model or rows: for the user alone, and never through what is there already
+        # a model or rows: readable by the user alone, and never written through an existing link
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             descriptor = os.open(destination, flags, 0o600)
@@ -162,7 +164,7 @@ class ActionModule(ActionBase):
         )
         try:
             return base64.b64decode(self._answer(command, "piece").strip(), validate=True)
-        except ValueError:  # binascii.Error is one
+        except ValueError:  # binascii.Error is a ValueError
             raise AnsibleActionFail(f"{path} cannot be read") from None
 
     def _answer(self, command: str, word: str) -> str:
@@ -175,14 +177,14 @@ class ActionModule(ActionBase):
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, and missing folders above it, that other users cannot open."""
+    """Create a folder, and missing folders above it, that only this user can open."""
     for path in (*reversed(folder.parents), folder):
         if not path.is_dir():
             path.mkdir(0o700)
 
 
 def sync(folder: Path) -> None:
-    """Have a folder's entries on the disk."""
+    """Flush a folder's entries to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -23,7 +23,7 @@ MODULE = "ftcluster.cluster.push"
 
 
 class ActionModule(ActionBase):
-    """See plugins/modules/push.py."""
+    """Action plugin of plugins/modules/push.py."""
 
     _VALID_ARGS = frozenset(("source", "path", "files"))
     _requires_connection = True
@@ -40,7 +40,7 @@ class ActionModule(ActionBase):
             files = source_files(source) if names is None else named_files(source, names)
         except SourceError as error:
             raise AnsibleActionFail(str(error)) from None  # Ansible would print it twice
-        # its own: another control node may be copying the same folder
+        # a separate folder: another control node may be copying the same folder
         new = f"{path}.new-{secrets.token_hex(4)}"
         whole = False
         try:

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Adds to the module of the same name who asks and which setups run on this control node."""
+"""Adds the requester and this control node's running setups to the module's arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODULE = "ftcluster.cluster.setup_lock"
 
 
 class ActionModule(ActionBase):
-    """See plugins/modules/setup_lock.py."""
+    """Action plugin of plugins/modules/setup_lock.py."""
 
     _VALID_ARGS = frozenset(
         ("prefix", "state", "create", "take_over", "lease", "stacks", "node_package")
@@ -43,7 +43,7 @@ class ActionModule(ActionBase):
 
 
 def control_id() -> str:
-    """The id of this control node's boot and container."""
+    """Return an id of this control node's boot and container."""
     boot, processes = Path(BOOT_ID), Path("/proc/self/ns/pid")
     text = boot.read_text(encoding="ascii") if boot.exists() else socket.gethostname()
     text += str(processes.readlink()) if processes.is_symlink() else ""
@@ -51,7 +51,7 @@ def control_id() -> str:
 
 
 def started(pid: int) -> str:
-    """The start of a process in ticks since the boot, because process ids are reused."""
+    """Return the start of a process in ticks since the boot, because process ids are reused."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return stat.rpartition(")")[2].split()[19]
@@ -60,7 +60,7 @@ def started(pid: int) -> str:
 
 
 def plays() -> list[int]:
-    """Process ids of this machine that may be running a setup."""
+    """Return the ids of processes on this machine that may be running a setup."""
     pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -68,12 +68,12 @@ def plays() -> list[int]:
             if b"ansible-playbook" in command or b"ftcluster" in command:
                 pids.append(int(folder.name))
         except OSError:
-            continue  # it ended meanwhile
+            continue  # the process has ended
     return pids
 
 
 def user() -> str:
-    """The current user's name."""
+    """Return the current user's name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

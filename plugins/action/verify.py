@@ -20,26 +20,26 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible 
 )
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.report_schema import read_report
 
-OUR_PORTS = range(29800, 30000)  # those that the firewall closes and nothing else uses
+OUR_PORTS = range(29800, 30000)  # the ports that the firewall closes and nothing else uses
 CALL_SECONDS = 1.0
-# Login scripts may print lines before. In / because Python imports from the current folder.
+# Login scripts may print lines first. Run in / because Python imports from the current folder.
 MARK = "ftcluster-report:"
 BEGIN = "printf 'ftcluster-%s\n' report: && cd /"
 PAUSE_SECONDS = 0.2
-MOST_SAID = 4000  # characters
+MOST_SAID = 4000  # maximum size in characters
 
 
 def ports_to_open(local_ports: Iterable[str]) -> list[int]:
-    """One port of each range that a firewall has to close, at random."""
+    """Return a random port from each range that a firewall must close."""
     theirs = sorted(number_list(",".join(local_ports)))
     return [random.SystemRandom().choice(ports) for ports in (OUR_PORTS, theirs) if ports]
 
 
 class Caller:
-    """Connects to ports of hosts in a thread while its context is active.
+    """A background thread that connects to ports of hosts while its context is active.
 
-    Takes triples of a host's name, address and SSH port, and the ports by name. `reached` has the
-    names of those whose SSH port accepted a connection.
+    Args are triples of a host's name, address and SSH port, and the ports by name. `reached` has
+    the names of hosts whose SSH port accepted a connection.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class Caller:
             self.reached.append(name)
 
     async def _call(self, address: str, port: int) -> None:
-        # the ranks open it at some time from now on; one connection is enough
+        # the ranks open a port at some time from now on; one connection is enough
         while not await connects(address, port):
             await asyncio.sleep(PAUSE_SECONDS)
 
 
 async def connects(address: str, port: int) -> bool:
-    """Whether a TCP connection succeeds within CALL_SECONDS."""
+    """Return True if a TCP connection succeeds within CALL_SECONDS."""
     with contextlib.suppress(OSError, asyncio.TimeoutError):
         opening = asyncio.open_connection(address, port)
         (await asyncio.wait_for(opening, CALL_SECONDS))[1].close()
@@ -91,7 +91,7 @@ async def connects(address: str, port: int) -> bool:
 
 
 class ActionModule(ActionBase):
-    """See plugins/modules/verify.py."""
+    """Action plugin of plugins/modules/verify.py."""
 
     _VALID_ARGS = frozenset(("python", "request", "calls"))
     _requires_connection = True
@@ -113,6 +113,6 @@ class ActionModule(ActionBase):
                 names = [host["name"] for host in request["hosts"]]
                 report = read_report(text, names)
             except ValueError as error:
-                said = f"it answers what is no report: {error}"
+                said = f"its report is invalid: {error}"
         result.update(changed=False, report=report, said=said, reached=sorted(caller.reached))
         return result

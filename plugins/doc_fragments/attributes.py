@@ -1,11 +1,11 @@
 # Apache-2.0 (see LICENSE)
-"""Documentation of what several modules do in check mode and with diffs."""
+"""Documentation of check mode and diff mode for several modules."""
 
 from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """Attributes by the fragment's name, which is this file's and the attribute's in lower case."""
+    """Attributes, each in a fragment named after this file and the attribute in lower case."""
 
     READS = r"""
 attributes:
@@ -17,7 +17,7 @@ attributes:
     CHANGES = r"""
 attributes:
   check_mode:
-    description: Says what would change.
+    description: Reports what would change.
     support: full
 """
 

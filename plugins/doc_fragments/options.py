@@ -1,16 +1,16 @@
 # Apache-2.0 (see LICENSE)
-"""Documentation of options that several modules have."""
+"""Documentation of options that several modules share."""
 
 from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """Options by the fragment's name, which is this file's and the attribute's in lower case."""
+    """Options, each in a fragment named after this file and the attribute in lower case."""
 
     PREFIX = r"""
 options:
   prefix:
-    description: The folder that the cluster lives in.
+    description: Folder of the cluster.
     type: path
     required: true
 """
@@ -18,6 +18,6 @@ options:
     FROM_ACTION = r"""
 options:
   from_action:
-    description: What the action plugin adds. No task sets it.
+    description: Values that the action plugin adds. Tasks must not set them.
     type: dict
 """

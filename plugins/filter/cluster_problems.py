@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Why hosts cannot be one cluster."""
+"""Finds the reasons why hosts cannot form one cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.network import i
 
 DOCUMENTATION = r"""
 name: cluster_problems
-short_description: Why hosts cannot be one cluster
+short_description: Finds the reasons why hosts cannot form one cluster
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 description: Compares the facts of the hosts with each other.
@@ -22,7 +22,7 @@ options:
     required: true
   requirements:
     description:
-      - Key C(clock_seconds), by how much clocks of two hosts may differ; 5 by default.
+      - Key C(clock_seconds), the maximum difference between two hosts' clocks; 5 by default.
     type: dict
     required: true
 """
@@ -33,7 +33,7 @@ problems: "{{ all_facts | ftcluster.cluster.cluster_problems({'clock_seconds': 5
 
 RETURN = r"""
 _value:
-  description: For each host its problems, with C(what) and C(hint).
+  description: The problems of each host, with C(what) and C(hint).
   type: dict
   sample:
     node0: []
@@ -43,15 +43,15 @@ _value:
 """
 
 
-Hosts = Mapping[str, Mapping[str, Any]]  # their facts
-Findings = Iterator[tuple[str, str, str]]  # host, what, hint
+Hosts = Mapping[str, Mapping[str, Any]]  # facts of the hosts
+Findings = Iterator[tuple[str, str, str]]  # host, problem, hint
 
 
 def clocks(hosts: Hosts, allowed: float) -> Findings:
-    """Hosts whose clock is off by more seconds than allowed.
+    """Yield the hosts whose clock is off by more than the allowed seconds.
 
-    Offsets are against the control node, which may itself be wrong: the median host is the
-    reference, and of two middle ones that nearer to the control node.
+    Offsets are relative to the control node, whose clock may be wrong. So the median host is the
+    reference; of two middle hosts, the one nearer to the control node.
     """
     offsets = {
         host: (facts["clock_offset_seconds"], facts.get("clock_error_seconds") or 0.0)
@@ -73,7 +73,7 @@ def clocks(hosts: Hosts, allowed: float) -> Findings:
 
 
 def accounts(hosts: Hosts) -> Findings:
-    """Hosts without root among hosts with it: their ranks would run as another user."""
+    """Yield hosts without root if other hosts have it: their ranks would run as another user."""
     users = {host: facts["rank_user"] for host, facts in hosts.items() if "rank_user" in facts}
     example = next((host for host, user in users.items() if user), "")
     for host, user in users.items():
@@ -92,7 +92,7 @@ def accounts(hosts: Hosts) -> Findings:
 
 
 def prefixes(hosts: Hosts) -> Findings:
-    """Hosts with another prefix than most hosts, or than the first where it is a tie."""
+    """Yield hosts with another prefix than most hosts, or than the first host in a tie."""
     prefixes_of = {host: facts["prefix"] for host, facts in hosts.items() if facts.get("prefix")}
     usual = [prefix for prefix, _count in Counter(prefixes_of.values()).most_common(1)]
     examples = [host for host, prefix in prefixes_of.items() if prefix in usual]
@@ -106,7 +106,7 @@ def prefixes(hosts: Hosts) -> Findings:
 
 
 def machines(hosts: Hosts) -> Findings:
-    """Hosts that are the same machine as an earlier one."""
+    """Yield hosts that are the same machine as an earlier host."""
     first: dict[tuple[Any, Any], str] = {}
     for host, facts in hosts.items():
         address = facts.get("network_address")
@@ -117,7 +117,7 @@ def machines(hosts: Hosts) -> Findings:
 
 
 def addresses(hosts: Hosts) -> Findings:
-    """Hosts of several whose address is loopback, or none that mpirun takes."""
+    """Yield hosts whose address other hosts or mpirun cannot use, in a cluster of several hosts."""
     for host, facts in hosts.items() if len(hosts) > 1 else ():
         address = facts.get("network_address", "")
         hint = f"set ftcluster_address=ADDRESS for {host} in the inventory"
@@ -129,7 +129,7 @@ def addresses(hosts: Hosts) -> Findings:
 
 
 def currencies(hosts: Hosts) -> Findings:
-    """Hosts with a price in another currency than the first host with one."""
+    """Yield hosts with a price in another currency than the first host with a price."""
     prices = {host: facts["price_per_hour"] for host, facts in hosts.items()
               if facts.get("price_per_hour")}  # fmt: skip
     first = next(iter(prices), "")
@@ -143,7 +143,7 @@ def currencies(hosts: Hosts) -> Findings:
 def cluster_problems(
     facts_by_host: Hosts, requirements: Mapping[str, Any]
 ) -> dict[str, list[dict[str, str]]]:
-    """The problems between hosts, a list for each host."""
+    """Return the problems between hosts, as a list for each host."""
     problems: dict[str, list[dict[str, str]]] = {host: [] for host in facts_by_host}
     for findings in (
         clocks(facts_by_host, requirements.get("clock_seconds", 5)),

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""A finding as one line of text."""
+"""Renders a finding as one line of text."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 DOCUMENTATION = r"""
 name: finding
-short_description: A finding as one line of text
+short_description: Renders a finding as one line of text
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
-description: Joins the host, what was found and what to do about it.
+description: Joins the host, the problem and the advice.
 options:
   _input:
     description: >-
@@ -34,7 +34,7 @@ _value:
 
 
 def finding(found: Mapping[str, str]) -> str:
-    """The line; parts that are empty or missing are left out."""
+    """Return the line, without parts that are empty or missing."""
     start = f"{found['host']}: " if found.get("host") else ""
     return start + found["what"] + (f"; {found['hint']}" if found.get("hint") else "")
 

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""The addresses of a cluster's hosts, for its firewall."""
+"""Collects the addresses of a cluster's hosts for its firewall."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ short_description: The addresses of a cluster's hosts
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 description:
-  - Of a host with facts, the address that other hosts reach it by. Of others, C(ftcluster_address),
-    the saved one or C(ansible_host), in this order, or else the inventory's name of the host.
+  - For a host with facts, the address at which other hosts reach it. For other hosts, the first of
+    C(ftcluster_address), the saved address, C(ansible_host), and the inventory name.
 options:
   _input:
     description: C(hostvars).
@@ -27,7 +27,7 @@ options:
     elements: str
     required: true
   saved:
-    description: Addresses of hosts that an earlier setup has seen, by their inventory names.
+    description: Addresses of hosts from an earlier setup, by inventory name.
     type: dict
     default: {}
 """
@@ -38,7 +38,7 @@ addresses: "{{ (hostvars | ftcluster.cluster.host_addresses(ansible_play_hosts))
 
 RETURN = r"""
 _value:
-  description: The C(addresses), and the hosts of which none is C(unknown), but only a name.
+  description: The C(addresses), and as C(unknown) the hosts with only a name.
   type: dict
   sample: {addresses: [10.0.0.11], unknown: []}
 """
@@ -49,7 +49,7 @@ def host_addresses(
     names: Iterable[str],
     saved: Mapping[str, str] | None = None,
 ) -> dict[str, list[str]]:
-    """The addresses, and the names of hosts without one.
+    """Return the addresses, and the names of hosts without one.
 
     >>> host_addresses({"a": {"ansible_host": "10.0.0.1"}, "b": {}}, ["a", "b"])
     {'addresses': ['10.0.0.1'], 'unknown': ['b']}

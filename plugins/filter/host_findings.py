@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Why a host cannot be part of a training cluster, and what makes it slow."""
+"""Finds the reasons why a host cannot be part of a training cluster, or is slow."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.sizes import fre
 
 DOCUMENTATION = r"""
 name: host_findings
-short_description: Why a host cannot be part of a training cluster, and what makes it slow
+short_description: Finds the reasons why a host cannot be part of a training cluster, or is slow
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 description:
-  - Compares the facts of a host with the requirements, and the ports at which programs of other
-    accounts listen with those that the firewall is going to close.
+  - Compares the facts of a host with the requirements, and the ports of other accounts' listening
+    programs with the ports that the firewall will close.
   - A service at a port of the kernel's usual ephemeral range, or of ftcluster's own, is a notice.
-    Another port was chosen by somebody, so closing it is a problem.
+    Somebody must have chosen any other port, so closing it is a problem.
 options:
   _input:
     description: RV(ftcluster.cluster.host_facts#module:facts).
@@ -34,12 +34,12 @@ options:
     type: dict
     required: true
   closed:
-    description: Ports and ranges that the firewall is going to close to all but the cluster.
+    description: Ports and ranges that the firewall will close to all but the cluster.
     type: list
     elements: str
     default: []
   known:
-    description: Ports and ranges that the user has named, to be closed or to stay open.
+    description: Ports and ranges that the user has listed, to be closed or to stay open.
     type: list
     elements: str
     default: []
@@ -59,29 +59,29 @@ _value:
 FactValues = Mapping[str, Any]
 Findings = Iterator[dict[str, str]]
 FREE_NAME = "set ftcluster_user to a name that is free"
-# as useradd accepts it; it becomes a word of limits.conf. Empty: the login user trains
+# a name that useradd accepts; it becomes part of limits.conf. Empty: the login user trains
 ACCOUNT = re.compile(r"([a-z_][a-z0-9_-]{0,31})?")
-# a number, and a currency if there is one
+# a number, and optionally a currency
 PRICE = re.compile(r"(\d+(\.\d+)?( [^\s\d]{1,8})?)?")
 USUAL_PORTS = {*range(29500, 30000), *range(32768, 61000)}
-# the account's home, as playbooks/vars/cluster.yml has it, and where the role ssh_mesh writes there
+# the account's home, as in playbooks/vars/cluster.yml, and the file that the role ssh_mesh writes
 HOME, KEYS = "/var/lib/ftcluster", ".ssh/authorized_keys"
 ELSEWHERE = "choose another folder with -e ftcluster_prefix=DIR"
 GIVE_ROOT = "give it (-K asks for a password)"
 
 
 def finding(what: str, hint: str) -> dict[str, str]:
-    """One problem or notice."""
+    """Return one problem or notice."""
     return {"what": what, "hint": hint}
 
 
 def version(text: str) -> tuple[int, ...]:
-    """3.11.7 as (3, 11, 7)."""
+    """Return 3.11.7 as (3, 11, 7)."""
     return tuple(int(part) for part in text.split(".") if part.isdecimal())
 
 
 def root_problems(facts: FactValues, requirements: FactValues) -> Findings:
-    """Why root, which is required, is not available."""
+    """Return the reasons why root is required but not available."""
     because = facts.get("no_root_because") or "ftcluster_root is false"
     if facts.get("wrong_password"):
         yield finding("sudo refuses the password that was given", "give the right one, or none")
@@ -105,23 +105,24 @@ def root_problems(facts: FactValues, requirements: FactValues) -> Findings:
 
 
 def is_local(facts: FactValues) -> bool:
-    """Whether this is the control node, which anybody may try ftcluster on."""
+    """Return True if this is the control node, on which anybody may try ftcluster."""
     return bool(facts.get("connection") == "local")
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name is one of a list of sshd_config, as PATTERNS of ssh_config(5) says.
+    """Return True if a name matches a list of sshd_config (PATTERNS in ssh_config(5)).
 
     >>> matches("ops", ["!o*", "*"]), matches("ml", ["!o*", "m?"]), matches("ml", ["ml@10.0.0.*"])
     (False, True, True)
     """
-    plain = [pattern.partition("@")[0] for pattern in patterns]  # from where is not known here
+    # the client's address after @ is unknown here
+    plain = [pattern.partition("@")[0] for pattern in patterns]
     refused = any(p.startswith("!") and fnmatchcase(name, p[1:]) for p in plain)
     return not refused and any(fnmatchcase(name, p) for p in plain)
 
 
 def lets_key_in(keyword: str, value: str, user: str) -> bool:
-    """Whether a setting of sshd lets the head's key in, which is in the account's home.
+    """Return True if a setting of sshd accepts the head's key, which is in the account's home.
 
     >>> lets_key_in("authorizedkeysfile", "/etc/ssh/keys/%u %h/.ssh/authorized_keys", "ml")
     True
@@ -140,14 +141,14 @@ def lets_key_in(keyword: str, value: str, user: str) -> bool:
 
 
 def sshd_problems(facts: FactValues) -> Findings:
-    """What of sshd_config keeps the account that trains out, by which the head logs in."""
+    """Return settings of sshd_config that keep the head from logging in as the training account."""
     sshd, user = facts.get("sshd") or {}, facts.get("rank_user", "")
     found: dict[str, list[str]] = {}
     for rule in sshd.get("rules", ()) if user else ():
         keyword, value = rule.partition(" ")[::2]
         found.setdefault(keyword, []).append(value)
     for keyword, values in found.items():
-        value = " ".join(values)  # lists are a line for each name on old releases
+        value = " ".join(values)  # old releases print lists as one line for each name
         of_groups, allows = keyword.endswith("groups"), keyword.startswith("allow")
         if keyword.startswith(("allow", "deny")):
             patterns = [word for word in value.split() if allows or "@" not in word]
@@ -178,26 +179,26 @@ def sshd_problems(facts: FactValues) -> Findings:
 
 
 def refused_to_root(facts: FactValues) -> Findings:
-    """Folders that root may not write, as on NFS with root_squash."""
+    """Return folders that root may not write, for example on NFS with root_squash."""
     if "prefix" in facts.get("root_refused", ()):
         yield finding(
-            f"root may not write to {facts['prefix']}: its file system is read-only, or of a "
-            "server to whom root is nobody (NFS with root_squash)",
+            f"root may not write to {facts['prefix']}: its file system is read-only, or on a "
+            "server that maps root to nobody (NFS with root_squash)",
             ELSEWHERE,
         )
     if "temp" in facts.get("root_refused", ()):
         yield finding(
             "root may not write where Ansible leaves files for it, in the login user's home "
-            "(ansible_remote_tmp): it is read-only, or of a server to whom root is nobody (NFS "
+            "(ansible_remote_tmp): it is read-only, or on a server that maps root to nobody (NFS "
             "with root_squash)",
-            # not a new one in it, which root's first module would make, for root alone
+            # not a new subfolder, which root's first module would create for root alone
             "name a folder of the host's own disk that all may write to in the inventory: "
             "ansible_remote_tmp=/var/tmp",
         )
 
 
 def account_problems(facts: FactValues) -> Findings:
-    """An account of the name of the one that trains, which ftcluster may not change."""
+    """Return the problem of an existing account with the training account's name, if any."""
     user, origin = facts.get("rank_user", ""), facts.get("rank_user_origin", "")
     if not user or origin not in ("other", "directory"):
         return
@@ -218,7 +219,7 @@ def account_problems(facts: FactValues) -> Findings:
 
 
 def host_problems(facts: FactValues, requirements: FactValues) -> Findings:
-    """Why the host cannot take part."""
+    """Return the reasons why the host cannot take part."""
     yield from root_problems(facts, requirements)
     if not ACCOUNT.fullmatch(facts.get("rank_user", "")):
         yield finding(
@@ -261,7 +262,7 @@ def host_problems(facts: FactValues, requirements: FactValues) -> Findings:
 
 
 def amx_notices(facts: FactValues) -> Findings:
-    """Why the host does not use its AMX."""
+    """Return the reason why the host does not use its AMX."""
     generation, kernel = facts.get("cpu_generation", "other"), facts.get("kernel", "")
     if facts.get("amx") == "refused":
         yield finding(
@@ -279,7 +280,7 @@ def amx_notices(facts: FactValues) -> Findings:
 
 
 def services(found: Sequence[FactValues], closes: str, hint: str) -> Findings:
-    """One finding on services that the firewall closes, if there are any."""
+    """Return one finding about services that the firewall closes, if there are any."""
     if found:
         ports = ", ".join(str(service["port"]) for service in found)
         named = ", ".join(f"{service['port']} (of {service['user']})" for service in found)
@@ -296,7 +297,7 @@ def host_findings(
     closed: Iterable[str] = (),
     known: Iterable[object] = (),
 ) -> dict[str, list[dict[str, str]]]:
-    """All findings of one host."""
+    """Return all findings of one host."""
     guarded = number_list(",".join(closed)) - number_list(",".join(map(str, known)))
     hit = [service for service in facts.get("services", []) if service["port"] in guarded]
     usual = [service for service in hit if service["port"] in USUAL_PORTS]

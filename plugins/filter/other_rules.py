@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Whether a host's account or firewall rules are those of another cluster."""
+"""Checks if a host's account or firewall rules belong to another cluster."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 DOCUMENTATION = r"""
 name: other_rules
-short_description: Whether a host's account or firewall rules are those of another cluster
+short_description: Finds conflicts with another cluster's account or firewall rules on a host
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 description:
-  - A host has one account's home, limits and table of rules. Clusters in several folders can share
-    them if they have the same hosts and the same account; else the second one's setup would take
-    them from the first one, or shut it out.
-  - Without an account, the login user trains, whom these rules keep from the ports of training.
+  - A host has one home of the training account, one set of limits and one table of rules. Clusters
+    in several folders can share them if they have the same hosts and the same account. Otherwise
+    the second setup would take them from the first cluster, or block it.
+  - Without an account, the login user trains, and these rules block its ports.
 options:
   _input:
     description: RV(ftcluster.cluster.host_facts#module:facts), with the account C(rank_user).
@@ -27,7 +27,7 @@ options:
     elements: str
     required: true
   closes:
-    description: Whether this setup makes rules.
+    description: True if this setup makes rules.
     type: bool
     default: true
 """
@@ -38,7 +38,7 @@ problems: "{{ preflight_facts | ftcluster.cluster.other_rules(['10.0.0.11', '10.
 
 RETURN = r"""
 _value:
-  description: Findings, each with C(what) and C(hint); none where nobody is shut out.
+  description: Findings, each with C(what) and C(hint); empty without a conflict.
   type: list
   elements: dict
   sample: [{what: the rules are those of another cluster, hint: tear it down}]
@@ -48,7 +48,7 @@ _value:
 def other_rules(
     facts: Mapping[str, Any], addresses: Collection[str], closes: bool = True
 ) -> list[dict[str, str]]:
-    """The problem of a host whose account or rules another cluster needs, if there is one."""
+    """Return the problem of a host whose account or rules another cluster needs, if any."""
     others = facts["other_clusters"]
     folders = ", ".join(other["prefix"] for other in others)
     if not facts["rank_user"]:
@@ -57,7 +57,7 @@ def other_rules(
         account = ", ".join(sorted({other["user"] for other in others}))
         return [
             {
-                "what": f"its firewall keeps the ports of training for {account}, the account of "
+                "what": f"its firewall reserves the training ports for {account}, the account of "
                 f"the cluster in {folders}, so {facts['user']} cannot train here",
                 "hint": "train on that cluster, or tear it down",
             }

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Whether root is available on a host, and if not, why."""
+"""Determines if root is available on a host, and if not, why."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import a
 
 DOCUMENTATION = r"""
 name: root_answer
-short_description: Whether root is available on a host, and if not, why
+short_description: Determines if root is available on a host, and if not, why
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 description:
   - Reads the result of a raw task that prints C(id -u) as root, among the output of login scripts,
-    banners and sudo. Its answers are the lines that begin with C(ftcluster-answer:), a key and a
-    value.
+    banners and sudo. The relevant lines begin with C(ftcluster-answer:), a key and a value.
 options:
   _input:
     description: The task's result; skipped or missing means that root is not wanted.
@@ -31,15 +30,15 @@ root: "{{ preflight__root | ftcluster.cluster.root_answer }}"
 RETURN = r"""
 _value:
   description:
-    - C(can), whether root is available.
-    - C(because), why not; empty if it is available or not wanted.
-    - C(wrong_password), whether the host rejects the given password.
-    - C(asks_password), whether it asks for one, and none is given.
-    - C(user), the name of the user that was become, if that was printed.
-    - C(refused), where root may not write, of C(temp), which is Ansible's folder for files, and
+    - C(can), true if root is available.
+    - C(because), the reason why it is not; empty if it is available or not wanted.
+    - C(wrong_password), true if the host rejects the password.
+    - C(asks_password), true if the host asks for a password and none was provided.
+    - C(user), the name of the become user, if it was printed.
+    - C(refused), the folders that root may not write, of C(temp) (Ansible's folder for files) and
       C(prefix).
-    - C(sshd), the C(rules) on who may log in, their C(lines) in the files, and the C(groups) of the
-      account that trains.
+    - C(sshd), with the C(rules) on logins, their C(lines) in the files, and the C(groups) of the
+      training account.
   type: dict
   sample:
     {can: false, because: there is no sudo, wrong_password: false, asks_password: false, user: "",
@@ -48,12 +47,13 @@ _value:
 
 
 NO_TERMINAL = (
-    "which Ansible has none of: for the user that Ansible logs in as, add Defaults:USER !requiretty"
+    "which Ansible does not provide: for the user that Ansible logs in as, add "
+    "Defaults:USER !requiretty"
 )
 
 
 def root_answer(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer, from the registered result of a raw task."""
+    """Return the verdict from the registered result of a raw task."""
     message, told = result.get("msg") or "", answers(result.get("stdout") or "")
     # without a terminal sudo complains on the other stream
     out = "\n".join(result.get(stream) or "" for stream in ("stdout", "stderr"))
@@ -66,14 +66,14 @@ def root_answer(result: Mapping[str, Any]) -> dict[str, Any]:
     elif wrong:
         because = "sudo refuses the password"
     elif "password" in message or "password is required" in out:
-        because, asks = "sudo asks for a password, which -K would give", True
+        because, asks = "sudo asks for a password; pass it with -K", True
     elif "must have a tty" in out:
-        because = f"sudo wants a terminal (requiretty in sudoers), {NO_TERMINAL}"
+        because = f"sudo requires a terminal (requiretty in sudoers), {NO_TERMINAL}"
     elif "not found" in out:
         because = "there is no sudo"
     else:
         said = [line.strip() for line in [*message.splitlines(), *out.splitlines()] if line.strip()]
-        because = said[-1] if said else "the host gave no answer"
+        because = said[-1] if said else "the host did not respond"
     can = user == "0"
     return {
         "can": can,

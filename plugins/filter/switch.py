@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""A switch that is on, off or required."""
+"""Normalizes a switch that is on, off or required."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ansible.errors import AnsibleFilterError
 
 DOCUMENTATION = r"""
 name: switch
-short_description: A switch that is on, off or required
+short_description: Normalizes a switch that is on, off or required
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 description:
-  - Accepts what Ansible accepts for true and false, and C(required).
-  - Anything else fails; a misspelled word must not disable the protection of the hosts.
+  - Accepts Ansible's spellings of true and false, and C(required).
+  - Anything else fails, because a typing error must not disable the protection of the hosts.
 options:
   _input:
     description: The variable's value.
@@ -44,7 +44,7 @@ WORDS = {
 
 
 def switch(value: object, name: str) -> str:
-    """The value in canonical form."""
+    """Return the value in canonical form."""
     given = str(value).strip().lower()
     for word, others in WORDS.items():
         if given in others:

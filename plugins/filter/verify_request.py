@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""What verify is told of the hosts, by their facts."""
+"""Builds the request to verify from the hosts' facts."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 
 DOCUMENTATION = r"""
 name: verify_request
-short_description: What verify is told of the hosts
+short_description: Builds the request to verify from the hosts' facts
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
-description: Picks what C(ftcluster_train.health.verify) needs of the hosts' facts.
+description: Selects the facts that C(ftcluster_train.health.verify) needs.
 options:
   _input:
     description: >-
-      By inventory names, RV(ftcluster.cluster.host_facts#module:facts) with what the role
-      P(ftcluster.cluster.preflight#role) adds; empty where they are not known.
+      By inventory name, RV(ftcluster.cluster.host_facts#module:facts) with the additions of the
+      role P(ftcluster.cluster.preflight#role); empty if unknown.
     type: dict
     required: true
   ansible_hosts:
-    description: The inventory's address of each, C(ansible_host); empty where it has none.
+    description: The inventory address of each host, C(ansible_host); empty if there is none.
     type: dict
     required: true
   addresses:
-    description: Addresses of hosts without facts, by their inventory names.
+    description: Addresses of hosts without facts, by inventory name.
     type: dict
     default: {}
 """
@@ -35,15 +35,16 @@ request: "{{ (facts | ftcluster.cluster.verify_request({'node0': '10.0.0.10'})).
 
 RETURN = r"""
 _value:
-  description: The parts of the C(request) that differ from host to host, and where the control node
-    C(calls) each host.
+  description:
+    - The host-specific parts of the C(request), and the addresses for the control node's
+      C(calls).
   type: dict
   sample:
     request: {hosts: [{name: node0, address: 10.0.0.10}], cores: {node0: 8}, guarded: [node0]}
     calls: [{name: node0, address: 10.0.0.10, ssh_port: 22, local_ports: [32768-60999]}]
 """
 
-OUR_PORTS = "29500-29999"  # where mpirun and the ranks meet
+OUR_PORTS = "29500-29999"  # ports on which mpirun and the ranks connect
 NETWORK = (
     "network_interface", "network_provider", "rdma", "rdma_libraries", "locks_memory", "rank_user",
 )  # fmt: skip
@@ -54,7 +55,7 @@ def verify_request(
     ansible_hosts: Mapping[str, str],
     addresses: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The parts of the request, and the calls."""
+    """Return the parts of the request, and the calls."""
     known = {name: facts for name, facts in facts_of.items() if facts}
 
     def address(name: str) -> str:

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""The results of verify as a text table."""
+"""Renders the results of verify as a text table."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 DOCUMENTATION = r"""
 name: verify_table
-short_description: The results of verify as a text table
+short_description: Renders the results of verify as a text table
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 description: A row per host, with results of verify and facts of preflight.
 options:
   _input:
-    description: The document that C(python -m ftcluster_train.health.verify) prints.
+    description: The output document of C(python -m ftcluster_train.health.verify).
     type: dict
     required: true
   reached:
     description: >-
-      The hosts that the control node itself reaches, RV(ftcluster.cluster.verify#module:reached).
+      The hosts that the control node reaches directly, RV(ftcluster.cluster.verify#module:reached).
     type: list
     elements: str
   facts:
@@ -48,7 +48,7 @@ MEASURED = ("bf16 GFLOP/s", "fp32 GFLOP/s", "of median")
 
 
 def speed(facts: Mapping[str, Any]) -> str:
-    """The cluster's interface with its speed: eth0 10 Gbit/s."""
+    """Return the cluster's interface with its speed: eth0 10 Gbit/s."""
     name: str = facts.get("network_interface", "")
     speeds = {nic["name"]: nic["speed_mbits"] for nic in facts.get("nics", ())}
     mbits = speeds.get(name)
@@ -56,13 +56,13 @@ def speed(facts: Mapping[str, Any]) -> str:
 
 
 def cpu(facts: Mapping[str, Any]) -> str:
-    """The CPU's generation if known, else its name."""
+    """Return the CPU's generation if known, else its name."""
     generation: str = facts.get("cpu_generation", "other")
     return str(facts.get("cpu_model", "")) if generation == "other" else generation
 
 
 def row(host: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """The cells of one host."""
+    """Return the cells of one host."""
     memory = facts.get("memory_bytes")
     return (
         host["name"],
@@ -79,7 +79,7 @@ def row(host: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def measured(host: Mapping[str, Any]) -> tuple[str, ...]:
-    """The cells of one host's measurements."""
+    """Return the cells of one host's measurements."""
     speed = host.get("speed") or {}
     relative = speed.get("relative")
     return (
@@ -89,7 +89,7 @@ def measured(host: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def network(links: Sequence[Mapping[str, Any]]) -> str:
-    """The line of the network's measurements."""
+    """Return the line with the network's measurements."""
     times = sorted(link["latency_us"] for link in links)
     speeds = sorted(link["mb_per_second"] for link in links)
     return (
@@ -99,7 +99,7 @@ def network(links: Sequence[Mapping[str, Any]]) -> str:
 
 
 def guard(hosts: Sequence[Mapping[str, Any]], reached: Collection[str]) -> list[str]:
-    """The line on the firewall, if the control node tried to connect."""
+    """Return the line about the firewall, if the control node tried to connect."""
     called = [host for host in hosts if (host.get("calls") or {}).get("came")]
     open_ones = [host for host in called if any(host["calls"]["came"].values())]
     if not called:
@@ -113,13 +113,13 @@ def guard(hosts: Sequence[Mapping[str, Any]], reached: Collection[str]) -> list[
     callers = {who for host in open_ones for whos in host["calls"]["came"].values() for who in whos}
     if callers and callers <= ours:
         return [
-            "not proved that their ports are closed to others: this machine is one of the hosts"
+            "not verified that their ports are closed to others: this machine is one of the hosts"
         ]
     if open_ones:
-        return []  # that is a finding
+        return []  # that case is a finding
     if unsure:
         return [
-            "not proved that their ports are closed to others: this machine does not reach "
+            "not verified that their ports are closed to others: this machine does not reach "
             f"{', '.join(unsure)} by itself"
         ]
     return ["their ports are closed to this machine, which is not one of them"]
@@ -128,7 +128,7 @@ def guard(hosts: Sequence[Mapping[str, Any]], reached: Collection[str]) -> list[
 def verify_table(
     report: Mapping[str, Any], facts: Mapping[str, Any], reached: Collection[str] = ()
 ) -> list[str]:
-    """The lines of the table, and those that concern all hosts."""
+    """Return the lines of the table, and the lines that concern all hosts."""
     rows = [HEADS, *(row(host, facts.get(host["name"], {})) for host in report["hosts"])]
     if any(host.get("speed") for host in report["hosts"]):
         more = [MEASURED, *map(measured, report["hosts"])]
@@ -138,12 +138,11 @@ def verify_table(
         "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
         for cells in rows
     ]
-    count, together = len(report["hosts"]), "the packages fit together"
+    count, together = len(report["hosts"]), "the packages are consistent"
     if count > 1:
         together = f"the same {report['packages']} packages on each"
-        together += (
-            f", an all-reduce over all is right ({report['all_reduce_ms']:.1f} ms for 4 MiB)"
-        )
+        milliseconds = f"{report['all_reduce_ms']:.1f} ms for 4 MiB"
+        together += f", an all-reduce over all ranks is correct ({milliseconds})"
     lines.append(f"mpirun reached {count} host{'s' * (count > 1)}, {together}")
     lines += guard(report["hosts"], reached)
     return [*lines, network(report["links"])] if report.get("links") else lines

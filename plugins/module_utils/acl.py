@@ -21,16 +21,16 @@ ENTRY = struct.Struct("<HHI")  # tag, rights, number of a user or group
 USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER = 1, 2, 4, 8, 16, 32
 TAGS = (USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER)
 WRITE = 2
-WITHOUT = (errno.ENODATA, errno.ENOTSUP)  # no such ACL; the file system has none at all
+WITHOUT = (errno.ENODATA, errno.ENOTSUP)  # the file has no such ACL; the file system has no ACLs
 
 
 class AclEntry(NamedTuple):
     """One line of an ACL.
 
     Attributes:
-        tag: the kind of entry, such as USER.
-        rights: the sum of 4 to read, 2 to write and 1 to execute.
-        number: user or group; without a meaning for other tags than USER and GROUP.
+        tag: kind of entry, such as USER.
+        rights: sum of 4 (read), 2 (write) and 1 (execute).
+        number: user or group id; meaningless for tags other than USER and GROUP.
     """
 
     tag: int
@@ -42,7 +42,8 @@ def parse_acl(value: bytes) -> list[AclEntry]:
     """Parse the value of one of the two attributes.
 
     Raises:
-        ValueError: it is not of the kernel's format, as a file system by a user may answer.
+        ValueError: the value is not in the kernel's format; a user's file system may return
+            anything.
     """
     body = value[VERSION.size :]
     if value[: VERSION.size] != VERSION.pack(2) or len(body) % ENTRY.size:
@@ -79,7 +80,7 @@ def lets_others_write(
 
 
 def acl_of(descriptor: int, name: str) -> bytes:
-    """Return an attribute of an open file or folder, b"" without one; O_PATH is enough."""
+    """Return an attribute of an open file or folder, or b"" if it has none; O_PATH is enough."""
     try:
         return os.getxattr(f"/proc/self/fd/{descriptor}", name)
     except OSError as error:
@@ -96,8 +97,8 @@ def has_acl(descriptor: int) -> bool:
 def remove_acl(descriptor: int) -> None:
     """Remove both ACLs of an open file or folder; O_PATH is enough.
 
-    The group keeps the rights that the ACL gave it. Without that, it would get the mask, which is
-    what the ACL gave to anyone.
+    The group keeps its rights in the ACL. Otherwise it would get the mask, which is the union of
+    all rights in the ACL.
     """
     path = f"/proc/self/fd/{descriptor}"
     if acl_of(descriptor, DEFAULT):
@@ -109,7 +110,7 @@ def remove_acl(descriptor: int) -> None:
 
 
 def _group_rights(value: bytes) -> int:
-    """Return the rights of a file's own group in an ACL, none if the ACL has another format."""
+    """Return the rights of a file's group in an ACL, or 0 if the ACL has another format."""
     try:
         rights = {entry.tag: entry.rights for entry in parse_acl(value)}
     except ValueError:

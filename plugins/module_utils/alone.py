@@ -1,7 +1,7 @@
 # Apache-2.0 (see LICENSE)
-"""A lock on a folder, for what only one process may do there at a time.
+"""A lock on a folder, for work that only one process may do there at a time.
 
-Whoever can open a file can lock it, so it is a file of this user's own, which no other may open.
+Whoever can open a file can lock it, so the lock is a file that only this user may open.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def alone_in(folder: str | Path, seconds: float = 300) -> Iterator[None]:
     """Hold the lock.
 
     Raises:
-        OSError: the file of the lock cannot be opened, or is none.
-        ValueError: another process has held it for this many seconds.
+        OSError: the lock's file cannot be opened, or is no regular file.
+        ValueError: another process has held the lock for this many seconds.
     """
     path = Path(folder) / LOCK
     with opened_parent(path, follow=False) as (parent, name):
@@ -57,9 +57,9 @@ def alone_in(folder: str | Path, seconds: float = 300) -> Iterator[None]:
 
 
 def lock_holders(descriptor: int, processes: Path = Path("/proc")) -> list[str]:
-    """The processes with a lock (flock) on an open file, for a person, with their users.
+    """Return the processes that hold a lock (flock) on an open file, with their users, as text.
 
-    Any user who can open a folder can lock it, so who does is said by what the kernel knows.
+    Any user who can open a folder can lock it, so the kernel's list of locks is used.
     """
     state = os.fstat(descriptor)
     device = f"{os.major(state.st_dev):02x}:{os.minor(state.st_dev):02x}"

@@ -9,5 +9,5 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def boot_id() -> str:
-    """The kernel's random id of this boot."""
+    """Return the kernel's random id of this boot."""
     return Path(BOOT_ID).read_text(encoding="ascii").strip()

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Which generation of Xeon a CPU is, and whether its AMX can be used."""
+"""Detects the generation of a Xeon, and whether its AMX can be used."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ GENERATIONS = {
     207: "Emerald Rapids",
     221: "Clearwater Forest",
 }
-# One model number, three generations: the flag that came with it, its first stepping.
+# One model number stands for three generations: a flag that came with each, and its first stepping.
 OF_MODEL_85 = (("Cooper Lake", "avx512_bf16", 10), ("Cascade Lake", "avx512_vnni", 5))
 
 DIAMOND_RAPIDS = (19, 1)  # family and model
-# the number that QEMU gives its Icelake-Server v1 to v3, and Snow Ridge's, which has no AVX
+# numbers of QEMU's Icelake-Server v1 to v3, and of Snow Ridge, which has no AVX
 QEMU_ICE_LAKE = 134
 
 GENERATIONS_WITH_AMX = ("Sapphire Rapids", "Emerald Rapids", "Granite Rapids", "Diamond Rapids")
@@ -39,7 +39,7 @@ XFEATURE_XTILEDATA = 18
 
 
 def generation(vendor: str, family: int, model: int, stepping: int, flags: Collection[str]) -> str:
-    """The name of an Intel server CPU's generation, or "other".
+    """Return the name of an Intel server CPU's generation, or "other".
 
     Takes the fields of /proc/cpuinfo: `vendor` such as GenuineIntel, three integers, and the flags.
     """
@@ -51,14 +51,14 @@ def generation(vendor: str, family: int, model: int, stepping: int, flags: Colle
         return "Ice Lake"
     if model == 85:
         by_flag = [name for name, flag, _first in OF_MODEL_85 if flag in flags]
-        # a hypervisor that hides the flag mostly leaves the stepping
+        # a hypervisor that hides the flag usually keeps the stepping
         by_stepping = [name for name, _flag, first in OF_MODEL_85 if stepping >= first]
         return [*by_flag, *by_stepping, GENERATIONS[85]][0]
     return GENERATIONS.get(model, "other")
 
 
 def call_kernel(number: int, *arguments: Any) -> int:
-    """A system call's result: 0 or more, or -1 where it failed."""
+    """Return a system call's result: 0 or more, or -1 on failure."""
     call = ctypes.CDLL(None).syscall
     call.restype = ctypes.c_long
     result: int = call(ctypes.c_long(number), *map(ctypes.c_ulong, arguments))
@@ -66,10 +66,10 @@ def call_kernel(number: int, *arguments: Any) -> int:
 
 
 def amx_state(flags: Collection[str], syscall: Callable[..., int] = call_kernel) -> str:
-    """Whether this process may use AMX: "usable", "refused" or "absent".
+    """Return "usable", "refused" or "absent" for the AMX of this process.
 
-    The kernel is asked, because distributions carry AMX in kernels of older version numbers, and
-    because a sandbox may refuse it on a new one.
+    The kernel is asked because distributions backport AMX to older kernels, and because a sandbox
+    may refuse AMX on a new kernel.
     """
     if "amx_tile" not in flags:
         return "absent"

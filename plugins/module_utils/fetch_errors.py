@@ -1,12 +1,13 @@
 # Apache-2.0 (see LICENSE)
-"""Why a mirror of packages gives nothing: a certificate or a proxy, as pip, apt and dnf say it."""
+"""Recognizes certificate and proxy errors in the messages of pip, apt and dnf."""
 
 from __future__ import annotations
 
 import re
 
-# Each kind, what programs say of it, and what is said here. Of pip by OpenSSL and urllib3, of apt
-# by GnuTLS, since Debian 13 OpenSSL, of dnf by libcurl and OpenSSL. The first that fits counts.
+# Each entry has the kind, the programs' messages, and our message. pip's messages come from OpenSSL
+# and urllib3, apt's from GnuTLS (OpenSSL since Debian 13), dnf's from libcurl and OpenSSL. The
+# first match counts.
 KINDS = (
     (
         "expired",
@@ -28,7 +29,7 @@ KINDS = (
         "password",
         r"Tunnel connection failed: 407|407 +Proxy Authentication Required"
         r"|CONNECT tunnel failed, response 407|Received HTTP code 407 from proxy",
-        "the proxy {proxy} wants a user and a password for {mirror}",
+        "the proxy {proxy} requires a user and a password for {mirror}",
     ),
     (
         "refused",
@@ -45,7 +46,7 @@ KINDS = (
         "the proxy {proxy} does not answer: {said}",
     ),
 )
-# of apt and libcurl, which do not say that they speak of a proxy
+# messages of apt and libcurl that do not mention the proxy
 UNREACHED = re.compile(
     r"(?:Could not connect to|Unable to connect to|Could not resolve(?: proxy:)?"
     r"|Connection failed to|Failed to connect to)"
@@ -55,7 +56,7 @@ BECAUSE = re.compile("Connection refused|timed out|No route to host")
 
 
 def redacted(text: str) -> str:
-    """A text without the credentials of its URLs.
+    """Return a text without the credentials in its URLs.
 
     >>> redacted("from https://me:secret@mirror.site/simple")
     'from https://****@mirror.site/simple'
@@ -64,13 +65,13 @@ def redacted(text: str) -> str:
 
 
 def cause(text: str, mirror: str, proxy: str, who: str) -> tuple[str, str] | None:
-    """The kind of an error and a sentence about it; none where the words are not known.
+    """Return the kind of an error and a sentence about it; ("", "") if it is not recognized.
 
     Args:
-        text: what the program said.
-        mirror: the host that it wanted packages from.
-        proxy: the proxy that is set; "" where that is not known.
-        who: whose trust in a CA counts.
+        text: output of the program.
+        mirror: host that the packages come from.
+        proxy: configured proxy, or "" if unknown.
+        who: machine whose trust in a CA counts.
 
     >>> said = "Could not connect to 10.0.0.9:3128 (10.0.0.9). - connect (111: Connection refused)"
     >>> cause(said, "mirror.site", "", "the host")

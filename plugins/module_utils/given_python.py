@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Checks a Python that a site has brought to a host, before root executes anything of it."""
+"""Checks a Python that the site installed on a host, before root executes any of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
     writers,
 )
 
-# what packages of every stack import, and a Python lacks that was built without their libraries
+# modules that packages of every stack import, and that a Python built without their libraries lacks
 MODULES = ("bz2", "ctypes", "lzma", "ssl", "zlib")
 PROGRAM = f"""
 import importlib, platform
@@ -38,20 +38,20 @@ ANOTHER = "name another one with ftcluster_python, or none"
 def given_python(
     path: str, has_root: bool, run: Callable[[list[str]], tuple[int, str, str]], account: str = ""
 ) -> str:
-    """The version of a Python that a stack can be made from.
+    """Return the version of a Python that can be the base of a stack.
 
     Args:
-        path: its program.
-        has_root: whether root will execute it.
-        run: a function of argv that returns exit code, stdout and stderr.
-        account: who else will execute it.
+        path: path of the program.
+        has_root: True if root will execute the program.
+        run: function of argv that returns exit code, stdout and stderr.
+        account: other account that will execute the program.
 
     Raises:
-        RefusedPath: it is not there, is no CPython, lacks modules that the stacks need, or others
-            than root could change it.
+        RefusedPath: the program does not exist, is no CPython, lacks modules that the stacks need,
+            or could be changed by others than root.
     """
     if not Path(path).is_absolute():
-        raise RefusedPath(path, "is not a whole path", "begin it with /")
+        raise RefusedPath(path, "is not an absolute path", "begin it with /")
     try:
         real = Path(path).resolve(strict=True)
         if not (real.is_file() and os.access(real, os.X_OK)):
@@ -67,9 +67,9 @@ def given_python(
                     _refuse_writable(below, device)
     except RefusedPath:
         raise
-    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a loop
         words = getattr(error, "strerror", None) or str(error)
-        raise RefusedPath(path, f"cannot be looked at: {words}", ANOTHER) from error
+        raise RefusedPath(path, f"cannot be inspected: {words}", ANOTHER) from error
     code, out, err = run([path, "-I", "-B", "-c", PROGRAM])
     answer = ANSWER.fullmatch(out)
     if code != 0 or answer is None:
@@ -88,7 +88,7 @@ def given_python(
 
 
 def _library(program: Path) -> dict[Path, None]:
-    """The folders and shared libraries beside a program that it runs from."""
+    """Return the folders and shared libraries beside a program that it runs from."""
     top = program.parents[1]
     patterns = ("python3.*", "libpython3*.so*")
     found = [
@@ -103,13 +103,13 @@ def _library(program: Path) -> dict[Path, None]:
 
 
 def _refuse_unguarded(path: str | Path) -> None:
-    """Reject what another user could exchange: the path, each folder on the way, the file."""
+    """Raise an error if another user could exchange the path, a folder on the way, or the file."""
     with opened_parent(path, guarded=True) as (folder, name):
         _refuse_writers(path, name, os.fstat(folder).st_dev, folder)
 
 
 def _refuse_writable(path: Path, device: int) -> None:
-    """Reject what another user could have written, in a folder of a device that was checked."""
+    """Raise an error if another user could have written below a folder on a checked device."""
     if not path.is_symlink():
         _refuse_writers(path, path, device)
     elif path.exists():
@@ -138,7 +138,7 @@ def _refuse_writers(
 
 
 def _refuse_unreachable(path: Path, account: str) -> None:
-    """Reject what the account that trains cannot execute or read."""
+    """Raise an error if the training account cannot execute or read the program."""
     for part in (path, *path.parents):
         needed = stat.S_IXOTH if part.is_dir() else stat.S_IROTH
         if not part.stat().st_mode & needed:

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""What /sys says of network interfaces and RDMA devices."""
+"""Reads properties of network interfaces and RDMA devices from /sys."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ DEVICES = Path("/dev")
 
 
 def hardware(interface: Path) -> list[Path]:
-    """The folders of the interfaces with a device: this one, or those below a bond, bridge or VLAN.
+    """Return the folders of the hardware interfaces at or below an interface (bond, bridge, VLAN).
 
-    An interface of software alone, such as veth or tun, has none; its speed is made up.
+    Software interfaces such as veth or tun have none; their speed is made up.
     """
     if (interface / "device").exists():
         return [interface]
@@ -25,30 +25,30 @@ def hardware(interface: Path) -> list[Path]:
 
 
 def link_speed(interface: Path) -> int | None:
-    """The speed of a link in Mbit/s, or None where it is unknown.
+    """Return the speed of a link in Mbit/s, or None if it is unknown.
 
-    Of several interfaces below it, that of the fastest one: a TCP connection uses one of them.
+    With several interfaces below it, the fastest one counts, because a TCP connection uses one.
     """
     speeds = [read(folder / "speed").strip() for folder in hardware(interface)]
-    # unknown is -1, and that as an unsigned number in some drivers
+    # an unknown speed is -1, in some drivers as an unsigned number
     known = [int(speed) for speed in speeds if speed.isdigit() and 0 < int(speed) < 2**32 - 1]
     return max(known, default=None)
 
 
 def driver(device: Path) -> str:
-    """The name of a device's driver, or ""."""
+    """Return the name of a device's driver, or ""."""
     link = device / "driver"
     return link.resolve().name if link.exists() else ""
 
 
 def drivers(interface: Path) -> str:
-    """The drivers of an interface's hardware, or ""."""
+    """Return the drivers of an interface's hardware, or ""."""
     found = {driver(folder / "device") for folder in hardware(interface)}
     return "+".join(sorted(found - {""}))
 
 
 def above(interface: Path) -> Iterator[str]:
-    """Names of the bonds and VLANs over an interface; RDMA does not go through a bridge."""
+    """Return the names of bonds and VLANs over an interface; RDMA does not go through a bridge."""
     for upper in sorted(interface.glob("upper_*")):
         if not (upper / "bridge").exists():
             yield upper.name[len("upper_") :]
@@ -56,7 +56,7 @@ def above(interface: Path) -> Iterator[str]:
 
 
 def opens(path: Path) -> bool:
-    """Whether this process can open a device, and every other account may."""
+    """Return True if this process can open a device, and every other account may."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
         return path.stat().st_mode & 0o006 == 0o006
@@ -65,8 +65,8 @@ def opens(path: Path) -> bool:
 
 
 def special_files(device: Path, kind: str, dev: Path) -> list[Path]:
-    """The files in /dev through which programs use an RDMA device."""
-    if kind == "hfi1":  # Omni-Path's own
+    """Return the files in /dev through which programs use an RDMA device."""
+    if kind == "hfi1":  # specific to Omni-Path
         return sorted(dev.glob("hfi1_[0-9]*"))
     found = [
         dev / "infiniband" / verbs.name for verbs in device.glob("device/infiniband_verbs/uverbs*")
@@ -76,7 +76,7 @@ def special_files(device: Path, kind: str, dev: Path) -> list[Path]:
 
 
 def rdma_devices(folder: Path = RDMA, dev: Path = DEVICES) -> list[dict[str, Any]]:
-    """The RDMA devices, as documented in host_facts."""
+    """Return the RDMA devices, as documented in host_facts."""
     found = []
     for device in sorted(folder.glob("*")):
         kind = driver(device / "device")

@@ -1,9 +1,9 @@
 # Apache-2.0 (see LICENSE)
-"""File systems that an ordinary user has mounted: the user alone decides what they answer.
+"""File systems that an ordinary user has mounted: that user alone controls their responses.
 
-By fusermount every user may mount a FUSE file system on a folder that the user can write to. Where
-/etc/fuse.conf has user_allow_other, root sees it too, and its files seem to belong to whomever it
-names. The kernel names the user who has mounted it: `user_id` in /proc/self/mountinfo (proc(5)).
+With fusermount any user may mount a FUSE file system on a writable folder. If /etc/fuse.conf has
+user_allow_other, root sees it too, and its files can claim any owner. The kernel reports the user
+who mounted it: `user_id` in /proc/self/mountinfo (proc(5)).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 MOUNTS = Path("/proc/self/mountinfo")
-NOBODY_KNOWS = -1  # the user of a mount that is gone, or that the kernel names none of
-DETACH = 2  # MNT_DETACH of umount(2): also while it is in use
+NOBODY_KNOWS = -1  # the user of a mount that is gone, or for which the kernel reports no user
+DETACH = 2  # MNT_DETACH of umount(2): unmount even while it is in use
 ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
@@ -25,9 +25,9 @@ class Mount(NamedTuple):
     """One mount.
 
     Attributes:
-        number: id by which an open file's fdinfo names it.
-        path: folder that it is mounted on.
-        user: number of the user whose FUSE file system it is; None for all other file systems.
+        number: mount id, as in an open file's fdinfo.
+        path: mount point.
+        user: id of the user who mounted a FUSE file system; None for all other file systems.
     """
 
     number: int
@@ -36,13 +36,13 @@ class Mount(NamedTuple):
 
 
 def parse_mounts(text: str) -> list[Mount]:
-    """Parse the text of mountinfo, without lines of another form: nobody knows whose those are."""
+    """Parse the text of mountinfo; skip lines of another form, whose user is unknown."""
     parsed = []
-    # by the two characters that the kernel escapes in names; a name may have all others
+    # split only at the two characters that the kernel escapes in names; names may have all others
     for line in filter(None, text.split("\n")):
         fields = line.split(" ")
         try:
-            end = fields.index("-", 6)  # of the optional fields
+            end = fields.index("-", 6)  # end of the optional fields
             kind, _source, options = fields[end + 1 : end + 4]
             number = int(fields[0])
         except ValueError:
@@ -61,7 +61,7 @@ def mounts() -> list[Mount]:
     Raises:
         OSError: there is no /proc.
     """
-    # newline: a name may have a carriage return
+    # only newlines separate lines: a name may have a carriage return
     with MOUNTS.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
         return parse_mounts(file.read())
 
@@ -76,7 +76,7 @@ def mount_number(descriptor: int) -> int:
 def user_of_mount(descriptor: int) -> int | None:
     """Return the user whose FUSE file system an open file or folder is on; None if there is none.
 
-    A mount that has been removed meanwhile is NOBODY_KNOWS's, because it may have been anyone's.
+    For a mount that was removed meanwhile, return NOBODY_KNOWS, because it may have been anyone's.
     """
     number = mount_number(descriptor)
     users = [mount.user for mount in mounts() if mount.number == number]
@@ -84,19 +84,19 @@ def user_of_mount(descriptor: int) -> int | None:
 
 
 def unmount(user: int) -> list[str]:
-    """Unmount the FUSE file systems of a user, also those whose process has ended; returns paths.
+    """Unmount the FUSE file systems of a user, even if their process has ended; return their paths.
 
-    Call it after the user's processes have ended, which could exchange what is at a path.
+    Call this after the user's processes have ended, because they could exchange the paths.
 
     Raises:
-        OSError: one cannot be unmounted; names it.
+        OSError: a file system cannot be unmounted; the message names it.
     """
     libc, removed, done = ctypes.CDLL(None, use_errno=True), [], set()
     while theirs := {mount.number: mount.path for mount in mounts() if mount.user == user}:
-        path = next(iter(theirs.values()))  # with it go those inside of it
+        path = next(iter(theirs.values()))  # mounts inside of it are unmounted with it
         descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            number = mount_number(descriptor)  # of the one on top, where there are several
+            number = mount_number(descriptor)  # number of the top one, if several are mounted there
             if number not in theirs or number in done:
                 raise OSError(errno.EBUSY, "has a file system that cannot be unmounted", path)
             if libc.umount2(f"/proc/self/fd/{descriptor}".encode(), DETACH):

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""A host's network interfaces, and the address that other hosts reach it by."""
+"""Finds a host's network interfaces, and the address at which other hosts reach it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.links import (
     link_speed,
 )
 
-MOST_TRIED = 4  # other hosts; a name that nobody answers for takes seconds
+MOST_TRIED = 4  # maximum number of other hosts to resolve; an unanswered name takes seconds
 # RFC 5737 and RFC 3849: documentation addresses, which only a default route leads to
 FAR_AWAY = ((socket.AF_INET, "203.0.113.1"), (socket.AF_INET6, "2001:db8::1"))
 
 
 def plain(text: str) -> str:
-    """An address in canonical form, or "" if the text is not one.
+    """Return an address in canonical form, or "" if the text is no address.
 
-    Takes IPv4-mapped IPv6 addresses as IPv4, and leaves out brackets and scopes (%eth0).
+    IPv4-mapped IPv6 addresses become IPv4; brackets and scopes (%eth0) are removed.
     """
     try:
         address = ipaddress.ip_address(text.strip().strip("[]").partition("%")[0])
@@ -35,15 +35,15 @@ def plain(text: str) -> str:
 
 
 def is_loopback(text: str) -> bool:
-    """Whether a text is a loopback address."""
+    """Return True if a text is a loopback address."""
     return bool(plain(text)) and ipaddress.ip_address(plain(text)).is_loopback
 
 
 def interfaces(text_of_ip_json: str, folder: Path = INTERFACES) -> list[dict[str, Any]]:
-    """The network interfaces but loopback, with IPv4 and global IPv6 addresses.
+    """Return the network interfaces except loopback, with IPv4 and global IPv6 addresses.
 
-    Takes the output of `ip -json address`. The link's speed is None where the driver does not know
-    it, as those of virtual machines mostly do not.
+    The input is the output of `ip -json address`. The link's speed is None if the driver does not
+    know it, which is usual in virtual machines.
     """
     try:
         links = json.loads(text_of_ip_json)
@@ -67,14 +67,14 @@ def interfaces(text_of_ip_json: str, folder: Path = INTERFACES) -> list[dict[str
 
 
 def reachable(entry: Mapping[str, Any]) -> bool:
-    """Whether another host could use an address of `ip -json address`."""
+    """Return True if another host could use an address of `ip -json address`."""
     if entry.get("tentative") or entry.get("dadfailed"):
         return False
     return entry.get("family") == "inet" or entry.get("scope") == "global"
 
 
 def resolve(name: str) -> list[str]:
-    """The addresses that a name resolves to on this host, IPv4 first."""
+    """Return the addresses that a name resolves to on this host, IPv4 first."""
     if plain(name):
         return [plain(name)]
     try:
@@ -90,9 +90,9 @@ def source_address(
     make_socket: Callable[..., Any] = socket.socket,
     resolve: Callable[[str], list[str]] = resolve,
 ) -> str:
-    """The source address towards the first of these hosts that there is a route to, or "".
+    """Return the source address towards the first of these hosts that has a route, or "".
 
-    Takes their addresses or names. Without any it is the source address of the default route.
+    Hosts are addresses or names. Without hosts, return the source address of the default route.
     """
     known = (address for name in others for address in resolve(name))
     towards = [
@@ -101,7 +101,7 @@ def source_address(
     ]
     for family, target in [*towards, *FAR_AWAY]:
         try:
-            # Connecting a UDP socket looks up the route and sends nothing.
+            # connecting a UDP socket looks up the route and sends nothing
             with make_socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect((target, 9))
                 source = plain(probe.getsockname()[0])
@@ -115,10 +115,10 @@ def source_address(
 def find_ssh_connection(
     environment: Mapping[str, str], parent: int, read: Callable[[str], str]
 ) -> str:
-    """SSH_CONNECTION of this process or of a parent, because sudo removes it.
+    """Return SSH_CONNECTION of this process or of a parent, because sudo removes it.
 
-    Takes the environment as a dictionary, the parent's process id, and a function that reads a
-    file of /proc and returns "" where it cannot.
+    Args are the environment as a dictionary, the parent's process id, and a function that reads a
+    file of /proc and returns "" on failure.
     """
     if environment.get("SSH_CONNECTION"):
         return environment["SSH_CONNECTION"]
@@ -137,7 +137,7 @@ def find_ssh_connection(
 
 
 def ipv4_of(nics: Sequence[Mapping[str, Any]], name: str, address: str) -> str:
-    """The first IPv4 address of the interface, or the given one if that is one or there is none."""
+    """Return the address if it is IPv4, else the interface's first IPv4 address, if any."""
     own: list[str] = [one for nic in nics if nic["name"] == name for one in nic["addresses"]]
     return next((one for one in [address, *own] if ":" not in one), address)
 
@@ -150,22 +150,24 @@ def choose_address(
     default: str,
     resolve: Callable[[str], list[str]] = resolve,
 ) -> tuple[str, str]:
-    """The address that other hosts reach this one by, and its interface's name.
+    """Return the address at which other hosts reach this one, and its interface's name.
 
-    Takes what the user has set and the inventory's word, each an address, a name or "", the result
-    of `interfaces`, the variable SSH_CONNECTION and the result of `source_address`. In this order:
+    Args are the user's setting and the inventory's address (each an address, a name or ""), the
+    result of `interfaces`, the variable SSH_CONNECTION and the result of `source_address`. The
+    first of these counts:
 
-    1. what was set, as it is;
-    2. the inventory's word, if it is an address of this host here on this host. Seen from the
-       control node it may be a public one, and Debian gives a host's own name 127.0.1.1;
-    3. the address that SSH came in at, which behind NAT is the inner one;
+    1. the user's setting, unchanged;
+    2. the inventory's address, if an interface of this host has it. The control node may use a
+    public
+       address, and Debian resolves the host's name to 127.0.1.1;
+    3. the address that the SSH connection came in at, which is the inner one behind NAT;
     4. the source address towards the other hosts, or of the default route;
-    5. the inventory's word, as it is.
+    5. the inventory's address, unchanged.
 
-    In place of an IPv6 address of an interface that was not set, an IPv4 address of the same one is
-    taken if there is one: mpirun takes no other.
+    An IPv6 address that the user did not set is replaced by an IPv4 address of the same interface
+    if there is one, because mpirun supports only IPv4.
 
-    The interface is "" where none has the address, "lo" for loopback.
+    The interface is "" if no interface has the address, and "lo" for loopback.
     """
     owner = {address: nic["name"] for nic in nics for address in nic["addresses"]}
     given, inventory = given.strip(), inventory.strip()

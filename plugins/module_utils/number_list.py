@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def number_list(text: str) -> set[int]:
-    """The numbers of a list.
+    """Return the numbers of a list.
 
     >>> sorted(number_list("0-3,8"))
     [0, 1, 2, 3, 8]
@@ -21,7 +21,7 @@ def number_list(text: str) -> set[int]:
 
 
 def ranges(numbers: Iterable[int]) -> list[str]:
-    """The inverse of number_list, in parts.
+    """Return the ranges of numbers, the inverse of number_list.
 
     >>> ranges({8, 0, 1, 2, 3})
     ['0-3', '8']

@@ -15,9 +15,9 @@ LISTEN = "0A"  # Linux, include/net/tcp_states.h
 
 
 def local_ports(read: Callable[[str], str]) -> list[str]:
-    """The kernel's ephemeral ports without the reserved ones, as ranges.
+    """Return the kernel's ephemeral ports without the reserved ones, as ranges.
 
-    Takes a function that reads a file of /proc and returns "" where it cannot.
+    `read` is a function that returns the text of a file of /proc, or "" on failure.
     """
     folder = "/proc/sys/net/ipv4"
     low, high = (read(f"{folder}/ip_local_port_range") or USUAL).split()
@@ -26,7 +26,7 @@ def local_ports(read: Callable[[str], str]) -> list[str]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address of /proc/net/tcp or tcp6 is loopback."""
+    """Return True if an address of /proc/net/tcp or tcp6 is loopback."""
     if len(address) == 8:
         return address.endswith("7F")
     mapped = address.startswith("0000000000000000FFFF0000") and address.endswith("7F")
@@ -34,7 +34,7 @@ def is_loopback(address: str) -> bool:
 
 
 def listeners(read: Callable[[str], str]) -> dict[int, set[int]]:
-    """The ports at which programs listen for other hosts, with their users' ids."""
+    """Return the ports at which programs listen for other hosts, with their users' ids."""
     found: dict[int, set[int]] = {}
     for name in ("tcp", "tcp6"):
         for line in read(f"/proc/net/{name}").splitlines()[1:]:

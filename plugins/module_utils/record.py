@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""The form of the cluster's record, a JSON document in one line. Pure functions only."""
+"""The format of the cluster's record, a JSON document in one line. Pure functions only."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 FORMAT = 1
-MOST = 200_000  # characters: it is one of several facts in an event of Ansible, which has 700 kB
+MOST = 200_000  # characters; an event of Ansible has 700 kB for all facts
 SECTIONS = ("drained", "all_reduce", "tunings")
 
 
 def wrong_format(number: object) -> str:
-    """Return why a record of this format is refused."""
+    """Return the reason why a record of this format is rejected."""
     newer = isinstance(number, int) and number > FORMAT
     return (
         f"it was written by {'a newer' if newer else 'another'} ftcluster (format {number!a:.40}, "
@@ -23,10 +23,10 @@ def wrong_format(number: object) -> str:
 
 
 def parse_record(text: str) -> dict[str, dict[str, Any]]:
-    """The sections of a record, each a mapping of named entries; empty ones of an empty text.
+    """Return the sections of a record, each a mapping of named entries; {} for an empty text.
 
     Raises:
-        ValueError: it is no record, or one of another format.
+        ValueError: the text is no record, or has another format.
     """
     try:
         document = json.loads(text) if text.strip() else {"format": FORMAT}
@@ -44,10 +44,10 @@ def parse_record(text: str) -> dict[str, dict[str, Any]]:
 
 
 def refuse_unmeasured(changes: Mapping[str, Any]) -> None:
-    """Make sure that measurements are numbers: they come from programs of the account that trains.
+    """Check that measurements are numbers: they come from programs of the training account.
 
     Raises:
-        ValueError: one is not.
+        ValueError: a measurement is not a number.
     """
     for by, measured in (changes.get("all_reduce") or {}).items():
         measured = measured or {"ms": {}}
@@ -66,7 +66,7 @@ def refuse_unmeasured(changes: Mapping[str, Any]) -> None:
 def merged(
     sections: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """The sections with entries set, or removed where a change has none. A new entry is the last.
+    """Return the sections with entries set (new ones last), or removed if their value is None.
 
     >>> merged({"drained": {"a": 1, "b": 2}}, {"drained": {"a": None, "c": 3}})
     {'drained': {'b': 2, 'c': 3}}
@@ -74,7 +74,7 @@ def merged(
     found = {}
     for name, section in sections.items():
         changed = changes.get(name) or {}
-        # one that is set again as it was keeps its place
+        # an entry that is set to the same value keeps its place
         kept = {key: one for key, one in section.items() if changed.get(key, one) == one}
         new = {key: one for key, one in changed.items() if one is not None and key not in kept}
         found[name] = {**kept, **new}
@@ -82,10 +82,10 @@ def merged(
 
 
 def rendered(sections: Mapping[str, Mapping[str, Any]]) -> str:
-    """The text of a record, without its oldest tunings where it would be too long.
+    """Return the text of a record; its oldest tunings are dropped if it would be too long.
 
     Raises:
-        ValueError: it is too long without any.
+        ValueError: the text is too long even without tunings.
     """
     tunings = dict(sections["tunings"])
     while True:

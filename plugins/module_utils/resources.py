@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""The CPUs, NUMA nodes, memory, space and C library that a process on this host may use."""
+"""Determines the CPUs, NUMA nodes, memory, space and C library that a process may use here."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list impo
 )
 
 if TYPE_CHECKING:
-    Reader = Callable[[Any], str]  # of a path
+    Reader = Callable[[Any], str]  # prefix of a path
 
 NODES = "/sys/devices/system/node"
 
 
 def read(path: str | Path) -> str:
-    """The text of a file, or an empty string where it cannot be read."""
+    """Return the text of a file, or "" if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -30,29 +30,29 @@ def read(path: str | Path) -> str:
 
 
 def exists(path: Path) -> bool:
-    """Whether this user can see that a path is there."""
+    """Return True if this user can see that a path exists."""
     try:
         path.stat()
-    except OSError:  # Path.exists passes some of them on, such as for a folder not to be searched
+    except OSError:  # Path.exists raises some errors, such as for a folder that may not be searched
         return False
     return True
 
 
 def nearest_existing(folder: Path) -> Path:
-    """The folder itself, or the nearest one above it that is there."""
+    """Return the folder itself, or the nearest existing one above it."""
     while not exists(folder):
         folder = folder.parent
     return folder
 
 
 def free_bytes(folder: Path) -> int:
-    """Space that an ordinary user may take where the folder is or would be made."""
+    """Return the space available to an ordinary user at the folder's current or future place."""
     state = os.statvfs(nearest_existing(folder))
     return state.f_bavail * state.f_frsize
 
 
 def libc() -> str:
-    """The C library and its version, such as glibc 2.36."""
+    """Return the C library and its version, such as glibc 2.36."""
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (OSError, ValueError):
@@ -60,14 +60,14 @@ def libc() -> str:
 
 
 def number(text: str) -> int:
-    """A whole number, or 0 where the text is none."""
+    """Return a whole number, or 0 if the text is none."""
     return int(text) if text.isdigit() else 0
 
 
 def cgroup_folders(controller: str, read_file: Reader = read) -> Iterator[Path]:
-    """The folders of this process's cgroups, from its own up to the root, of both versions.
+    """Return the folders of this process's cgroups, from its own up to the root, of both versions.
 
-    Of version 1 only those of one controller.
+    For version 1, only the folders of one controller.
     """
     for line in read_file("/proc/self/cgroup").splitlines():
         controllers, path = line.split(":", 2)[1:]
@@ -81,11 +81,11 @@ def cgroup_folders(controller: str, read_file: Reader = read) -> Iterator[Path]:
 
 
 def cpu_quota(read_file: Reader = read) -> float | None:
-    """CPUs' worth of time that the cgroup's quota allows, or None without a quota."""
+    """Return the number of CPUs that the cgroup's quota amounts to, or None without a quota."""
     limits = []
     for folder in cgroup_folders("cpu", read_file):
         quota, period = read_file(folder / "cpu.max").strip().partition(" ")[::2]
-        if not quota:  # version 1
+        if not quota:  # cgroup version 1
             quota = read_file(folder / "cpu.cfs_quota_us").strip()
             period = read_file(folder / "cpu.cfs_period_us")
         if quota.isdigit():
@@ -94,12 +94,12 @@ def cpu_quota(read_file: Reader = read) -> float | None:
 
 
 def whole_cores(quota: float) -> int:
-    """The cores that a quota is planned as, at least one."""
+    """Return the number of cores that a plan uses within a quota, at least one."""
     return max(1, int(quota))
 
 
 def memory_allowed(read_file: Reader = read) -> set[int] | None:
-    """The NUMA nodes whose memory this process may use, or None where that is not told."""
+    """Return the NUMA nodes whose memory this process may use, or None if unknown."""
     for line in read_file("/proc/self/status").splitlines():
         if line.startswith("Mems_allowed_list:"):
             return number_list(line.partition(":")[2])
@@ -107,7 +107,7 @@ def memory_allowed(read_file: Reader = read) -> set[int] | None:
 
 
 def node_memory(node: int, read_file: Reader = read) -> int:
-    """The memory of a NUMA node in bytes."""
+    """Return the memory of a NUMA node in bytes."""
     for line in read_file(f"{NODES}/node{node}/meminfo").splitlines():
         if " MemTotal:" in line:
             return int(line.split()[-2]) * 1024
@@ -115,15 +115,15 @@ def node_memory(node: int, read_file: Reader = read) -> int:
 
 
 def distances(node: int, online: Iterable[int], read_file: Reader = read) -> dict[int, int]:
-    """How far the online NUMA nodes are from one of them, which is 10 from itself."""
+    """Return the distances from a NUMA node to the online nodes; 10 is the node itself."""
     texts = read_file(f"{NODES}/node{node}/distance").split()
     return dict(zip(online, map(number, texts)))  # noqa: B905 - Python 3.8
 
 
 def is_hbm(node: int, near: int | None, cpu_model: str, read_file: Reader = read) -> bool:
-    """Whether a node of memory only is faster than that of the cores, and not CXL or persistent.
+    """Return True if a memory-only node is faster than the cores' memory, unlike CXL.
 
-    The firmware tells the bandwidth of both, or else the CPU's name what it has.
+    The firmware reports the bandwidth of both; otherwise the CPU's name decides.
     """
     own, other = (
         number(read_file(f"{NODES}/node{one}/access0/initiators/read_bandwidth").strip())
@@ -135,9 +135,9 @@ def is_hbm(node: int, near: int | None, cpu_model: str, read_file: Reader = read
 def topology(
     allowed: set[int], memory: int, cpu_model: str = "", read_file: Reader = read
 ) -> tuple[int, int, list[dict[str, Any]]]:
-    """What a set of CPUs allows: sockets, physical cores, NUMA nodes with cores and memory.
+    """Return sockets, physical cores, and NUMA nodes with cores and memory of a set of CPUs.
 
-    Takes the memory of the whole host in bytes and the CPU's name.
+    Further arguments are the memory of the whole host in bytes and the CPU's name.
     """
     package = {}
     core_of = {}
@@ -167,7 +167,7 @@ def topology(
     has = {node: number_list(read_file(f"{NODES}/node{node}/cpulist")) for node in online}
     with_own = [node for node in online if has[node] & allowed]
     if with_own:
-        # CPUs that the firmware has put on no node
+        # CPUs that the firmware has not assigned to a node
         has[with_own[0]] |= allowed.difference(*has.values())
     nodes = []
     for node in online:
@@ -191,7 +191,7 @@ def topology(
             def distance(
                 other: int, far: dict[int, int] = far, own: set[str] = sockets_of[facts["node"]]
             ) -> tuple[int, bool, int, int]:
-                # of nodes that are equally near, each gets as many
+                # spread evenly over equally near nodes
                 return far.get(other, 0), not own & sockets_of[other], taken[other], other
 
             facts["near"] = min(others, key=distance)
@@ -199,14 +199,14 @@ def topology(
         if not facts["cores"] and not has[facts["node"]]:
             facts["hbm"] = is_hbm(facts["node"], facts["near"], cpu_model, read_file)
     if len(online) == 1:
-        # its own count has been seen without the memory that a hypervisor added later
+        # the node's count may lack memory that a hypervisor added later
         nodes[0]["memory_bytes"] = memory
-    # the cores are not the nodes' sum: emulated nodes share theirs
+    # emulated nodes share their cores, so the cores are not the nodes' sum
     return len(packages), len(first), nodes
 
 
 def memory_bytes(read_file: Reader = read) -> int:
-    """Memory of the machine, or less where a cgroup limits it or its NUMA nodes."""
+    """Return the memory of the machine, or less if a cgroup limits memory or NUMA nodes."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     mems = memory_allowed(read_file)
     sizes = {

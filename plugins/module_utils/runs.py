@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Runs that use a stack: they hold a shared lock on its folder (ftcluster_train/io/stack.py)."""
+"""Detects runs that use a stack: they hold a shared lock on its folder."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 
 
 class InUse(ValueError):
-    """A run uses the stack; the message names it and says what to do."""
+    """A run uses the stack; the message names the run and has advice."""
 
 
 @contextlib.contextmanager
 def without_runs(stack: str | Path, processes: Path = Path("/proc")) -> Iterator[None]:
-    """Keep runs from starting on a stack meanwhile, if it exists.
+    """Keep runs from starting on a stack within the context, if the stack exists.
 
     Raises:
-        InUse: a run uses it.
+        InUse: a run uses the stack.
     """
     try:
         descriptor = os.open(stack, os.O_RDONLY | os.O_DIRECTORY)
@@ -45,7 +45,7 @@ def without_runs(stack: str | Path, processes: Path = Path("/proc")) -> Iterator
 
 
 def words(stack: Path, runs: Sequence[str], holders: Sequence[str] = ()) -> str:
-    """The refusal; without a known run it names the processes that hold the lock."""
+    """Return the error message; without a known run it names the processes that hold the lock."""
     if holders:
         return (
             f"{', '.join(holders)} {'has' if len(holders) == 1 else 'have'} a lock on the stack "
@@ -63,7 +63,7 @@ def words(stack: Path, runs: Sequence[str], holders: Sequence[str] = ()) -> str:
 
 
 def as_owner(folder: Path) -> str:
-    """The sudo that a command in a folder needs: root must not trust its owner's files."""
+    """Return the sudo prefix for a command in a folder: root must not trust its owner's files."""
     try:
         uid = folder.stat().st_uid
     except OSError:
@@ -72,11 +72,11 @@ def as_owner(folder: Path) -> str:
 
 
 def runs_on(stack: str | Path, processes: Path = Path("/proc")) -> list[str]:
-    """Ids of the runs whose visible processes have a stack's folder open."""
+    """Return the ids of runs whose visible processes have a stack's folder open."""
     wanted = Path(stack).stat()
     found = set()
     for process in processes.glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             if any(same(path, wanted) for path in (process / "fd").iterdir()):
                 run = run_of(process)
                 found |= {run} if run else set()
@@ -84,7 +84,7 @@ def runs_on(stack: str | Path, processes: Path = Path("/proc")) -> list[str]:
 
 
 def same(path: Path, wanted: os.stat_result) -> bool:
-    """Whether an open file is a certain one."""
+    """Return True if an open file is a certain file."""
     try:
         return os.path.samestat(path.stat(), wanted)
     except OSError:
@@ -92,17 +92,17 @@ def same(path: Path, wanted: os.stat_result) -> bool:
 
 
 def run_of(process: Path) -> str:
-    """The id of the run that a process belongs to, or an empty string."""
+    """Return the id of the run that a process belongs to, or ""."""
     for variable in (process / "environ").read_bytes().split(b"\0"):
         name, value = variable.partition(b"=")[::2]
         if name == b"FTCLUSTER_RUN":
             return run_id(value)
-    # what prepares or supervises a run has its folder as an argument
+    # processes that prepare or supervise a run have its folder as an argument
     found = re.search(rb"/runs/([^/\0]+)", (process / "cmdline").read_bytes())
     return run_id(found.group(1)) if found else ""
 
 
 def run_id(words: bytes) -> str:
-    """The id that another user's process claims, validated because it goes into a command."""
+    """Return the run id that another user's process claims, validated for use in a command."""
     found = re.fullmatch(rb"[\w.-]{1,200}", words)
     return found.group().decode("ascii") if found else ""

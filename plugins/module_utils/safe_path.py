@@ -1,18 +1,18 @@
 # Apache-2.0 (see LICENSE)
 """Changes files and folders by descriptor, never through links of a less trusted user.
 
-Root sets up what belongs to the account that trains: its home, keys and folders below the prefix. A
-link by that account could lead root to any folder of the system. So each part of a path is opened
-without following links, relative to the folder opened before, and its end is changed by descriptor,
-so exchanging a part meanwhile has no effect. Links are followed only where no other user can have
-made them: /var or the prefix may be a link to another disk.
+Root sets up files of the training account: its home, keys and folders below the prefix. A link by
+that account could lead root to any folder of the system. So each part of a path is opened relative
+to the folder before it, without following links, and the last part is changed by descriptor:
+exchanging a part meanwhile has no effect. A link is followed only if no other user can have made
+it, because /var or the prefix may be a link to another disk.
 
-As root, nothing below a folder that a less trusted user can write to is trusted again, whatever
-owner it seems to have: the user may have mounted a file system there that answers as it likes. The
-same holds below a FUSE file system that such a user has mounted anywhere.
+Root trusts nothing below a folder that a less trusted user can write to, whatever its owner seems
+to be: the user may have mounted a file system there that returns anything. The same holds below a
+FUSE file system that such a user has mounted anywhere.
 
-Trusted are root, the current user, and the user who ran sudo. Every function raises OSErrors with
-the whole path as filename.
+Trusted users are root, the current user, and the user who ran sudo. Every function raises OSErrors
+with the whole path as filename.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.acl import (
 from ansible_collections.ftcluster.cluster.plugins.module_utils.mounts import user_of_mount
 
 PATH_ONLY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe would wait for a writer
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # do not wait for a pipe's writer
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 AGAIN = "remove it and run this again"
-MOST_BYTES = 16 << 20  # the account's own could be without end, as a sparse one
-LINKS = 40  # as many as the kernel follows
+MOST_BYTES = 16 << 20  # the account's file could be endless, for example sparse
+LINKS = 40  # the kernel's limit
 
 
 class RefusedPath(OSError):
@@ -55,12 +55,12 @@ class RefusedPath(OSError):
 
 
 def trusted(uid: int) -> bool:
-    """Whether a user has at least the rights of this process."""
+    """Return True if a user has at least the rights of this process."""
     return uid in (0, os.geteuid()) or str(uid) == os.environ.get("SUDO_UID")
 
 
 def user_name(uid: int) -> str:
-    """A user's name, or its number if it has none."""
+    """Return a user's name, or its number if it has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -72,14 +72,14 @@ def writers(descriptor: int, state: os.stat_result, groups: Collection[int]) -> 
 
     Args:
         descriptor: the open file or folder; O_PATH is enough.
-        state: its os.fstat.
-        groups: numbers of the groups that may write, beside the owner.
+        state: os.fstat of the file or folder.
+        groups: ids of the groups that may write, besides the owner.
     """
     if state.st_mode & stat.S_IWOTH or (
         state.st_mode & stat.S_IWGRP and state.st_gid not in groups
     ):
         return "chmod go-w"
-    # the bits of the group are the mask of an ACL: without them it lets nobody write
+    # the group's mode bits are the mask of an ACL: without them the ACL lets nobody write
     if state.st_mode & stat.S_IWGRP and _acl_lets_others_write(descriptor, ACCESS, groups):
         return "setfacl -b"
     return ""
@@ -89,7 +89,7 @@ def _acl_lets_others_write(descriptor: int, name: str, groups: Collection[int]) 
     value = acl_of(descriptor, name)
     try:
         return bool(value) and lets_others_write(parse_acl(value), trusted, groups)
-    except ValueError:  # then nothing is known of whom it lets write
+    except ValueError:  # the users whom the ACL lets write are unknown
         return True
 
 
@@ -97,8 +97,8 @@ def mounted_by(descriptor: int, state: os.stat_result, device: int) -> str:
     """Return the less trusted user who has mounted an open file or folder; "" if none has.
 
     Args:
-        state: its os.fstat.
-        device: that of the folder that it is in, where nobody else can have mounted something.
+        state: os.fstat of the file or folder.
+        device: device of the folder above, in which nobody else can have mounted something.
     """
     if state.st_dev == device:
         return ""
@@ -107,25 +107,25 @@ def mounted_by(descriptor: int, state: os.stat_result, device: int) -> str:
 
 
 def _stranger(descriptor: int, folder: os.stat_result, before: os.stat_result | None) -> str:
-    """Return the less trusted user who decides what is in a folder, for a person; "" for none.
+    """Return the less trusted user who controls the contents of a folder, as text; "" for none.
 
     Args:
-        descriptor: the folder.
-        folder: its os.fstat.
-        before: that of the folder that it was opened in; None for `/`.
+        descriptor: descriptor of the folder.
+        folder: os.fstat of the folder.
+        before: os.fstat of the folder above; None for `/`.
     """
     if before is not None and (user := mounted_by(descriptor, folder, before.st_dev)):
         return user
     if not trusted(folder.st_uid):
         return user_name(folder.st_uid)
-    # in a folder such as /tmp others can exchange only what is theirs
+    # in a folder such as /tmp, others can exchange only their own files
     if not folder.st_mode & stat.S_ISVTX and writers(descriptor, folder, (0, os.getegid())):
         return "another user"
     return ""
 
 
 def _check_link(place: Path, target: str, link: os.stat_result, folder: int, stranger: str) -> None:
-    """Reject a link that another user may have made or moved there."""
+    """Raise an error for a link that another user may have made or moved there."""
     state = os.fstat(folder)
     strangers = [user_name(uid) for uid in (link.st_uid, state.st_uid) if not trusted(uid)]
     if not (strangers or stranger or writers(folder, state, (0, os.getegid()))):
@@ -139,13 +139,13 @@ def _check_link(place: Path, target: str, link: os.stat_result, folder: int, str
 
 
 def _check_guarded(place: Path, descriptor: int, folder: os.stat_result, stranger: str) -> None:
-    """Reject a folder whose contents another user can exchange."""
+    """Raise an error for a folder whose contents another user can exchange."""
     who, fix = "more users than root", ""
     if not trusted(folder.st_uid):
         who, fix = user_name(folder.st_uid), "chown root"
     elif not folder.st_mode & stat.S_ISVTX:
         fix = writers(descriptor, folder, (0,))
-    if not fix and _acl_lets_others_write(descriptor, DEFAULT, (0,)):  # to all that root creates
+    if not fix and _acl_lets_others_write(descriptor, DEFAULT, (0,)):  # inherited by root's files
         fix = "setfacl -k"
     if stranger and not fix:  # the user has mounted it
         who, fix = stranger, "umount"
@@ -158,7 +158,7 @@ def _check_guarded(place: Path, descriptor: int, folder: os.stat_result, strange
 
 
 def _made_folder(name: str, folder: int, opened: Callable[[str, int], int]) -> int:
-    """Create and open a folder that does not inherit who else may enter it."""
+    """Create and open a folder that does not inherit access for others."""
     try:
         os.mkdir(name, 0o755, dir_fd=folder)
     except FileExistsError:
@@ -172,11 +172,11 @@ def _made_folder(name: str, folder: int, opened: Callable[[str, int], int]) -> i
 def _walk(
     stack: contextlib.ExitStack, path: str | Path, follow: bool, make: bool, guarded: bool
 ) -> tuple[int, str]:
-    """The body of opened_parent; the stack closes all descriptors."""
+    """Yield the folder and the name, see opened_parent; the stack closes all descriptors."""
 
     def opened(name: str, folder: int | None = None) -> int:
         try:
-            # without this flag the kernel does not mount what autofs mounts on demand
+            # without this flag the kernel does not mount autofs's mounts on demand
             descriptor = os.open(name, PATH_ONLY | os.O_DIRECTORY, dir_fd=folder)
         except NotADirectoryError:
             descriptor = os.open(name, PATH_ONLY, dir_fd=folder)
@@ -184,8 +184,8 @@ def _walk(
         return descriptor
 
     names, place, links = deque(Path(path).absolute().parts), Path("/"), 0
-    strict = guarded or os.geteuid() == 0  # an ordinary user has no rights that others lack
-    stranger = ""  # who can have made what is below this folder
+    strict = guarded or os.geteuid() == 0  # ordinary users have no rights that others lack
+    stranger = ""  # the user who can have made everything below this folder
     folder = opened("/")
     while True:
         name = names.popleft()
@@ -221,16 +221,16 @@ def _walk(
 def opened_parent(
     path: str | Path, follow: bool = True, make: bool = False, guarded: bool = False
 ) -> Iterator[tuple[int, str]]:
-    """The folder of a path's last part, as a descriptor, and the name of that part.
+    """Open the folder of a path's last part; yield its descriptor and the name of that part.
 
     Args:
-        path: its last part may be missing.
-        follow: whether to follow a link that is the last part, to its target's folder.
-        make: create missing folders on the way.
-        guarded: reject a path that a less trusted user could change.
+        path: a path whose last part may be missing.
+        follow: True to follow a link that is the last part, to its target's folder.
+        make: True to create missing folders on the way.
+        guarded: True to reject a path that a less trusted user could change.
 
     Raises:
-        RefusedPath: names the part, its owner and what to do.
+        RefusedPath: the path is unsafe; the message names the part, its owner and what to do.
     """
     try:
         with contextlib.ExitStack() as stack:
@@ -242,17 +242,17 @@ def opened_parent(
 
 
 def refuse_unguarded(path: str | Path) -> None:
-    """As root, reject a path whose contents a less trusted user could exchange."""
+    """Raise an error if root would use a path whose contents a less trusted user could exchange."""
     if os.geteuid() == 0:
         with contextlib.suppress(FileNotFoundError), opened_parent(path, guarded=True):
             pass
 
 
 def refuse_unowned(path: str | Path) -> None:
-    """As root, reject a file that a less trusted user could exchange or write to.
+    """Raise an error if root would use a file that a less trusted user could exchange or write to.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the file does not exist.
     """
     if os.geteuid() != 0:
         return
@@ -265,13 +265,13 @@ def refuse_unowned(path: str | Path) -> None:
             os.close(descriptor)
     if not stat.S_ISREG(state.st_mode):
         raise RefusedPath(path, "is not a regular file", AGAIN)
-    # an ACL lets nobody write either where the mode has no right for the group
+    # nor does an ACL let anybody write if the mode has no right for the group
     if user or not trusted(state.st_uid) or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise RefusedPath(path, "others than root may write to it", "run ftcluster setup")
 
 
 def status(path: str | Path, follow: bool = True) -> os.stat_result | None:
-    """The os.lstat of a path, or None if nothing is there."""
+    """Return the os.lstat of a path, or None if it does not exist."""
     try:
         with opened_parent(path, follow) as (folder, name):
             return os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -281,7 +281,7 @@ def status(path: str | Path, follow: bool = True) -> os.stat_result | None:
 
 @contextlib.contextmanager
 def opened(path: str | Path) -> Iterator[int]:
-    """A file or folder, open for reading and for changing its owner and mode."""
+    """Open a file or folder for reading and for changing its owner and mode."""
     with opened_parent(path) as (folder, name):
         descriptor = os.open(name, READ, dir_fd=folder)
         try:
@@ -291,10 +291,10 @@ def opened(path: str | Path) -> Iterator[int]:
 
 
 def read_text(path: str | Path) -> str | None:
-    """The text of a regular file, or None if it does not exist.
+    """Return the text of a regular file, or None if it does not exist.
 
     Raises:
-        RefusedPath: it is something else, or larger than any file of ftcluster's.
+        RefusedPath: the path is no regular file, or is larger than any file of ftcluster.
     """
     try:
         with opened(path) as descriptor:
@@ -310,14 +310,14 @@ def read_text(path: str | Path) -> str | None:
 
 
 def difference(path: str | Path, before: str | None, after: str | None) -> dict[str, str]:
-    """What Ansible shows of a file whose text changes; None is no file."""
+    """Return the difference that Ansible shows for a changed text; None means no file."""
     name = str(path)
     texts = {"before": before or "", "after": after or ""}
     return {"before_header": name, "after_header": name, **texts}
 
 
 def make_folder(path: str | Path, mode: int = 0o755) -> None:
-    """Create a folder and those above it."""
+    """Create a folder and missing folders above it."""
     with opened_parent(path, make=True) as (folder, name):
         try:
             os.mkdir(name, mode, dir_fd=folder)
@@ -343,7 +343,7 @@ def write_text(
                 file.write(text)
                 file.flush()
                 os.fchown(descriptor, uid, gid)
-                remove_acl(descriptor)  # which the folder may have given it
+                remove_acl(descriptor)  # the folder may have added an ACL
                 os.fchmod(descriptor, mode)
                 os.fsync(descriptor)
             os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -356,7 +356,7 @@ def write_text(
 def remove(path: str | Path) -> None:
     """Remove a file, a link, or a folder with its contents on the same file system."""
     with opened_parent(path, follow=False) as (folder, name):
-        # rm follows no links either, and removes folders of any depth
+        # rm does not follow links either, and removes folders of any depth
         argv = ["rm", "-rf", "--one-file-system", "--", f"./{name}"]
         done = subprocess.run(
             argv, cwd=f"/proc/self/fd/{folder}", stderr=subprocess.PIPE, check=False

@@ -1,7 +1,7 @@
 # Apache-2.0 (see LICENSE)
-"""Finds what has been left behind, by the time that the machine ran and not by its clock.
+"""Finds old leftovers by the machine's uptime instead of its clock.
 
-A clock that is set forward makes everything look old, also what is being written.
+If the clock is set forward, everything looks old, even files that are being written.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ RECORD = ".unchanged.json"
 
 
 def last_change(folder: Path) -> int:
-    """When something in a folder was written last, by the clock: one large file may take hours."""
+    """Return the clock time of the last write in a folder: one large file may take hours."""
     times = [folder.lstat().st_mtime_ns]
     for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # it is being removed
+        with contextlib.suppress(FileNotFoundError):  # the folder is being removed
             times.append(path.lstat().st_mtime_ns)
     return max(times)
 
 
 def running_seconds() -> float:
-    """The seconds since the machine was started, also those that it slept."""
+    """Return the seconds since the machine was started, including sleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def unchanged(folders: Iterable[Path], parent: str | Path, seconds: float) -> list[Path]:
-    """The folders in which nothing was written for so long, as calls since this boot have seen.
+    """Return the folders in which nothing was written for that long, according to earlier calls.
 
     Args:
-        folders: all of them below `parent`, where the record of what was seen is kept; where it
-            cannot be, none is found.
+        folders: folders below `parent`, which holds the record of earlier calls. If the record
+            cannot be written, no folder is returned.
     """
     record, boot, now = Path(parent) / RECORD, boot_id(), running_seconds()
     before = _read(record)
@@ -62,7 +62,7 @@ def unchanged(folders: Iterable[Path], parent: str | Path, seconds: float) -> li
 
 
 def _read(record: Path) -> dict[str, list[Any]]:
-    """What was seen, each as [boot, last change, seconds since the boot]; empty if damaged."""
+    """Return [boot, last change, seconds since the boot] by folder; {} if the record is damaged."""
     try:
         found = json.loads(read_text(record) or "")
         good = isinstance(found, dict) and all(

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: account_remains
-short_description: Ends an account's processes and removes what it left outside of its home
+short_description: Ends an account's processes and removes its files outside of its home
 description:
   - Removes the account's timed jobs (cron and at) and its lingering, ends its processes, unmounts
     the FUSE file systems that it has mounted, and removes its temporary files, shared memory,
     message queues and semaphores. The account itself, its home and its mail stay.
-  - Run it before an account is removed, because whoever gets its number later would own all of it.
-  - Jobs are removed before the processes end, because they start some, and again afterwards,
-    because processes may add some while they end. Processes get SIGTERM, and after 5 seconds
-    SIGKILL.
-  - Names are removed, and links never followed, also where the account exchanges them meanwhile.
+  - Run this before an account is removed, because the next user with its number would own the
+    files.
+  - Jobs are removed before the processes end, because jobs start processes, and again afterwards,
+    because ending processes may add jobs. Processes get SIGTERM, and after 5 seconds SIGKILL.
+  - Files are removed by name and links are never followed, even if the account exchanges them.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:
@@ -24,18 +24,18 @@ options:
     type: str
     required: true
   uid:
-    description: Its number, which files and processes are recognized by. Not that of root.
+    description: The account's number, which identifies its files and processes. Root's is an error.
     type: int
     required: true
 attributes:
   check_mode:
-    description: Changes nothing, and does not say what it would change.
+    description: Changes nothing, and does not report changes.
     support: partial
-    details: What an account leaves changes all the time, so it is only found when it is removed.
+    details: An account's files change all the time, so they are only searched during removal.
 """
 
 EXAMPLES = r"""
-- name: End its processes and remove its temporary files
+- name: End the account's processes and remove its temporary files
   ftcluster.cluster.account_remains:
     name: ftcluster
     uid: 998
@@ -44,13 +44,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 removed:
-  description: What was removed or ended.
+  description: Removed files and ended processes.
   returned: success
   type: list
   elements: str
   sample: [its processes, /tmp/torchinductor_ftcluster]
 left:
-  description: Folders of the account that could not be removed, because others have files in them.
+  description: Folders of the account that could not be removed because of other users' files.
   returned: success
   type: list
   elements: str
@@ -68,12 +68,12 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.mounts import un
 JOBS = ("/var/spool/cron/crontabs", "/var/spool/cron", "/var/lib/systemd/linger")  # by name
 AT_JOBS = ("/var/spool/cron/atjobs", "/var/spool/at")  # by owner
 TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm", "/run/lock")
-SHARED = {"shm": "-m", "msg": "-q", "sem": "-s"}  # tables of /proc/sysvipc, and ipcrm's options
+SHARED = {"shm": "-m", "msg": "-q", "sem": "-s"}  # tables of /proc/sysvipc, options of ipcrm
 SECONDS_TO_END = 5
 
 
 def remove_jobs(name: str, uid: int) -> list[str]:
-    """Remove the account's timed jobs and its lingering; returns their paths."""
+    """Remove the account's timed jobs and its lingering; return their paths."""
     removed = []
     for path in (Path(folder, name) for folder in JOBS):
         if path.is_file() and not path.is_symlink():
@@ -85,21 +85,21 @@ def remove_jobs(name: str, uid: int) -> list[str]:
 
 
 def processes(uid: int) -> list[int]:
-    """The ids of processes whose real user it is; a host may lack pgrep."""
+    """Return the ids of processes with this real user; a host may lack pgrep."""
     pids = []
-    # the pattern [0-9]*/status fails where a process ends while it is looked at
+    # with the pattern [0-9]*/status, glob fails if a process ends meanwhile
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             lines = (folder / "status").read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has ended
         if [uid] == [int(line.split()[1]) for line in lines if line.startswith("Uid:")]:
             pids.append(int(folder.name))
     return pids
 
 
 def end(uid: int, number: int) -> None:
-    """Send all processes of a user a signal."""
+    """Send a signal to all processes of a user."""
     for pid in processes(uid):
         try:
             os.kill(pid, number)
@@ -108,7 +108,7 @@ def end(uid: int, number: int) -> None:
 
 
 def end_processes(name: str, uid: int) -> list[str]:
-    """End the account's processes and remove the jobs that they add; returns what was removed.
+    """End the account's processes and remove the jobs that they add; return the removed paths.
 
     Raises:
         OSError: processes do not end.
@@ -132,7 +132,7 @@ def end_processes(name: str, uid: int) -> list[str]:
 
 
 def remove_temporary(uid: int) -> tuple[list[str], list[str]]:
-    """Remove the account's files where everybody may write; returns (removed, left)."""
+    """Remove the account's files in world-writable folders; return (removed, left)."""
     removed, left = [], []
     for folder in filter(os.path.isdir, TEMPORARY):
         wanted = ("-xdev", "-mindepth", "1", "-depth", "-uid", str(uid))
@@ -142,7 +142,7 @@ def remove_temporary(uid: int) -> tuple[list[str], list[str]]:
 
 
 def remove_shared(uid: int) -> list[str]:
-    """Remove the account's shared memory, queues and semaphores; returns their tables and ids."""
+    """Remove the account's shared memory, queues and semaphores; return their tables and ids."""
     removed = []
     for kind, option in SHARED.items():
         table = Path("/proc/sysvipc", kind)
@@ -157,17 +157,17 @@ def remove_shared(uid: int) -> list[str]:
 
 
 def find(folder: str, *arguments: str) -> list[str]:
-    """The lines of find, which follows no links and removes by descriptor; errors are left out."""
+    """Return the lines of find, which follows no links and removes by descriptor; ignore errors."""
     argv = ["find", "-P", folder, *arguments]
     done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
     return os.fsdecode(done.stdout).splitlines()
 
 
 def remove_remains(name: str, uid: int) -> tuple[list[str], list[str]]:
-    """Remove all that the account left; returns (removed, left).
+    """Remove everything that the account left; return (removed, left).
 
     Raises:
-        OSError: its processes do not end, a job cannot be removed, or a file system not unmounted.
+        OSError: processes do not end, or a job or a file system cannot be removed.
     """
     removed = [*remove_jobs(name, uid), *end_processes(name, uid), *unmount(uid)]
     temporary, left = remove_temporary(uid)

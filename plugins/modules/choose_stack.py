@@ -6,11 +6,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: choose_stack
-short_description: Chooses a set of versions that all hosts of a cluster can have
+short_description: Chooses a set of versions that all hosts of a cluster support
 description:
-  - Reads the stacks and their locks on the control node, compares them with what the hosts are, and
-    tells the choice, its reason and each host's problems as the fact C(torch_stack_choice). Changes
-    nothing on any host.
+  - Reads the stacks and their locks on the control node, compares them with the hosts' facts, and
+    returns the choice, its reason and each host's problems as the fact C(torch_stack_choice).
+    Changes nothing on any host.
   - Unpacks and verifies a bundle into the control node's cache.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
@@ -21,23 +21,23 @@ options:
     required: true
   name:
     description:
-      - The stack. V(auto) takes the first supported one that every host can have.
-      - Empty, that of O(bundle), else O(present), else the default.
+      - The stack. V(auto) chooses the first supported one that fits every host.
+      - Empty - the stack of O(bundle), else O(present), else the default.
     type: str
     default: ""
   present:
-    description: The stack that the cluster has; empty where it has none.
+    description: The cluster's current stack; empty if there is none.
     type: str
     default: ""
   bundle:
-    description: A file that C(ftcluster bundle) has written.
+    description: A file written by C(ftcluster bundle).
     type: path
   allow_yanked:
-    description: Whether a stack may have yanked releases.
+    description: True to allow a stack with yanked releases.
     type: bool
     default: false
   allow_unverified:
-    description: Whether a stack may have packages of which its lock has no hash.
+    description: True to allow a stack with packages that have no hash in its lock.
     type: bool
     default: false
   cache:
@@ -49,13 +49,13 @@ options:
     default: {}
   sources:
     description:
-      - Where wheels come from - C(index_url), C(find_links), C(indexes) - to be tried with one
-        package that the control node does not have. A problem of it is one of the first host.
+      - Sources of wheels - C(index_url), C(find_links), C(indexes) - to be tested with one package
+        that the control node lacks. A problem is reported for the first host.
       - Without it, nothing is downloaded.
     type: dict
 attributes:
   check_mode:
-    description: Nothing is changed in any case.
+    description: The module never changes anything.
     support: full
 """
 

@@ -1,16 +1,16 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""What all control nodes of a cluster have to know, in one file on its head."""
+"""Reads and changes the record that all control nodes of a cluster share, a file on its head."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: cluster_record
-short_description: Changes what all control nodes of a cluster have to know
+short_description: Changes the record that all control nodes of a cluster share
 description:
   - Keeps drained hosts, measured all-reduces and tunings in C(<prefix>/cluster.json) on the head.
-  - Sets and removes single entries under a lock, so that two control nodes at the same time lose
-    nothing of each other.
+  - Sets and removes single entries under a lock, so that concurrent changes of two control nodes
+    are not lost.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 extends_documentation_fragment:
@@ -20,11 +20,11 @@ options:
   changes:
     description:
       - Entries by section, C(drained), C(all_reduce) or C(tunings), and by their name in it.
-      - An entry that is none is removed.
+      - A null entry is removed.
     type: dict
     default: {}
   start:
-    description: The text of a record to begin with where there is none, as of a previous head.
+    description: Initial text of the record if there is none, such as the record of a previous head.
     type: str
     default: ""
   state:
@@ -43,7 +43,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 record:
-  description: The text of the record afterwards; empty where there is none.
+  description: The text of the record afterwards; empty if there is none.
   returned: success
   type: str
 """
@@ -68,13 +68,13 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 )
 
 NAME = "cluster.json"
-READABLE = 0o644  # by the login users of all control nodes, without root
+READABLE = 0o644  # written by the login users of all control nodes, without root
 
 
 def settle(
     path: Path, state: str, start: str, changes: Mapping[str, Any], check_mode: bool
 ) -> tuple[bool, str]:
-    """Bring the file into its state; returns (changed, text afterwards)."""
+    """Bring the file into its state; return (changed, text afterwards)."""
     before = read_text(path)
     if state == "absent":
         if before is not None and not check_mode:
@@ -112,7 +112,9 @@ def main() -> None:
                 path, given["state"], given["start"], given["changes"], module.check_mode
             )
     except OSError as error:
-        hint = "; only who set the cluster up may write it" if error.errno in (1, 13) else ""
+        hint = (
+            "; only the user who set up the cluster may write it" if error.errno in (1, 13) else ""
+        )
         module.fail_json(msg=f"{error.filename or path}: {error.strerror}{hint}")
     except ValueError as error:
         module.fail_json(msg=f"{path}: {error}")

@@ -6,85 +6,85 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: environment
-short_description: An immutable Python environment from wheels that the control node downloads once
+short_description: An immutable Python environment from wheels that are downloaded only once
 description:
-  - Makes a Python environment from a list of exact versions. The control node downloads the wheels,
-    once for all hosts with the same Python and C library; every host verifies each wheel's SHA-256
-    before anything is installed, so a host needs no way to a package index.
-  - A finished environment is never touched again while the list is the same. With another list, or
-    broken off, it is made anew.
-  - uv, which must be in the list, installs. Neither pip nor the venv module is needed on the host.
-  - With O(layer), adds wheels to an environment that is there, and replaces them when they differ.
-  - With O(base), makes a folder of packages for an environment that stays as it is.
-  - An environment that a run uses is not changed; the module fails with the run's name.
+  - Makes a Python environment from a list of exact versions. The control node downloads the wheels
+    once for all hosts with the same Python and C library. Every host verifies each wheel's SHA-256
+    before it installs anything, so a host needs no access to a package index.
+  - A finished environment is never changed while the list stays the same. With another list, or
+    after an interruption, it is made again.
+  - uv, which must be in the list, installs the wheels. The host needs neither pip nor venv.
+  - With O(layer), adds wheels to an existing environment, and replaces them when they differ.
+  - With O(base), makes a folder of packages for another environment, which stays unchanged.
+  - An environment that a run uses is not changed; the module fails and names the run.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 extends_documentation_fragment:
   - ftcluster.cluster.options.from_action
 options:
   path:
-    description: The environment's folder. Let its name change with its contents.
+    description: The environment's folder. Its name should change with its contents.
     type: path
     required: true
   requirements:
     description:
-      - A file on the control node with one C(name==version) a line. A line may have a marker and
-        C(--hash=sha256:...), which are then the only files that are accepted.
-      - A file whose package has no hash in the list is refused, unless O(allow_unverified).
+      - A file on the control node with one C(name==version) per line. A line may have a marker, and
+        C(--hash=sha256:...) for each accepted file.
+      - A file of a package without a hash in the list is an error, unless O(allow_unverified).
     type: path
   more_requirements:
     description:
-      - A second such file, for packages that only some builds of the first ones need. They are
-        installed if a wheel of the first asks for one of them.
+      - A second such file, for packages that only some builds of the first list need. They are
+        installed if a wheel of the first list requires one of them.
     type: path
   resolve:
-    description: Whether O(requirements) is not complete and pip adds what its packages need.
+    description: True if O(requirements) is incomplete and pip adds dependencies.
     type: bool
     default: false
   allow_unverified:
-    description: Whether files may be installed whose package has no hash in the lists.
+    description: True to allow files of packages without a hash in the lists.
     type: bool
     default: false
   index_url:
-    description: The package index; left out, pip's own configuration on the control node counts.
+    description: The package index. Default - the one in pip's configuration on the control node.
     type: str
   find_links:
-    description: Folders or pages with wheels, beside the index.
+    description: Folders or pages with wheels, in addition to the index.
     type: list
     elements: str
   indexes:
-    description: Indexes or folders of single packages, by the package's name. They are tried first.
+    description: Indexes or folders for single packages, by package name. They are tried first.
     type: dict
   wheelhouse:
-    description: A folder on the control node where all wheels are already, as a bundle has them.
+    description: A folder on the control node with all wheels, such as an unpacked bundle.
     type: path
   wheels_sha256:
-    description: The SHA-256 that each of O(wheels) must have, in their order; left out, any.
+    description: The required SHA-256 of each of O(wheels), in their order. Default - any.
     type: list
     elements: str
   wheels:
-    description: Wheels on the control node that make up O(layer).
+    description: Wheels on the control node for O(layer).
     type: list
     elements: path
   layer:
-    description: The name of what is added to a finished environment.
+    description: The name of an addition to a finished environment.
     type: str
   base:
     description:
-      - An environment whose Python and uv are used. O(path) then has only the packages, below
-        C(lib/python*/site-packages), and gets its name when it is on the disk.
+      - An environment whose Python and uv are used. O(path) then has only packages, below
+        C(lib/python*/site-packages), and gets its name when it is completely on the disk.
     type: path
   python:
-    description: The Python that the environment is made from. Left out, the one Ansible uses.
+    description: The Python that the environment is made from. Default - Ansible's Python.
     type: path
   cache:
     description:
       - The folder on the control node that wheels are downloaded to.
-      - Left out, C(ftcluster/wheels) in the user's cache folder.
+      - Default - C(ftcluster/wheels) in the user's cache folder.
     type: path
 attributes:
   check_mode:
-    description: Says whether something would be installed; downloads nothing.
+    description: Reports if the environment would be installed; downloads nothing.
     support: full
 """
 
@@ -102,7 +102,7 @@ sha256:
   returned: when something was installed
   type: dict
 notices:
-  description: What is worth knowing of where the wheels came from.
+  description: Notices about the sources of the wheels.
   returned: when something was installed
   type: list
   elements: str
@@ -137,18 +137,18 @@ STALE_SECONDS = 3600
 
 
 def marker(path: Path, layer: str) -> Path:
-    """The file that says with which digest a part of an environment was finished."""
+    """Return the file that stores the digest of a finished part of an environment."""
     return path / (f".complete-{layer}" if layer else ".complete")
 
 
 def digest_found(path: Path, layer: str, check_mode: bool) -> str:
-    """The digest a part was finished with, or an empty string where it is not whole."""
+    """Return the digest of a finished part, or "" if the part is incomplete."""
     try:
         digest, booted = marker(path, layer).read_text(encoding="ascii").partition(" ")[::2]
     except (FileNotFoundError, NotADirectoryError):
         return ""
-    # Files reach the disk some time after they were written. If the host lost its power meanwhile,
-    # the marker may be there and they not, so they are read once in each boot.
+    # Files reach the disk some time after they were written. After a power cut the marker may be
+    # there but not the files, so the files are checked once in each boot.
     if booted.strip() != boot_id():
         if not is_whole(path):
             return ""
@@ -158,20 +158,20 @@ def digest_found(path: Path, layer: str, check_mode: bool) -> str:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether its Python is there, and every file that its packages list, with its size."""
+    """Return True if the Python and all files in the packages' lists exist, with their sizes."""
     python = path / "bin/python"
     if python.is_symlink() and not python.exists():
-        return False  # an upgrade of the system has removed the one that it was made from
+        return False  # an upgrade of the system has removed the base Python
     packages = list(path.glob("lib/python*/site-packages/*.dist-info"))
     try:
         return bool(packages) and all(has_its_files(package) for package in packages)
-    except (OSError, ValueError, csv.Error):  # a list that was torn
+    except (OSError, ValueError, csv.Error):  # a truncated list
         return False
 
 
 def has_its_files(package: Path) -> bool:
-    """Whether one package has what its RECORD lists; an OSError or ValueError means no as well."""
-    record = f"{package.name}/RECORD"  # the one line without a size
+    """Return True if a package has the files in its RECORD; OSError or ValueError also mean no."""
+    record = f"{package.name}/RECORD"  # RECORD's own line has no size
     with (package / "RECORD").open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
     sizes = {name: size for name, _hash, size in rows}
@@ -185,7 +185,7 @@ def check(folder: Path, sha256: Mapping[str, str]) -> None:
     """Verify the wheels that were sent.
 
     Raises:
-        ValueError: a hash is another one, or a wheel is missing or not expected; names it.
+        ValueError: a wheel has another hash, is missing or is unexpected; the message names it.
     """
     arrived = {path.name: path for path in folder.iterdir()}
     if arrived.keys() != sha256.keys():
@@ -201,7 +201,7 @@ def check(folder: Path, sha256: Mapping[str, str]) -> None:
 
 
 def unpack_uv(staging: Path) -> Path | None:
-    """The program uv out of its wheel, or None where there is no such wheel."""
+    """Extract the program uv from its wheel; return None if there is no such wheel."""
     for wheel in staging.glob("uv-*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             name = f"{'-'.join(wheel.name.split('-')[:2])}.data/scripts/uv"
@@ -213,15 +213,15 @@ def unpack_uv(staging: Path) -> Path | None:
 
 
 def finish(path: Path, layer: str, digest: str) -> None:
-    """Write the marker, last of all and whole."""
+    """Write the marker atomically, as the last step."""
     write_text(marker(path, layer), f"{digest} {boot_id()}\n", 0o644)
 
 
 def protect(path: Path) -> None:
-    """Let only the account that trains lock a stack, which whoever can list its folder could.
+    """Let only the training account lock a stack, because anyone who can list its folder could.
 
-    Others execute its programs all the same. `runs` beside the folder of stacks has the account's
-    group.
+    Other users can still execute its programs. The folder `runs` beside the stacks has the
+    account's group.
     """
     runs = path.parent.parent / "runs"
     if path.parent.name != "stacks":
@@ -236,9 +236,9 @@ def protect(path: Path) -> None:
 
 
 def install(module: Any, path: Path, folder: str, digest: str, sha256: dict[str, str]) -> bool:
-    """Verify the wheels that were sent into a folder, and install them, alone.
+    """Verify the wheels that were sent into a folder and install them, under a lock.
 
-    Returns whether they had to be installed.
+    Return True if they had to be installed.
     """
     layer, staging = module.params["layer"] or "", Path(folder)
     try:
@@ -247,7 +247,7 @@ def install(module: Any, path: Path, folder: str, digest: str, sha256: dict[str,
         with alone_in(path.parent):
             remove_stale(path)
             if digest_found(path, layer, check_mode=True) == digest:
-                return False  # by another control node meanwhile
+                return False  # another control node has installed it meanwhile
             with without_runs(path):
                 if module.params["base"]:
                     fill_beside(module, path, staging, digest)
@@ -264,34 +264,34 @@ def install(module: Any, path: Path, folder: str, digest: str, sha256: dict[str,
 
 
 def remove_stale(path: Path) -> None:
-    """Remove what broken-off installations of this environment have left."""
+    """Remove leftovers of interrupted installations of this environment."""
     left = list(path.parent.glob(f"{path.name}.staging-*"))
     for staging in unchanged(left, path.parent, STALE_SECONDS):
         shutil.rmtree(staging, ignore_errors=True)
 
 
 def options_of(staging: Path) -> list[str | Path]:
-    """uv's: it unpacks once, into a cache on the same file system, and links from there."""
+    """Return uv's options: it unpacks into a cache on the same file system, and links from it."""
     return ["--no-config", "--offline", "--quiet", "--cache-dir", staging / "cache"]
 
 
 def install_words(staging: Path) -> list[str | Path]:
-    """What uv installs: the wheels of the staging folder and nothing else."""
+    """Return uv's arguments: install only the wheels of the staging folder."""
     names = [wheel.name.split("-")[:2] for wheel in sorted(staging.glob("*.whl"))]
     pins = [f"{name}=={version}" for name, version in names]
     return ["--no-index", "--find-links", staging, "--no-deps", *pins]
 
 
 def fill_beside(module: Any, path: Path, staging: Path, digest: str) -> None:
-    """Install the wheels of the staging folder for another environment, under another name."""
+    """Install the wheels of the staging folder into another environment with another name."""
     base, new = Path(module.params["base"]), staging / "new"
     where = ["--python", base / "bin/python", "--prefix", new]
     options = options_of(staging)
     run(module, [base / "bin/uv", "pip", "install", *options, *where, *install_words(staging)])
-    (new / ".lock").unlink(missing_ok=True)  # uv's, which everybody may write
+    (new / ".lock").unlink(missing_ok=True)  # uv creates this lock world-writable
     finish(new, "", digest)
     run(module, ["sync", "--file-system", new])
-    shutil.rmtree(path, ignore_errors=True)  # one that is not whole
+    shutil.rmtree(path, ignore_errors=True)  # an incomplete environment
     new.rename(path)
 
 
@@ -308,14 +308,14 @@ def fill(module: Any, path: Path, staging: Path, layer: str, sha256: Mapping[str
     again = ["--reinstall"] if layer else []
     run(module, [uv, "pip", "install", *options, *python, *again, *install_words(staging)])
     run(module, [uv, "pip", "check", *options, *python])
-    (path / ".lock").unlink(missing_ok=True)  # uv's, which everybody may write
+    (path / ".lock").unlink(missing_ok=True)  # uv creates this lock world-writable
     (path / f"wheels{'-' + layer if layer else ''}.json").write_text(
         json.dumps(sha256, indent=1, sort_keys=True) + "\n", encoding="utf-8"
     )
 
 
 def run(module: Any, command: Iterable[object]) -> None:
-    """Run a program; its failure ends the module with its last words."""
+    """Run a program; on failure, end the module with the end of the program's output."""
     os.umask(0o022)
     environment = {"UV_PYTHON_DOWNLOADS": "never", "UV_LINK_MODE": "hardlink"}
     argv = [str(word) for word in command]
@@ -326,7 +326,7 @@ def run(module: Any, command: Iterable[object]) -> None:
 
 
 def main() -> None:
-    """Ansible's entry point; the action plugin calls it once to ask and once to install."""
+    """Ansible's entry point; the action plugin calls it once to query and once to install."""
     module = AnsibleModule(
         argument_spec={
             "path": {"type": "path", "required": True},
@@ -364,7 +364,7 @@ def main() -> None:
     version = ".".join(out.strip().split(".")[:2])
     digest = digest_found(path, module.params["layer"] or "", module.check_mode)
     if digest and not module.check_mode and path.stat().st_uid == os.geteuid():
-        protect(path)  # the account may be younger than the stack
+        protect(path)  # the account may have been created after the stack
     module.exit_json(
         changed=False,
         digest=digest,

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""Several small text files and folders in one task."""
+"""Creates several small text files and folders in one task."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ DOCUMENTATION = r"""
 module: files
 short_description: Several small text files and folders in one task
 description:
-  - Brings folders and small text files into the state described, in the order given.
+  - Brings folders and small text files into the described state, in the given order.
   - Does in one round trip what M(ansible.builtin.file) and M(ansible.builtin.copy) need one or two
-    for each of, which is most of the time of a run that finds nothing to do.
+    for each file. These round trips are most of the time of a run without changes.
   - A file is replaced as a whole by renaming, so a reader sees the old text or the new one.
-  - Where it sets a mode or an owner, it removes access control lists, and counts them as a change.
-  - Refuses links that a less trusted user may have made, in every part of a path, and what is
-    not a folder or a file of one name; root also refuses to keep files of its own in a folder that
-    others may change.
+  - If it sets a mode or an owner, it removes access control lists and reports that as a change.
+  - Rejects links in any part of a path that a less trusted user may have made, and paths that are
+    neither folders nor regular files without hard links. Root also refuses to keep its files in a
+    folder that others may change.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 extends_documentation_fragment:
@@ -23,7 +23,7 @@ extends_documentation_fragment:
   - ftcluster.cluster.attributes.texts
 options:
   files:
-    description: What shall be there, or shall not.
+    description: Files and folders that shall exist, or shall not.
     type: list
     elements: dict
     required: true
@@ -34,23 +34,22 @@ options:
         required: true
       state:
         description: >-
-          C(absent) removes folders with all that is in them, C(absent_if_empty) a folder without
-          anything in it.
+          C(absent) removes folders with their contents, C(absent_if_empty) only an empty folder.
         type: str
         choices: [file, directory, absent, absent_if_empty]
         default: file
       content:
-        description: The whole text of a file. Without it, a file that is there keeps its text.
+        description: The whole text of a file. Without it, an existing file keeps its text.
         type: str
       mode:
         description: Permissions in octal digits, quoted.
         type: str
       owner:
-        description: The user's name; empty, it is left as it is.
+        description: The user's name. Empty - the owner is not changed.
         type: str
         default: ""
       group:
-        description: The group's name; empty, it is left as it is.
+        description: The group's name. Empty - the group is not changed.
         type: str
         default: ""
 """
@@ -65,7 +64,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changed_paths:
-  description: The paths that were changed or would be.
+  description: The paths that were changed, or would be changed in check mode.
   returned: success
   type: list
   elements: str
@@ -98,16 +97,17 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
     write_text,
 )
 
-# instead of the number of a user or group
+# instead of a user or group id
 KEEP = -1
 UNKNOWN = -2
 
 
 def number_of(name: str, find: Callable[[str], Any], check_mode: bool) -> int:
-    """The number of a user or group, or KEEP without a name.
+    """Return the id of a user or group, or KEEP without a name.
 
     Raises:
-        LookupError: there is none of that name. In check mode it is UNKNOWN: it is made before.
+        LookupError: the name does not exist. In check mode the result is UNKNOWN instead, because
+            an earlier task would have created it.
     """
     try:
         return find(name)[2] if name else KEEP
@@ -118,7 +118,7 @@ def number_of(name: str, find: Callable[[str], Any], check_mode: bool) -> int:
 
 
 def attributes_differ(state: os.stat_result | None, mode: int | None, uid: int, gid: int) -> bool:
-    """Whether mode, owner or group are not as they shall be."""
+    """Return True if mode, owner or group differ from the requested ones."""
     return (
         state is None
         or (mode is not None and stat.S_IMODE(state.st_mode) != mode)
@@ -128,7 +128,7 @@ def attributes_differ(state: os.stat_result | None, mode: int | None, uid: int, 
 
 
 def has_other_rights(path: str, state: os.stat_result | None) -> bool:
-    """Return True if a file or folder has an ACL, which is to be removed with a change of owner."""
+    """Return True if a file or folder has an ACL that a change of owner must remove."""
     if state is None or stat.S_ISLNK(state.st_mode):
         return False
     with opened_parent(path) as (folder, name):
@@ -142,10 +142,10 @@ def has_other_rights(path: str, state: os.stat_result | None) -> bool:
 def set_attributes(
     path: str, is_kind: Callable[[int], bool], mode: int | None, uid: int, gid: int
 ) -> None:
-    """Set owner, group and mode of what is there, and remove its ACLs.
+    """Set owner, group and mode of an existing path, and remove its ACLs.
 
     Raises:
-        RefusedPath: it is no longer of its kind, or may be a file of the system by another name.
+        RefusedPath: the path has changed its kind, or may be a hard link to a system file.
     """
     with opened(path) as descriptor:
         state = os.fstat(descriptor)
@@ -166,13 +166,13 @@ def set_attributes(
 
 
 def text_to_show(path: str, state: os.stat_result | None) -> str | None:
-    """The text of what is there; None where a file is too large to be shown."""
+    """Return the text of an existing path for display; None if the file is too large."""
     too_large = state is not None and stat.S_ISREG(state.st_mode) and state.st_size > MOST_BYTES
     return None if too_large else read_text(path)
 
 
 def remove_empty(path: str, check_mode: bool) -> bool:
-    """Remove a folder without contents; returns whether there was one."""
+    """Remove an empty folder; return True if there was one."""
     found = status(path, follow=False)
     if found is None or not stat.S_ISDIR(found.st_mode):
         return False
@@ -190,7 +190,7 @@ def remove_empty(path: str, check_mode: bool) -> bool:
 
 
 def settle(entry: Mapping[str, Any], check_mode: bool) -> tuple[bool, str | None, str | None]:
-    """Bring one path into its state; returns (changed, text before, text after)."""
+    """Bring one path into its state; return (changed, text before, text after)."""
     path, state, content = entry["path"], entry["state"], entry["content"]
     if state == "absent_if_empty":
         return remove_empty(path, check_mode), "", ""
@@ -214,7 +214,7 @@ def settle(entry: Mapping[str, Any], check_mode: bool) -> tuple[bool, str | None
     if state == "directory":
         changed = changed or found is None or not stat.S_ISDIR(found.st_mode)
         if changed and not check_mode:
-            make_folder(path, 0o700)  # whoever may enter it now could stay in it
+            make_folder(path, 0o700)  # a user who may enter the folder now could stay in it
             new_mode = 0o755 if found is None and mode is None else mode
             set_attributes(path, stat.S_ISDIR, new_mode, uid, gid)
         return changed, "", ""
@@ -248,7 +248,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    os.umask(0o022)  # folders on the way are root's, and open to all
+    os.umask(0o022)  # folders on the way belong to root and are open to all
     changed_paths: list[str] = []
     diff: list[dict[str, str]] = []
     for entry in module.params["files"]:

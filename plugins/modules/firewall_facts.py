@@ -1,14 +1,14 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""Reads the firewall of a host: nftables' rules, and those of them that are ftcluster's."""
+"""Reads nftables' rules on a host, and finds the rules of ftcluster among them."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: firewall_facts
-short_description: Reads nftables' rules of a host, and whether ftcluster's are in force
+short_description: Reads a host's nftables rules, and whether ftcluster's rules are loaded
 description:
-  - Reads what the role P(ftcluster.cluster.firewall#role) has to know of a host. Changes nothing.
+  - Reads the facts that the role P(ftcluster.cluster.firewall#role) needs. Changes nothing.
   - Needs root, because only root can list rules.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
@@ -16,14 +16,14 @@ extends_documentation_fragment:
   - ftcluster.cluster.attributes.reads
 options:
   hosts:
-    description: Addresses that other tables may keep out.
+    description: Addresses of hosts that other tables may block.
     type: list
     elements: str
     default: []
 """
 
 EXAMPLES = r"""
-- name: Read whether the rules are in force
+- name: Read the state of the rules
   ftcluster.cluster.firewall_facts:
   become: true
   register: firewall
@@ -31,29 +31,29 @@ EXAMPLES = r"""
 
 RETURN = r"""
 nft:
-  description: The path of the program C(nft); empty where there is none.
+  description: The path of the program C(nft); empty if it is not installed.
   returned: success
   type: str
   sample: /usr/sbin/nft
 closing:
   description: >-
-    The chains of other tables that drop packets of some of O(hosts), and whether they are of ufw.
+    The chains of other tables that drop packets of some of O(hosts). C(has_ufw) is true for ufw's.
   returned: success
   type: list
   elements: dict
   sample: [{family: inet, table: firewalld, name: filter_INPUT, has_ufw: false}]
 has_table:
-  description: Whether there is the table C(inet ftcluster).
+  description: True if the table C(inet ftcluster) exists.
   returned: success
   type: bool
 state:
   description: >-
-    V(none) where setup has made no rules, V(loaded) where they are in force, else V(gone).
+    V(none) if setup has made no rules, V(loaded) if they are in force, else V(gone).
   returned: success
   type: str
   sample: loaded
 digest:
-  description: The digest in the comment of the rules that are in force; empty where there are none.
+  description: The digest in the comment of the loaded rules; empty if none are loaded.
   returned: success
   type: str
   sample: 0123456789abcdef
@@ -63,12 +63,12 @@ ports:
   type: str
   sample: 29500-29999, 32768-60999
 ssh_port:
-  description: The port that SSH came in by; empty where it did not.
+  description: The port of the SSH connection; empty without SSH.
   returned: success
   type: str
   sample: "22"
 unit:
-  description: What systemd says of C(ftcluster-firewall.service), whether it is enabled and active.
+  description: The state of C(ftcluster-firewall.service) in systemd, enabled and active.
   returned: success
   type: str
   sample: enabled active
@@ -87,9 +87,9 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import
 
 RULES = Path("/etc/ftcluster/firewall.nft")
 UNIT = "ftcluster-firewall.service"
-FOLDERS = ["/usr/sbin", "/sbin"]  # which are not on every user's search path
+FOLDERS = ["/usr/sbin", "/sbin"]  # not on every user's search path
 DIGEST = re.compile(r'comment "ftcluster ([0-9a-f]+)"')
-# of chains and of statements; libnftables-json(5)
+# comments of chains and of statements; libnftables-json(5)
 FAMILIES = ("inet", "ip", "ip6")
 DROPS = {"drop", "reject"}
 HARMLESS = {"counter", "log"}
@@ -97,7 +97,7 @@ PORTS = re.compile(r"set ports \{[^{}]*elements = \{([^{}]*)\}")
 
 
 def digest_in_force(ruleset: Sequence[Mapping[str, Any]]) -> str:
-    """The digest in the comment of ftcluster's rules, "" where none is loaded.
+    """Return the digest in the comment of ftcluster's rules, or "" if none are loaded.
 
     >>> rule = {"family": "inet", "table": "ftcluster", "comment": "ftcluster 0a"}
     >>> digest_in_force([{"rule": rule}])
@@ -116,10 +116,10 @@ def digest_in_force(ruleset: Sequence[Mapping[str, Any]]) -> str:
 def closing_chains(
     ruleset: Sequence[Mapping[str, Any]], hosts: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The chains of other tables that drop incoming packets of some hosts.
+    """Return the chains of other tables that drop incoming packets of some hosts.
 
-    By policy, or by a last rule without condition. Left out where the table names every host, or
-    has a rule with ftcluster's comment.
+    A chain drops packets by its policy, or by a last rule without a condition. Tables that name
+    every host or have a rule with ftcluster's comment are ignored.
     """
     closing = []
     for chain in (one["chain"] for one in ruleset if "chain" in one):
@@ -145,7 +145,7 @@ def closing_chains(
 
 
 def state_of(rules: str, digest: str) -> str:
-    """Whether the rules of a file are those in force.
+    """Return the state of a file's rules: loaded or not.
 
     >>> state_of('drop comment "ftcluster 0a"', "0a"), state_of("", "")
     ('loaded', 'none')

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: follow
-short_description: Follow the events of a training run
+short_description: Follows the events of a training run
 description:
-  - Appends each new line of a run's C(events.jsonl) to a file on the control node while it is
-    written, over the connection that Ansible has, until the run's C(end) event. A command on the
-    host waits for them, so that an idle run costs three sessions a minute.
-  - Goes on where the local file ends, so that a broken-off follower can be started again.
-  - Of events of more than 8 MiB, a first copy has the beginning, the end, and samples between them,
-    each at its place; the rest of the file is a hole.
-  - Of a log only the last 4 MiB are copied, and then what comes.
+  - Appends each new line of a run's C(events.jsonl) to a file on the control node, over Ansible's
+    connection, until the run's C(end) event. A command on the host waits for new lines, so an idle
+    run costs three sessions a minute.
+  - Continues at the end of the local file, so an interrupted follower can be restarted.
+  - If the events have more than 8 MiB, the first copy has the beginning, the end, and samples
+    between them, each at its position; the rest of the file is a hole.
+  - Of a log, only the last 4 MiB and later lines are copied.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:
@@ -23,11 +23,11 @@ options:
     type: path
     required: true
   file:
-    description: Another file of the run's folder, such as C(ranks.log), instead of the events.
+    description: Another file in the run's folder, such as C(ranks.log), instead of the events.
     type: path
     default: events.jsonl
   once:
-    description: Whether to copy only what the file has now, and not what comes until the run's end.
+    description: True to copy only the current contents, without waiting for the run's end.
     type: bool
     default: false
   destination:
@@ -37,16 +37,16 @@ options:
   output:
     description: >-
       A named pipe on the control node for the output of a script, C(output.jsonl), which is copied
-      before the events that were written after it. Beside it, in a file with the suffix C(.at), is
-      how much of it has been copied.
+      before the events that were written after it. A file beside it with the suffix C(.at) stores
+      the copied length.
     type: path
   prompts:
     description: >-
-      A file on the control node whose lines are added to the run's C(prompts.jsonl) as they come,
-      while the run waits for them. An empty line every 15 s tells that somebody is still there.
+      A file on the control node whose new lines are added to the run's C(prompts.jsonl) while the
+      run waits for them. An empty line every 15 s is a sign of life of the user.
     type: path
   poll_seconds:
-    description: Pause after what has come; it grows to 2 s while something always has.
+    description: Pause after new data. It grows to 2 s while there is always new data.
     type: float
     default: 0.5
 """

@@ -1,17 +1,17 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""Gives root what a removed account has left, without the rights that it gave to others."""
+"""Gives root the files of a removed account, and drops the access that the account granted."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: give_to_root
-short_description: Gives root what a removed account has left in a folder
+short_description: Gives root the files of a removed account in a folder
 description:
-  - Makes root the owner of a folder, and of everything of the account's in it, and removes their
-    access control lists. Whoever gets the account's number later would own it, and lists would let
-    other users read the next account's files.
-  - Files of other users stay theirs, also where the account has made a further name of one.
+  - Makes root the owner of a folder and of the account's files in it, and removes their access
+    control lists. Otherwise the next user with the account's number would own the files, and the
+    lists would let other users read the next account's files.
+  - Files of other users keep their owner, even if the account has made a hard link to one.
   - Follows no links, and does not enter file systems that are mounted in the folder.
   - Run it after the account's processes have ended.
 version_added: 0.1.0
@@ -30,7 +30,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Give runs that stay to root
+- name: Give the remaining runs to root
   ftcluster.cluster.give_to_root:
     path: /opt/ftcluster/runs
     uid: 998
@@ -39,7 +39,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 given:
-  description: The number of files and folders that root has become the owner of.
+  description: The number of files and folders with the new owner root.
   returned: success
   type: int
 """
@@ -62,11 +62,11 @@ FOLDER = READ | os.O_DIRECTORY
 
 
 def give(name: str, folder: int, uid: int, device: int) -> tuple[bool, bool]:
-    """Give one file or folder to root; returns (whether it did, whether it is a folder to enter).
+    """Give one file or folder to root; return (changed, True for a folder to enter).
 
     Args:
-        folder: the open folder that `name` is in.
-        device: file system outside of which nothing is changed.
+        folder: descriptor of the folder that contains `name`.
+        device: file system to which changes are limited.
     """
     descriptor = os.open(name, PATH_ONLY, dir_fd=folder)
     try:
@@ -83,15 +83,15 @@ def give(name: str, folder: int, uid: int, device: int) -> tuple[bool, bool]:
 
 
 def give_contents(here: int, uid: int) -> int:
-    """Give root what a user has in an open folder; returns the number of files and folders.
+    """Give root a user's files in an open folder; return the number of files and folders.
 
-    Folders may be nested more deeply than this process may have descriptors or Python may recurse.
+    Folders may be nested more deeply than the limits of descriptors or of recursion.
 
     Args:
-        here: the folder; it is closed.
+        here: descriptor of the folder, which is closed.
 
     Raises:
-        OSError: something cannot be read or changed, or was exchanged meanwhile.
+        OSError: a file or folder cannot be read or changed, or was exchanged meanwhile.
     """
     count, above, waiting = 0, [os.fstat(here)], [names_in(here)]
     try:
@@ -126,7 +126,7 @@ def names_in(folder: int) -> list[str]:
 
 
 def give_all(path: str | Path, uid: int) -> int:
-    """Give root a folder, last of all, and what a user has in it; returns how many were given."""
+    """Give root a user's files in a folder and then the folder; return the number of changes."""
     with opened_parent(path, follow=False) as (parent, name):
         here = os.open(name, FOLDER, dir_fd=parent)
         device = os.fstat(here).st_dev

@@ -1,17 +1,18 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""Reads what a host is: CPU, cores, memory, disk, network, system, Python. Changes nothing."""
+"""Reads a host's CPU, cores, memory, disk, network, system and Python. Changes nothing."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: host_facts
-short_description: What a training cluster needs to know of a host
+short_description: Reads the facts of a host that a training cluster needs
 description:
   - Reads CPU, cores, NUMA nodes, memory, free space, network, system, Python and allocator of a
     host.
-  - Limits of the process count - its CPU set and cgroup quota - because ranks run within them.
-  - The action plugin of the same name measures the host's clock as well.
+  - Limits of the process count, that is its CPU set and cgroup quota, because ranks run within
+    them.
+  - The action plugin of the same name also measures the host's clock.
   - Changes nothing and needs no privileges.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
@@ -20,54 +21,54 @@ extends_documentation_fragment:
 options:
   prefix:
     description:
-      - The folder that the cluster lives in on this host.
-      - Left out, C(/opt/ftcluster) where root can be had and C(~/.local/share/ftcluster) elsewhere.
+      - Folder of the cluster on this host.
+      - Default - C(/opt/ftcluster) if root is available, else C(~/.local/share/ftcluster).
     type: path
     default: ""
   has_root:
     description:
-      - Whether root can be had, though this task runs as someone else.
+      - True if root is available, although this task runs as another user.
       - The prefix then counts as writable unless its file system is mounted read-only.
     type: bool
     default: false
   address:
     description:
-      - The address that other hosts reach this one by; taken as it is.
+      - The address at which other hosts reach this one; used unchanged.
       - For a local connection, C(127.0.0.1).
     type: str
     default: ""
   inventory_address:
     description:
       - The inventory's address or name of the host, C(ansible_host).
-      - Used if one of the host's interfaces has it, and where nothing better is found.
+      - Used if one of the host's interfaces has it, or if nothing better is found.
     type: str
     default: ""
   other_hosts:
     description:
       - Addresses or names of other hosts of the cluster.
-      - Where nothing else tells the host's own address, it is the one that leads to these.
+      - If nothing else determines the host's address, it is the source address towards these hosts.
     type: list
     elements: str
     default: []
   local:
-    description: Whether Ansible came here without SSH, so that C(SSH_CONNECTION) is its user's.
+    description: True if Ansible connects without SSH, so that C(SSH_CONNECTION) is its user's.
     type: bool
     default: false
   rank_user:
-    description: The account that trains, whose programs are not told as C(services).
+    description: The training account, whose programs are not listed as C(services).
     type: str
     default: ""
   python:
     description:
-      - The program of a Python that the stack is to be made from, as a whole path.
-      - Where root can be had, root has to own it and all that it imports.
-      - Left out, those on the search path.
+      - The absolute path of the Python that the stack is to be made from.
+      - If root is available, root must own it and everything that it imports.
+      - Default - the Pythons on the search path.
     type: str
     default: ""
 """
 
 EXAMPLES = r"""
-- name: Read what the host is
+- name: Read the host's facts
   ftcluster.cluster.host_facts:
     inventory_address: "{{ ansible_host | default(inventory_hostname) }}"
   register: host
@@ -75,31 +76,31 @@ EXAMPLES = r"""
 
 RETURN = r"""
 facts:
-  description: What was found; sizes in bytes. Text that was not found is empty.
+  description: The facts; sizes are in bytes, and unknown texts are empty.
   returned: always
   type: dict
   contains:
-    hostname: {description: Its own name., type: str, sample: node0}
+    hostname: {description: The host's name., type: str, sample: node0}
     machine: {description: The architecture., type: str, sample: x86_64}
     kernel: {description: The kernel's release., type: str, sample: 6.1.0-18-amd64}
     os:
-      {description: The system's name for people.,
+      {description: The system's name and version.,
        type: str, sample: Debian GNU/Linux 12 (bookworm)}
     libc: {description: The C library and its version., type: str, sample: glibc 2.36}
     machine_id:
       {description: C(/etc/machine-id)., type: str, sample: 4f7d1c0b2a9e4c55b6f3d8a07e91c2d4}
     cpu_model:
-      {description: The CPU's own name., type: str, sample: Intel(R) Xeon(R) Platinum 8488C}
+      {description: The CPU's model name., type: str, sample: Intel(R) Xeon(R) Platinum 8488C}
     cpu_flags:
-      {description: Those flags of C(/proc/cpuinfo) that matter for training.,
+      {description: Flags in C(/proc/cpuinfo) that matter for training.,
        type: list, elements: str, sample: [avx512_vnni, avx512_bf16, amx_tile, amx_bf16]}
     cpu_generation:
       {description: "The generation of an Intel server CPU, or C(other).",
        type: str, sample: Sapphire Rapids}
     amx:
       description:
-        - C(usable), C(absent) without the flag amx_tile, or C(refused) where the CPU has AMX and
-          the kernel does not let this process use it.
+        - C(usable), C(absent) without the flag amx_tile, or C(refused) if the CPU has AMX but the
+          kernel does not let this process use it.
       type: str
       sample: usable
     threads: {description: Hardware threads this host may use., type: int, sample: 64}
@@ -108,29 +109,31 @@ facts:
        type: int, sample: 32}
     cpu_quota:
       description:
-        - CPUs' worth of time that the cgroup's quota allows, which may be less than one; none
+        - Number of CPUs that the cgroup's quota amounts to, which may be less than one; null
           without a quota.
       type: float
       sample: 48.5
     sockets: {description: CPU packages with at least one usable thread., type: int, sample: 1}
     rank_user_origin:
       description:
-        - Who made the account O(rank_user). V(own) is this collection, V(other) somebody else,
-          V(directory) what is not in C(/etc/passwd), such as LDAP. Empty where it is not there.
+        - Origin of the account O(rank_user). V(own) is this collection, V(other) somebody else,
+          V(directory) a service such as LDAP. Empty if the account does not exist.
       type: str
       sample: own
     numa_nodes: {description: NUMA nodes with at least one usable core., type: int, sample: 1}
     numa:
       description:
-        - The NUMA nodes of which cores or memory may be used. Physical cores of each within the CPU
-          set, whatever the cgroup quota; 0 where only the memory may be used, as of flat HBM.
-        - C(cpus) has the number of the first usable hardware thread of each core, C(socket_cpus)
-          those of all its usable hardware threads, by socket.
+        - The NUMA nodes with usable cores or memory. C(cores) counts physical cores within the CPU
+          set, without the cgroup quota. It is 0 if only the memory may be used, as in flat HBM
+          mode.
+        - C(cpus) has the number of the first usable hardware thread of each core. C(socket_cpus)
+          has all usable hardware threads of these cores, by socket.
         - C(memory_bytes) is 0 where the node has no memory or the host's cpuset forbids it.
-        - C(near) is the nearest node with usable cores, of a node without; and the nearest with
-          usable memory, of a node with cores and without memory; else none. C(hbm) is whether it
-          is high-bandwidth memory.
-        - C(distances) are the firmware's, to each node of this list; 10 is the node itself.
+        - For a node without usable cores, C(near) is the nearest node with some. For a node with
+          cores and without memory, it is the nearest node with usable memory. Otherwise it is null.
+          C(hbm) is true for high-bandwidth memory.
+        - C(distances) are the firmware's distances to each node of this list; 10 is the node
+          itself.
       type: list
       elements: dict
       sample:
@@ -139,30 +142,30 @@ facts:
         - {node: 1, cores: 0, cpus: "", socket_cpus: {}, memory_bytes: 68719476736, near: 0,
            hbm: true, distances: [13, 10]}
       contains:
-        node: {description: The kernel's number of it., type: int}
+        node: {description: The node's number in the kernel., type: int}
         cores: {description: Physical cores., type: int}
         cpus: {description: CPU numbers., type: str}
-        memory_bytes: {description: Its memory., type: int}
+        memory_bytes: {description: The node's memory., type: int}
         socket_cpus: {description: CPU numbers by socket., type: dict}
-        near: {description: The nearest node that has what it lacks., type: int}
-        distances: {description: "How far the nodes are.", type: list, elements: int}
-        hbm: {description: Whether it is high-bandwidth memory., type: bool}
+        near: {description: The nearest node with the missing resource., type: int}
+        distances: {description: "Distances to the nodes.", type: list, elements: int}
+        hbm: {description: True for high-bandwidth memory., type: bool}
     memory_bytes: {description: Memory this host may use., type: int, sample: 268435456000}
     nics:
       description:
-        - The network interfaces but loopback, each with its IPv4 and global IPv6 addresses.
-        - The speed is none where the driver does not know it and for interfaces without hardware;
-          of bonds, bridges and VLANs it is that of the fastest interface below.
+        - The network interfaces except loopback, with their IPv4 and global IPv6 addresses.
+        - The speed is null if the driver does not know it, or without hardware. For bonds, bridges
+          and VLANs, it is the speed of the fastest interface below.
       type: list
       elements: dict
       sample:
         - {name: eth0, addresses: [10.0.0.13], speed_mbits: 25000, mtu: 1500, driver: ice}
       contains:
-        name: {description: The kernel's name of it., type: str}
-        addresses: {description: Its addresses., type: list, elements: str}
+        name: {description: The interface's name in the kernel., type: str}
+        addresses: {description: The interface's addresses., type: list, elements: str}
         speed_mbits: {description: The link's speed in Mbit/s., type: int}
-        mtu: {description: Bytes of its largest packet., type: int}
-        driver: {description: The driver of its hardware., type: str}
+        mtu: {description: Maximum size of a packet in bytes., type: int}
+        driver: {description: The hardware's driver., type: str}
     rdma:
       description: The RDMA devices of C(/sys/class/infiniband).
       type: list
@@ -171,110 +174,111 @@ facts:
         - {name: mlx5_0, driver: mlx5_core, iwarp: false, active: true, interfaces: [eth0],
            opens: true}
       contains:
-        name: {description: The kernel's name of it., type: str}
-        driver: {description: The driver of its hardware., type: str}
-        iwarp: {description: "Whether it is iWARP, and not InfiniBand or RoCE.", type: bool}
-        active: {description: Whether one of its ports is active., type: bool}
+        name: {description: The device's name in the kernel., type: str}
+        driver: {description: The hardware's driver., type: str}
+        iwarp: {description: "True for iWARP, false for InfiniBand and RoCE.", type: bool}
+        active: {description: True if one of its ports is active., type: bool}
         interfaces:
-          {description: "Its network interfaces, and bonds and VLANs over them.",
+          {description: "Network interfaces of the device, and bonds and VLANs over them.",
            type: list, elements: str}
         opens:
-          {description: "Whether its files in C(/dev) can be opened, by any account.", type: bool}
+          {description: "True if any account can open its files in C(/dev).", type: bool}
     rdma_libraries:
-      {description: Those libraries of the host that libfabric's RDMA providers need.,
+      {description: Installed libraries that libfabric's RDMA providers need.,
        type: list, elements: str, sample: [libibverbs.so.1, librdmacm.so.1]}
     locks_memory:
-      {description: Whether the user that ran this may lock all memory., type: bool, sample: false}
+      {description: True if the task's user may lock all memory., type: bool, sample: false}
     network_address:
-      {description: The address that other hosts reach it by., type: str, sample: 10.0.0.13}
+      {description: The address at which other hosts reach it., type: str, sample: 10.0.0.13}
     network_interface:
-      {description: The interface that has this address; empty where none has.,
+      {description: The interface with this address; empty if none has it.,
        type: str, sample: eth0}
     ssh_port:
-      {description: "The port that SSH came in at, behind NAT the inner one; 0 without SSH.",
+      {description: "The port of the SSH connection, behind NAT the inner one; 0 without SSH.",
        type: int, sample: 22}
-    prefix: {description: The folder that the cluster lives in., type: str, sample: /opt/ftcluster}
+    prefix: {description: Folder of the cluster., type: str, sample: /opt/ftcluster}
     prefix_writable:
-      {description: Whether this folder can be made and filled., type: bool, sample: true}
+      {description: True if this folder can be created and filled., type: bool, sample: true}
     prefix_refused:
       description:
-        - Why root must not install there, or nothing that is installed there could be started, and
-          what to do; none where it may.
+        - The reason why root must not install there, or why nothing installed there could be
+          executed, and advice; null if there is none.
       type: dict
       sample: null
       contains:
         what: {description: The reason., type: str}
-        hint: {description: What to do., type: str}
-    has_stack: {description: Whether a stack is there already., type: bool, sample: false}
+        hint: {description: Advice., type: str}
+    has_stack: {description: True if a stack is installed., type: bool, sample: false}
     current:
-      {description: "The folder of the stack that is in use, or an empty string.",
+      {description: "The folder of the stack in use, or an empty string.",
        type: str, sample: native-1b2c3d4e5f60}
     stacks:
-      {description: The folders of the stacks that were installed to their end.,
+      {description: The folders of completely installed stacks.,
        type: list, elements: str, sample: [native-1b2c3d4e5f60]}
     node_package:
-      {description: "The version of ftcluster that the stack in use has, or an empty string.",
+      {description: "The version of ftcluster in the stack in use, or an empty string.",
        type: str, sample: 0.1.0}
     record:
       description:
         - The text of the cluster's record, which M(ftcluster.cluster.cluster_record) writes on the
-          head; empty where there is none.
+          head; empty if there is none.
       type: str
       sample: '{"format": 1, "drained": {}, "all_reduce": {}, "tunings": {}}'
     free_bytes:
       {description: Free space on the file system of the folder., type: int, sample: 80000000000}
-    python: {description: Version of the Python that ran this., type: str, sample: 3.11.2}
+    python: {description: Version of the Python that ran this module., type: str, sample: 3.11.2}
     pythons:
       description:
-        - Version and path of every Python on the search path, the one that ran this first.
-        - Only of O(python) where that is given and can be used.
+        - Version and path of every Python on the search path, the current one first.
+        - With a usable O(python), only that one.
       type: list
       elements: dict
       sample: [{version: 3.11.2, path: /usr/bin/python3}]
       contains:
-        version: {description: Its version., type: str}
-        path: {description: Its program., type: str}
+        version: {description: The Python's version., type: str}
+        path: {description: The Python's program., type: str}
     python_refused:
-      description: Why no stack can be made from O(python), and what to do; none where one can.
+      description: The reason why O(python) cannot be used, and advice; null if it can.
       type: dict
       sample: null
       contains:
         what: {description: The reason., type: str}
-        hint: {description: What to do., type: str}
-    user: {description: The user that ran this., type: str, sample: ops}
-    is_root: {description: Whether that was root., type: bool, sample: false}
+        hint: {description: Advice., type: str}
+    user: {description: The task's user., type: str, sample: ops}
+    is_root: {description: True if that user is root., type: bool, sample: false}
     tcmalloc:
       {description: Path of the tcmalloc library.,
        type: str, sample: /usr/lib/x86_64-linux-gnu/libtcmalloc.so.4}
     other_clusters:
       description:
-        - The clusters in other folders than O(prefix) that root has set up on this host, with the
-          account of each, as C(/etc/ftcluster/clusters) has them.
+        - The clusters in folders other than O(prefix) that root has set up on this host, with their
+          accounts, from C(/etc/ftcluster/clusters).
       type: list
       elements: dict
       sample: [{prefix: /srv/other, user: ftcluster}]
       contains:
-        prefix: {description: Its folder., type: str}
-        user: {description: The account that trains there., type: str}
+        prefix: {description: Folder of the cluster., type: str}
+        user: {description: The cluster's training account., type: str}
     firewall_hosts:
-      description: The addresses that the host's firewall rules of ftcluster let in.
+      description: The addresses that ftcluster's firewall rules on the host accept.
       type: list
       elements: str
       sample: [10.0.0.11]
     openmp:
-      {description: "Path of Intel's OpenMP library, of the stack in use or the host's own.",
+      {description: "Path of Intel's OpenMP library in the stack in use or on the host.",
        type: str, sample: /opt/ftcluster/current/lib/libiomp5.so}
     local_ports:
       description:
-        - The TCP ports that the kernel gives to programs that ask for any, ranges of
+        - The TCP ports that the kernel assigns on request, ranges of
           C(net.ipv4.ip_local_port_range) without C(net.ipv4.ip_local_reserved_ports).
       type: list
       elements: str
       sample: [32768-60999]
     services:
       description:
-        - At which of these, or of 29500 to 29999, programs of other accounts than O(rank_user)
-          listen for other hosts, with the account. The port that SSH came in by is left out.
+        - Those ports among these and 29500 to 29999 at which programs of accounts other than
+          O(rank_user) listen for other hosts, with the account. The port of the SSH connection is
+          excluded.
       type: list
       elements: dict
       sample: [{port: 40000, user: statd}]
@@ -282,16 +286,16 @@ facts:
         port: {description: The port., type: int}
         user: {description: The account., type: str}
     host_firewall:
-      {description: "What manages a firewall of the host, C(firewalld) or C(ufw), or nothing.",
+      {description: "The program that manages a firewall, C(firewalld) or C(ufw), or empty.",
        type: str, sample: ufw}
     firewall_rules:
-      {description: "Whether the role C(firewall) has written its rules, loaded or not.",
+      {description: "True if the role C(firewall) has written rules, loaded or not.",
        type: bool, sample: true}
     clock_offset_seconds:
-      {description: The host's clock minus the control node's; none where it could not be measured.,
+      {description: The host's clock minus the control node's; null if it could not be measured.,
        type: float, sample: -0.004}
     clock_error_seconds:
-      {description: "How far off the measurement can be, half of its round trip; none as above.",
+      {description: "Maximum error of the measurement, half of its round trip; null as above.",
        type: float, sample: 0.011}
 """
 
@@ -338,31 +342,31 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
     user_name,
 )
 
-# what oneDNN chooses its kernels by, names as in /proc/cpuinfo
+# flags by which oneDNN chooses its kernels, with their names in /proc/cpuinfo
 FLAGS = (
     "avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
     "avx_vnni", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16",
 )  # fmt: skip
-MINORS = range(8, 16)  # Python 3.8 is the oldest that Ansible runs with on a host
-# with the profiler or without it; where the distributions' packages put them
+MINORS = range(8, 16)  # Python 3.8 is the oldest that Ansible supports on hosts
+# library names with and without the profiler, and the folders of the distributions' packages
 TCMALLOC = ("libtcmalloc.so.4", "libtcmalloc_minimal.so.4")
 OPENMP = ("libiomp5.so",)
-# what the providers of Intel MPI's libfabric are linked with and the stack does not have
+# libraries that the providers of Intel MPI's libfabric need and the stack lacks
 RDMA_LIBRARIES = (
     "libibverbs.so.1", "librdmacm.so.1", "libefa.so.1", "libpsm2.so.2", "libnuma.so.1",
     "libuuid.so.1",
 )  # fmt: skip
-ACCOUNT_COMMENT = "ftcluster training"  # by which the role account knows its own
-FIREWALL_RULES = Path("/etc/ftcluster/firewall.nft")  # which the role firewall writes
-CLUSTERS = Path("/etc/ftcluster/clusters")  # which the playbook system writes
-OUR_PORTS = "29500-29999"  # where mpirun and the ranks meet
+ACCOUNT_COMMENT = "ftcluster training"  # marks accounts that the role account has created
+FIREWALL_RULES = Path("/etc/ftcluster/firewall.nft")  # written by the role firewall
+CLUSTERS = Path("/etc/ftcluster/clusters")  # written by the playbook system
+OUR_PORTS = "29500-29999"  # ports on which mpirun and the ranks connect
 LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/lib64", "/usr/lib", "/usr/local/lib",
 )  # fmt: skip
 
 
 def writable(folder: Path, has_root: bool = False) -> bool:
-    """Whether this user, or root if it can be had, could make and fill the folder."""
+    """Return True if this user, or root if available, could create and fill the folder."""
     there = nearest_existing(folder)
     if not there.is_dir():
         return False
@@ -373,18 +377,18 @@ def writable(folder: Path, has_root: bool = False) -> bool:
 
 
 def refusal(folder: Path) -> dict[str, str] | None:
-    """Why root must not install in a folder: another user could exchange it there."""
+    """Return the reason why root must not install in a folder that another user could change."""
     try:
         with opened_parent(folder, guarded=True):
             return None
     except RefusedPath as error:
         return {"what": f"{error.filename}: {error.what}", "hint": error.hint}
-    except OSError:  # it is missing, or this user may not look, and root will
+    except OSError:  # the folder is missing, or only root may read it
         return None
 
 
 def noexec(folder: Path) -> dict[str, str] | None:
-    """Why programs could not be started from a folder, nor libraries be loaded from it."""
+    """Return the reason why programs or libraries in a folder cannot be executed, or ""."""
     if not os.statvfs(nearest_existing(folder)).f_flag & os.ST_NOEXEC:
         return None
     return {
@@ -394,14 +398,14 @@ def noexec(folder: Path) -> dict[str, str] | None:
 
 
 def os_name(read_file: Callable[[str], str] = read) -> str:
-    """The system's name for people, by /etc/os-release."""
+    """Return the system's name for people, from /etc/os-release."""
     text = read_file("/etc/os-release") or read_file("/usr/lib/os-release")
     found = re.search("^PRETTY_NAME=(.*)$", text, re.MULTILINE)
     return found[1].strip(" \"'") if found else ""
 
 
 def cpu_facts(cpuinfo: Mapping[str, str]) -> dict[str, Any]:
-    """What the first CPU's fields of /proc/cpuinfo say."""
+    """Return the facts in the first CPU's fields of /proc/cpuinfo."""
     flags = set(cpuinfo.get("flags", "").split())
     vendor = cpuinfo.get("vendor_id", "")
     family, model, stepping = (
@@ -416,7 +420,7 @@ def cpu_facts(cpuinfo: Mapping[str, str]) -> dict[str, Any]:
 
 
 def network_facts(module: Any) -> dict[str, Any]:
-    """The interfaces, and the address that other hosts reach this one by."""
+    """Return the interfaces, and the address at which other hosts reach this one."""
     program = module.get_bin_path("ip")
     listing = module.run_command([program, "-json", "address"])[1] if program else ""
     nics = interfaces(listing)
@@ -438,7 +442,7 @@ def network_facts(module: Any) -> dict[str, Any]:
 
 
 def port_facts(ssh_connection: str, rank_user: str) -> dict[str, Any]:
-    """The ports that ranks may listen at, and those of them that others' programs have."""
+    """Return the ports that ranks may listen on, and the ones that other programs use."""
     given = local_ports(read)
     ours = number_list(",".join([OUR_PORTS, *given]))
     ssh_port = number(ssh_connection.rpartition(" ")[2])
@@ -456,13 +460,13 @@ def port_facts(ssh_connection: str, rank_user: str) -> dict[str, Any]:
 
 
 def library(names: Iterable[str], folders: Sequence[str | Path] = LIBRARY_FOLDERS) -> str:
-    """The path of the first library of these names, or an empty string."""
+    """Return the path of the first library with one of these names, or ""."""
     candidates = [Path(folder, name) for name in names for folder in folders]
     return next((str(path) for path in candidates if exists(path)), "")
 
 
 def pythons(module: Any) -> list[dict[str, str]]:
-    """Version and path of every Python on the search path, the one that runs this first."""
+    """Return version and path of every Python on the search path, the current one first."""
     found = [{"version": platform.python_version(), "path": sys.executable}]
     program = "import platform, sys; print(platform.python_version(), sys.executable)"
     for minor in MINORS:
@@ -478,7 +482,7 @@ def pythons(module: Any) -> list[dict[str, str]]:
 def pythons_for_stacks(
     module: Any, has_root: bool
 ) -> tuple[list[dict[str, str]], dict[str, str] | None]:
-    """The Pythons that a stack can be made from, and why not from the one that was given."""
+    """Return the Pythons that can be the base of a stack, and the reason against the user's one."""
     path = module.params["python"]
     if not path:
         return pythons(module), None
@@ -492,7 +496,7 @@ def pythons_for_stacks(
 
 
 def current_stack(prefix: Path) -> str:
-    """The name of the folder of the stack in use, or an empty string."""
+    """Return the name of the folder of the stack in use, or ""."""
     try:
         return Path(os.readlink(prefix / "current")).name  # noqa: PTH115 - Path.readlink is of 3.9
     except OSError:
@@ -500,7 +504,7 @@ def current_stack(prefix: Path) -> str:
 
 
 def finished_stacks(prefix: Path) -> list[str]:
-    """The names of the folders of stacks that were installed to their end."""
+    """Return the names of the folders of completely installed stacks."""
     try:
         return sorted(marker.parent.name for marker in prefix.glob("stacks/*/.complete"))
     except OSError:
@@ -508,15 +512,15 @@ def finished_stacks(prefix: Path) -> list[str]:
 
 
 def node_package(prefix: Path) -> str:
-    """The version of the node package in the stack in use, or an empty string.
+    """Return the version of the node package in the stack in use, or "".
 
-    Builds of before formats.py had the number of the coming release, whatever their commit was.
+    Old builds without formats.py have the number of the next release, whatever their commit.
     """
     try:
         found = sorted(
             prefix.glob("current/lib/python3*/site-packages/ftcluster_train-*.dist-info")
         )
-    except OSError:  # before Python 3.13, where this user may not look
+    except OSError:  # before Python 3.13, if this user may not read the folder
         return ""
     if not found:
         return ""
@@ -526,7 +530,7 @@ def node_package(prefix: Path) -> str:
 
 
 def record_text(prefix: Path) -> str:
-    """The text of the cluster's record, or a part of it that is too long to be one."""
+    """Return the text of the cluster's record; if it is too long to be a record, only a part."""
     try:
         descriptor = os.open(prefix / "cluster.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
@@ -536,7 +540,7 @@ def record_text(prefix: Path) -> str:
 
 
 def origin(name: str, read_file: Callable[[str], str] = read) -> str:
-    """Who made an account: "own", "other", "directory" (LDAP and the like); "" if it is missing."""
+    """Return an account's origin: "own", "other", "directory" (such as LDAP), or "" if missing."""
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
@@ -547,9 +551,9 @@ def origin(name: str, read_file: Callable[[str], str] = read) -> str:
 
 
 def host_firewall(read_file: Callable[[str], str], is_active: Callable[[str], bool]) -> str:
-    """Which of the usual programs manages a firewall here, or an empty string.
+    """Return the name of the usual program that manages the firewall here, or "".
 
-    The unit of ufw is active where ufw itself is disabled, too.
+    The unit of ufw is active even if ufw itself is disabled.
 
     >>> host_firewall(lambda _: "ENABLED=no", lambda unit: unit == "ufw")
     ''
@@ -560,13 +564,13 @@ def host_firewall(read_file: Callable[[str], str], is_active: Callable[[str], bo
 
 
 def other_clusters(prefix: str, folder: Path = CLUSTERS) -> list[dict[str, str]]:
-    """The clusters of a folder with a record of each, but for the one in `prefix`."""
+    """Return the clusters with a record in a folder, except the cluster in `prefix`."""
     records = (read(path).split("\n")[0].rpartition(" ") for path in sorted(folder.glob("*")))
     return [{"prefix": r[0], "user": r[2]} for r in records if r[1] and r[0] != prefix]
 
 
 def firewall_hosts(rules: str) -> list[str]:
-    """The addresses in the text of the firewall's rules.
+    """Return the addresses in the text of the firewall's rules.
 
     >>> firewall_hosts("set hosts4 {\\n type ipv4_addr\\n elements = { 10.0.0.1, 10.0.0.2 }\\n}")
     ['10.0.0.1', '10.0.0.2']
@@ -599,7 +603,7 @@ def main() -> None:
     prefix = Path(module.params["prefix"] or default / "ftcluster").absolute()
     if module.params["prefix"].startswith("~"):
         module.fail_json(
-            msg=f"{module.params['prefix']}: no such home folder here; give prefix as a whole path"
+            msg=f"{module.params['prefix']}: no such home folder here; give an absolute path"
         )
     allowed, memory = os.sched_getaffinity(0), memory_bytes()
     sockets, cores, numa = topology(allowed, memory, cpuinfo.get("model name", ""))

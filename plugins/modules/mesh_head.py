@@ -1,10 +1,10 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""The head's side of the SSH mesh: its key, and whom it trusts.
+"""Manages the head's side of the SSH mesh: its key, and the hosts that it trusts.
 
-A module of our own, because ansible-core has none that makes keys (openssh_keypair is of
-community.crypto), its known_hosts changes one line a task and takes what this module refuses, and
-ssh_config has to keep the hosts that --limit leaves out.
+This module exists because ansible-core cannot create keys (openssh_keypair is in community.crypto),
+its known_hosts module changes one line per task and accepts lines that this module rejects, and
+ssh_config must keep the hosts that --limit excludes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ description:
   - Keeps everything that the head needs to reach the other hosts in one folder, apart from the
     user's own SSH settings. C(ssh -F <folder>/ssh_config NAME) uses it.
   - Makes an Ed25519 key unless there is one. The private key never leaves the head.
-  - Trusts the host keys it is given and no others.
+  - Trusts only the host keys in O(members).
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 extends_documentation_fragment:
@@ -24,35 +24,35 @@ extends_documentation_fragment:
   - ftcluster.cluster.attributes.texts
 options:
   folder:
-    description: The folder, made if missing. Only its owner can read what is in it.
+    description: The folder; it is created if missing. Only its owner can read its files.
     type: path
     required: true
   address:
     description:
-      - The head's address that the hosts see it come from. Left out, the one from the last time.
+      - The address that the hosts see the head's connections come from. Default - the saved one.
     type: str
     default: ""
   members:
     description:
-      - The hosts. Those that are known from before and are not in it are kept if O(names) has them.
+      - The hosts. Hosts of earlier calls that are missing here are kept if O(names) has them.
     type: list
     elements: dict
     default: []
     suboptions:
       name:
-        description: The inventory's name.
+        description: The inventory name.
         type: str
         required: true
       address:
-        description: The address that the head reaches it by.
+        description: The address at which the head reaches the host.
         type: str
         required: true
       port:
-        description: The port of its SSH server.
+        description: The port of the host's SSH server.
         type: int
         default: 22
       user:
-        description: The account that runs ranks there.
+        description: The account that runs ranks on the host.
         type: str
         required: true
       host_keys:
@@ -61,7 +61,7 @@ options:
         elements: str
         required: true
   names:
-    description: All hosts of the inventory; others are forgotten.
+    description: All hosts of the inventory. Other hosts are removed.
     type: list
     elements: str
     default: []
@@ -76,7 +76,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 public_key:
-  description: The head's public key, C(TYPE BASE64 COMMENT); empty in check mode before it is made.
+  description: The head's public key, C(TYPE BASE64 COMMENT); empty in check mode before it exists.
   returned: success
   type: str
 address:
@@ -100,12 +100,12 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 )
 
 if TYPE_CHECKING:
-    Members = Sequence[Mapping[str, Any]]  # as the option `members` has them
+    Members = Sequence[Mapping[str, Any]]  # as in the option `members`
 
 KEY = "id_ed25519"
 RECORD = "mesh.json"
-FORMAT = 1  # of RECORD; one without the number has format 0
-# A host without power says nothing: these end a connection to it in seconds instead of minutes.
+FORMAT = 1  # the format of RECORD; a record without the number has format 0
+# A host without power does not respond: these end a connection in seconds instead of minutes.
 SETTINGS = {
     "BatchMode": "yes",
     "ConnectTimeout": "5",
@@ -122,7 +122,7 @@ SETTINGS = {
 }
 
 
-# a word of ssh_config and of known_hosts, and a public key; hosts answer with the latter
+# a word of ssh_config and known_hosts, and a public key as hosts report it
 WORD = re.compile(r"[^\s\x00-\x1f\x7f*?!,\"#]+")
 PUBLIC_KEY = re.compile(r"[a-z0-9-]+ [A-Za-z0-9+/]+=*")
 
@@ -132,7 +132,7 @@ class NewerFormat(Exception):
 
 
 def wrong_words(members: Members) -> list[str]:
-    """Sentences on what would be read as something else, or as another line."""
+    """Return errors for values that would be read as something else, or as another line."""
     wrong = [
         f"{key} of {member['name']!a} is {member[key]!a}"
         for member in members
@@ -148,7 +148,7 @@ def wrong_words(members: Members) -> list[str]:
 
 
 def known_hosts(members: Members) -> str:
-    """The text of a known_hosts file: each host under its name and its address."""
+    """Return the text of a known_hosts file: each host with its name and its address."""
     lines = []
     for member in members:
         names = dict.fromkeys([member["name"], member["address"]])
@@ -159,7 +159,7 @@ def known_hosts(members: Members) -> str:
 
 
 def ssh_config(members: Members, folder: Path, address: str) -> str:
-    """The text of an ssh_config file."""
+    """Return the text of an ssh_config file."""
     lines = ["# Written by ftcluster; changes are overwritten.\n"]
     for member in members:
         names = " ".join(dict.fromkeys([member["name"], member["address"]]))
@@ -171,20 +171,20 @@ def ssh_config(members: Members, folder: Path, address: str) -> str:
         ]
     lines += ["Host *\n", f"  IdentityFile {folder / KEY}\n"]
     lines += [f"  UserKnownHostsFile {folder / 'known_hosts'}\n"]
-    if address:  # the hosts let in this address only
+    if address:  # the hosts accept only this address
         lines.append(f"  BindAddress {address}\n")
     lines += [f"  {key} {value}\n" for key, value in SETTINGS.items()]
     return "".join(lines)
 
 
 def merged(known: Members, given: Members, names: Iterable[str]) -> list[Mapping[str, Any]]:
-    """Members by the inventory's order: new ones instead of known ones of the same name."""
+    """Return members in the inventory's order; new ones replace known ones with the same name."""
     by_name = {member["name"]: member for member in [*known, *given]}
     return [by_name[name] for name in names if name in by_name]
 
 
 def texts_of(members: Members, folder: Path, address: str) -> dict[str, str]:
-    """The files that say whom the head trusts, by name."""
+    """Return the texts of the files that define whom the head trusts, by file name."""
     return {
         "known_hosts": known_hosts(members),
         "ssh_config": ssh_config(members, folder, address),
@@ -194,10 +194,10 @@ def texts_of(members: Members, folder: Path, address: str) -> dict[str, str]:
 
 
 def parse_mesh(text: str | None, path: Path) -> dict[str, Any]:
-    """What the text of mesh.json says of the mesh; empty where there is none.
+    """Return the contents of mesh.json; empty if there is no file.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text is no such document.
     """
     found: dict[str, Any] = {}
     try:
@@ -227,7 +227,7 @@ def parse_mesh(text: str | None, path: Path) -> dict[str, Any]:
 
 
 def make_key(module: Any, folder: Path) -> None:
-    """Make the key pair, the private half last, so that one that is there is whole."""
+    """Create the key pair, the private key last, so that an existing private key is complete."""
     new = folder / f"{KEY}.new"
     for path in (new, folder / f"{KEY}.new.pub"):
         path.unlink(missing_ok=True)
@@ -260,7 +260,7 @@ def main() -> None:
     )
     wrong = wrong_words(module.params["members"])
     if wrong:
-        module.fail_json(msg=f"not what the mesh can write down: {'; '.join(wrong)}")
+        module.fail_json(msg=f"invalid values for the mesh: {'; '.join(wrong)}")
     folder = Path(module.params["folder"])
     changed, diff = False, []
     try:

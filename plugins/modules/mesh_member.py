@@ -1,27 +1,27 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""A host's side of the SSH mesh: whom it lets in, and the host's keys.
+"""Manages a host's side of the SSH mesh: the head that it accepts, and the host's keys.
 
-A module of our own, because authorized_key is not of ansible-core but of ansible.posix, and knows a
-line by its key alone: a head with a new key would leave the line of the previous one.
+This module exists because authorized_key is in ansible.posix and identifies lines only by their
+key: after a change of the head's key, the line of the old key would remain.
 """
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: mesh_member
-short_description: Lets the head of a cluster in, and tells the host's public keys
+short_description: Lets the head of a cluster log in, and returns the host's public keys
 description:
-  - Keeps one line for the head in the C(authorized_keys) of the user that the task runs as, with
-    C(restrict) and C(from=), and leaves all other lines as they are.
-  - Returns the public host keys, read from the host itself over the connection that Ansible has.
+  - Keeps one line for the head in the C(authorized_keys) of the task's user, with C(restrict) and
+    C(from=), and does not change other lines.
+  - Returns the public host keys, read on the host over Ansible's connection.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 extends_documentation_fragment:
   - ftcluster.cluster.attributes.changes
 options:
   public_key:
-    description: The head's public key. Empty in check mode before it is made.
+    description: The head's public key. Empty in check mode before it exists.
     type: str
     default: ""
   address:
@@ -30,19 +30,19 @@ options:
     default: ""
   folder:
     description:
-      - The folder of the mesh on the head. It names the cluster in the line, so that a host may
-        have a line for each cluster that it is in.
+      - The folder of the mesh on the head. It identifies the cluster in the line, so that a host
+        may have one line for each of its clusters.
     type: str
     required: true
   state:
-    description: Whether the head is let in.
+    description: V(present) lets the head log in.
     type: str
     choices: [present, absent]
     default: present
 """
 
 EXAMPLES = r"""
-- name: Let the head in
+- name: Let the head log in
   ftcluster.cluster.mesh_member:
     public_key: "{{ head.public_key }}"
     address: 10.0.0.11
@@ -71,9 +71,9 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
     write_text,
 )
 
-MARK = "ftcluster-mesh@"  # how the key's comment begins
+MARK = "ftcluster-mesh@"  # beginning of the key's comment
 KEYS = "/etc/ssh/ssh_host_*_key.pub"
-# what mesh_head answers; anything else may be a line of its own, without restrict and from=
+# the form of mesh_head's results; other text could be a line without restrict and from=
 PUBLIC_KEY = re.compile(rf"ssh-ed25519 [A-Za-z0-9+/]+=* {MARK}[\w.-]*|")
 ADDRESS = re.compile(r"[\w:.%-]*")
 FOLDER = re.compile(r"/[\w./+@%=,~-]*", re.ASCII)
@@ -81,36 +81,37 @@ TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
 
 
 def with_line(text: str, line: str, folder: str) -> str:
-    """The text of an authorized_keys file with this line for the cluster's head, or without any.
+    """Return the text of an authorized_keys file with this line for the cluster's head, or none.
 
-    Lines of earlier versions name no folder; they are taken for this cluster's.
+    Lines of earlier versions name no folder; they count as lines of this cluster.
     """
     others = [kept for kept in text.splitlines() if not is_of(kept, folder)]
     return "".join(f"{kept}\n" for kept in [*others, *([line] if line else [])])
 
 
 def is_of(line: str, folder: str) -> bool:
-    """Whether a line of authorized_keys lets in the head whose mesh has this folder."""
+    """Return True if a line of authorized_keys accepts the head whose mesh has this folder."""
     mark, comment = line.partition(MARK)[1:]
     return bool(mark) and comment.partition(" ")[2] in ("", folder)
 
 
 def entry(public_key: str, address: str, folder: str) -> str:
-    """One line of authorized_keys: this key, from this address, for commands only."""
+    """Return one line of authorized_keys: this key, from this address, for commands only."""
     return f'restrict,from="{address}" {public_key} {folder}'
 
 
 def key_of(line: str) -> str:
-    """A line of a public key's file without its comment; empty for a type that is not used."""
+    """Return the line of a public key file without its comment; "" for an unused key type."""
     words = line.split()
     return " ".join(words[:2]) if len(words) >= 2 and words[0] in TYPES else ""
 
 
 def lines_of(path: Path) -> str | None:
-    """The text of an authorized_keys file, or None if it does not exist.
+    """Return the text of an authorized_keys file, or None if it does not exist.
 
     Raises:
-        RefusedPath: it is no regular file, too large or no text, and would not be kept as it is.
+        RefusedPath: the file is no regular file, is too large or no text, and thus could not be
+            preserved.
     """
     found = read_text(path)
     if found and "\ufffd" in found:
@@ -119,7 +120,7 @@ def lines_of(path: Path) -> str | None:
 
 
 def host_keys() -> list[str]:
-    """The host's public keys, without their comments."""
+    """Return the host's public keys, without their comments."""
     paths = sorted(Path("/").glob(KEYS.lstrip("/")))
     texts = [path.read_text(encoding="ascii", errors="replace") for path in paths]
     return list(filter(None, map(key_of, texts)))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: node_program
-short_description: Runs a program of the package that trains
+short_description: Runs a program of the node package
 description:
   - Runs a Python module of C(ftcluster_train) with the Python of a stack, in the folder C(/), so
     that nothing of the user's home is imported.
@@ -17,7 +17,7 @@ extends_documentation_fragment:
   - ftcluster.cluster.attributes.skips
 options:
   stack:
-    description: The folder of the stack.
+    description: The stack's folder.
     type: path
     required: true
   program:
@@ -30,11 +30,11 @@ options:
     elements: str
     default: []
   stdin:
-    description: What it reads from its standard input; for secrets, which no argument may have.
+    description: Standard input of the program. Secrets belong here and not in O(arguments).
     type: str
   compiles:
     description: >-
-      Whether it keeps the bytecode of what it imports, in E(PYTHONPYCACHEPREFIX) or beside the
+      True to keep the bytecode of imported modules, in E(PYTHONPYCACHEPREFIX) or beside the
       sources; for programs that import torch.
     type: bool
     default: false
@@ -56,11 +56,11 @@ rc:
   returned: always
   type: int
 stdout:
-  description: What it printed.
+  description: The program's output.
   returned: always
   type: str
 stderr:
-  description: What it printed as errors.
+  description: The program's error output.
   returned: always
   type: str
 """

@@ -1,17 +1,17 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""Tries whether a host's package manager can get packages that are missing."""
+"""Checks that a host's package manager can get missing packages."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: package_sources
-short_description: Tries whether apt or dnf reaches one of its sources
+short_description: Checks that apt or dnf reaches one of its sources
 description:
-  - Downloads the index of one source after the other with apt's own settings, until one comes. It
-    is removed again; apt's lists stay as they are.
-  - Of dnf the metadata of one source are brought up to date, which an installation would do too.
-  - On hosts with neither, or where no program is missing, nothing is tried.
+  - With apt, downloads the indexes of the sources with apt's settings, until one succeeds. The
+    index is removed again, and apt's lists stay unchanged.
+  - With dnf, updates the metadata of one source, as an installation would do.
+  - Nothing is checked on hosts with neither, or if no program is missing.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 extends_documentation_fragment:
@@ -23,13 +23,13 @@ options:
     elements: str
     default: []
   programs:
-    description: Packages that count as missing where the program, which is the value, is.
+    description: Names of programs by package; a package counts as missing without its program.
     type: dict
     default: {}
 """
 
 EXAMPLES = r"""
-- name: Try whether nftables could be installed
+- name: Check that nftables could be installed
   ftcluster.cluster.package_sources:
     programs: {nftables: nft}
   register: sources
@@ -44,8 +44,8 @@ missing:
   sample: [nftables]
 refused:
   description: >-
-    Why none of them can be installed, with what to do; empty where nothing was tried or a source
-    answers.
+    The reason why no missing package can be installed, with advice; empty if nothing was checked or
+    a source responds.
   returned: success
   type: str
   sample: the certificate of mirror.example.com has expired; have it renewed
@@ -64,17 +64,17 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.fetch_errors imp
 
 HELPER = "/usr/lib/apt/apt-helper"
 DNF_SETTINGS = "/etc/dnf/dnf.conf"
-SECONDS = 10  # for a source that does not answer
-MOST = 3  # of them are tried
-FOLDERS = ["/usr/sbin", "/sbin"]  # which are not on every user's search path
+SECONDS = 10  # limit for a source that does not respond
+MOST = 3  # maximum number of sources to try
+FOLDERS = ["/usr/sbin", "/sbin"]  # not on every user's search path
 INDEX = re.compile(r"^'([^']+/InRelease)'", re.MULTILINE)
 QUICK = [
     *("-o", "Acquire::Retries=0"),
     *("-o", f"Acquire::http::Timeout={SECONDS}", "-o", f"Acquire::https::Timeout={SECONDS}"),
 ]
 ONE_TRY = [f"--setopt=timeout={SECONDS}", "--setopt=retries=1", "--setopt=skip_if_unavailable=0"]
-DNF_SAID = re.compile(r"^  - (.+)|^Error: (.+)", re.MULTILINE)  # with the cause, or without it
-# by the kinds of fetch_errors
+DNF_SAID = re.compile(r"^  - (.+)|^Error: (.+)", re.MULTILINE)  # with or without the cause
+# advice by kind of error in fetch_errors
 DNF_HINTS = {
     "expired": "have it renewed; if its dates are right, the host's clock is wrong",
     "name": "name the mirror in /etc/yum.repos.d as its certificate does",
@@ -99,7 +99,7 @@ HINTS = {
 
 
 def sources(listing: str) -> list[str]:
-    """The addresses of one index of each server, of what `apt-get update --print-uris` prints.
+    """Return the address of one index per server, from the output of `apt-get update --print-uris`.
 
     >>> sources("'http://m/a/InRelease' x 0\\n'http://m/b/InRelease' y 0\\n'http://n/Packages' z")
     ['http://m/a/InRelease']
@@ -111,7 +111,7 @@ def sources(listing: str) -> list[str]:
 
 
 def proxy_of(settings: str, scheme: str, environ: Mapping[str, str]) -> str:
-    """The proxy that apt uses for a scheme, by what `apt-config dump` prints.
+    """Return the proxy that apt uses for a scheme, from the output of `apt-config dump`.
 
     >>> proxy_of('Acquire::http::Proxy "http://me:secret@proxy:3128";', "https", {})
     'http://****@proxy:3128'
@@ -128,7 +128,7 @@ def _proxy_of_all(scheme: str, environ: Mapping[str, str]) -> str:
 
 
 def dnf_proxy_of(settings: str, scheme: str, environ: Mapping[str, str]) -> str:
-    """The proxy that dnf uses for a scheme, by its dnf.conf.
+    """Return the proxy that dnf uses for a scheme, from its dnf.conf.
 
     >>> dnf_proxy_of("[main]\\nproxy = http://proxy:3128\\n", "https", {})
     'http://proxy:3128'
@@ -139,7 +139,7 @@ def dnf_proxy_of(settings: str, scheme: str, environ: Mapping[str, str]) -> str:
 
 
 def dnf_sources(listing: str) -> list[str]:
-    """The ids that `dnf repolist` prints, below what plugins such as subscription-manager say.
+    """Return the ids in the output of `dnf repolist`, ignoring messages of plugins above the table.
 
     >>> dnf_sources("Updating ...\\nrepo id      repo name\\nbaseos   AlmaLinux 9 - BaseOS\\n")
     ['baseos']
@@ -149,9 +149,9 @@ def dnf_sources(listing: str) -> list[str]:
 
 
 def dnf_explained(said: str, source: str, settings: str, environ: Mapping[str, str]) -> str:
-    """Why the metadata of a source did not come, and what to do."""
+    """Return the reason why a source's metadata could not be fetched, and advice."""
     lines = [one or other for one, other in DNF_SAID.findall(said)]
-    text = " ".join((lines or ["dnf says nothing"])[0].split())
+    text = " ".join((lines or ["dnf printed nothing"])[0].split())
     url = re.search(r"https?://[^\s\[\]]+", text)
     parts = urlsplit(url[0] if url else "")
     proxy = dnf_proxy_of(settings, parts.scheme, environ)
@@ -166,13 +166,13 @@ def dnf_explained(said: str, source: str, settings: str, environ: Mapping[str, s
 
 
 def explained(said: str, url: str, proxy: str) -> str:
-    """Why an index did not come, and what to do."""
+    """Return the reason why an index could not be fetched, and advice."""
     parts = urlsplit(url)
     found = cause(said, parts.netloc.rpartition("@")[2], proxy, "the host")
     if found is None:
         last = [line.partition(" ")[2] for line in said.splitlines() if line.startswith("E: ")]
-        text = " ".join((last or ["apt says nothing"])[0].split())
-        by = f" (by the proxy {proxy})" if "://" in proxy else ""
+        text = " ".join((last or ["apt printed nothing"])[0].split())
+        by = f" (through the proxy {proxy})" if "://" in proxy else ""
         return f"{text}{by}; name a source that the host reaches in /etc/apt/sources.list.d"
     kind, what = found
     words = {"mirror": parts.netloc, "name": parts.hostname, "scheme": parts.scheme}
@@ -180,7 +180,7 @@ def explained(said: str, url: str, proxy: str) -> str:
 
 
 def dnf_refusal(module: AnsibleModule) -> str:
-    """Why none of dnf's sources gives anything; "" where one does, or there is none."""
+    """Return the reason why all of dnf's sources fail; "" if one works, or there is none."""
     words = {"LC_ALL": "C.UTF-8"}
     listing = module.run_command(["dnf", "-q", "repolist"], environ_update=words)[1]
     try:
@@ -198,14 +198,14 @@ def dnf_refusal(module: AnsibleModule) -> str:
 
 
 def refusal(module: AnsibleModule) -> str:
-    """Why none of apt's sources gives anything; "" where one does."""
+    """Return the reason why all of apt's sources fail; "" if one works."""
     listing = module.run_command(["apt-get", "update", "--print-uris"])[1]
     settings = module.run_command(["apt-config", "dump"])[1]
     first = ""
     for url in sources(listing)[:MOST]:
         folder = Path(tempfile.mkdtemp(prefix="ftcluster-"))
         try:
-            folder.chmod(0o755)  # apt's own account reads there
+            folder.chmod(0o755)  # apt's account must be able to read there
             command = [HELPER, *QUICK, "download-file", url, str(folder / "index")]
             code, out, err = module.run_command(command)
         finally:

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: pull
-short_description: Copy a folder from a host to the control node
+short_description: Copies a folder from a host to the control node
 description:
-  - Copies all files of a folder over the connection that Ansible has, also with C(become), a piece
-    at a time, so that a large model needs little memory.
-  - Each file is checked against its SHA-256 on the host and synced to the disk; the folder has its
-    name only once it is whole.
-  - The host says first which files there are and how large. More than the disk here has room for,
-    more than 10,000 files, and names that leave the folder are refused before anything is copied.
-    Links and devices are left out.
+  - Copies all files of a folder over Ansible's connection, also with C(become), in pieces, so that
+    a large model needs little memory.
+  - Each file is compared with its SHA-256 on the host and synced to the disk. The folder gets its
+    name only when it is complete.
+  - The host first lists the files with their sizes. A folder that is too large for the disk, has
+    more than 10,000 files, or has names that lead out of it is an error, before anything is copied.
+    Links and devices are skipped.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:
@@ -28,8 +28,8 @@ options:
     required: true
   newer:
     description:
-      - A file on the host; only what was written after it is copied, but for Python's caches.
-      - Left out, all files are copied.
+      - A file on the host. Only files written after it are copied, except Python's caches.
+      - Default - all files are copied.
     type: path
 """
 
@@ -42,12 +42,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 files:
-  description: How many files were copied.
+  description: Number of copied files.
   returned: success
   type: int
   sample: 6
 size:
-  description: Bytes of all files.
+  description: Size of all files in bytes.
   returned: success
   type: int
   sample: 268000000

@@ -1,23 +1,23 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""The host's part of the action plugin of the same name: checks what arrived, and names it."""
+"""The host's part of the action plugin of the same name: checks and renames received files."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: push
-short_description: Copies a folder to the hosts, once
+short_description: Copies a folder to the hosts once
 description:
   - Streams the files of a folder of the control node, or one file, into a folder of the host, as
-    the user that the task runs as, so that private data are never in a place that others can read.
-    A file that is not for everybody to read or to run at home is not on the host either.
-  - Links within the folder are followed. One that leads elsewhere is refused by its name, and so is
-    a pipe, a socket or a device; a snapshot in the Hub's cache may lead to the blobs of its own
+    the task's user, so that private data are never readable by others. Files that are not readable
+    or executable for everybody here are not on the host either.
+  - Links within the folder are followed. Links that lead elsewhere, pipes, sockets and devices are
+    errors with their names. A snapshot in the Hub's cache may have links to the blobs of its
     repository.
-  - The folder gets its name when it is whole and on the disk, its SHA-256 being that of what was
-    sent. One that is there is left as it is, so let its name change with its contents.
-  - Copies of the same folder at once do not meet before that. What broken-off ones have left beside
-    it is removed once nothing was written into it for a day in which the host ran.
+  - The folder gets its name when it is completely on the disk and its SHA-256 is right. An existing
+    folder is not changed, so its name should change with its contents.
+  - Concurrent copies of the same folder do not interfere before that. Leftovers of interrupted
+    copies are removed if nothing was written into them for a day of the host's uptime.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 extends_documentation_fragment:
@@ -28,16 +28,16 @@ options:
     type: path
     required: true
   path:
-    description: The folder on the host, taken as it is written.
+    description: The folder on the host, used literally.
     type: str
     required: true
   files:
-    description: Names of the files in it that are copied; all of them by default.
+    description: Names of the files to copy. Default - all.
     type: list
     elements: str
 attributes:
   check_mode:
-    description: Says whether it would be copied.
+    description: Reports if the folder would be copied.
     support: full
 """
 
@@ -50,7 +50,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 files:
-  description: How many files were copied.
+  description: Number of copied files.
   returned: changed
   type: int
 """
@@ -72,7 +72,7 @@ STALE_SECONDS = 24 * 3600
 
 
 def found_in(folder: Path) -> dict[bytes, bytes]:
-    """The SHA-256 of each file below a folder, as `tree_sha256` takes them."""
+    """Return the SHA-256 of each file below a folder, as arguments of `tree_sha256`."""
     found = {}
     for where, _folders, names in os.walk(folder):
         for name in names:
@@ -82,11 +82,11 @@ def found_in(folder: Path) -> dict[bytes, bytes]:
 
 
 def finish(new: Path, path: Path, sha256: str) -> bool:
-    """Check what arrived, have it on the disk, and give it its name; returns whether it got it.
+    """Check, flush and rename the received files; return True if this call has renamed them.
 
     Raises:
-        ValueError: it is not what was sent.
-        OSError: it cannot be read, written to the disk or renamed.
+        ValueError: the files differ from those that were sent.
+        OSError: the files cannot be read, written to the disk or renamed.
     """
     new.chmod(0o700)
     with ThreadPoolExecutor(1) as pool:
@@ -102,7 +102,7 @@ def finish(new: Path, path: Path, sha256: str) -> bool:
     except OSError:
         if not path.is_dir():
             raise
-        return False  # another one was faster with the same
+        return False  # another control node was faster with the same files
     return True
 
 
@@ -117,14 +117,14 @@ def to_disk(folder: Path) -> None:
 
 
 def remove_stale(folder: Path) -> None:
-    """Remove what copies that were broken off have left in a folder."""
+    """Remove leftovers of interrupted copies from a folder."""
     left = [p for p in folder.iterdir() if NEW.fullmatch(p.name) and not p.is_symlink()]
     for path in unchanged(left, folder, STALE_SECONDS):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def main() -> None:
-    """Ansible's entry point; the action plugin calls it when all files were sent."""
+    """Ansible's entry point; the action plugin calls it after all files were sent."""
     module = AnsibleModule(
         argument_spec={
             "source": {"type": "path", "required": True},

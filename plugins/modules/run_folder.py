@@ -1,25 +1,26 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""Makes the folder of a new run on the head with its files, and says which stack is in use."""
+"""Creates the folder of a new run on the head with its files, and returns the stack in use."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: run_folder
-short_description: Makes the folder of a new run, unless the head does not take one
+short_description: Makes the folder of a new run, unless the head rejects the run
 description:
-  - Follows the link of the stack in use, which may change during a run, so that the run keeps it.
-  - Refuses a run if the hosts' ftcluster cannot read its documents, or another run has the hosts.
-  - Writes documents for hosts of format 0, which have no number, without their number.
-  - Fails where a run of that name is there already, as for the second of two launches.
-  - As root, refuses a folder that others could exchange.
+  - Resolves the link to the stack in use, so that a later change of the link does not affect the
+    run.
+  - Rejects a run if the hosts' ftcluster cannot read its documents, or another run uses the hosts.
+  - Omits the format number for hosts of format 0, whose documents have none.
+  - Fails if a run of that name exists, such as for the second of two launches.
+  - As root, rejects a folder that others could exchange.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 extends_documentation_fragment:
   - ftcluster.cluster.attributes.skips
 options:
   path:
-    description: The run's folder. Those above it are made as well.
+    description: The run's folder. Missing folders above it are created.
     type: path
     required: true
   stack:
@@ -40,7 +41,7 @@ options:
     elements: str
     default: []
   alone:
-    description: Whether the run is refused while another one has the hosts.
+    description: True to reject the run while another run uses the hosts.
     type: bool
     default: true
   mode:
@@ -48,7 +49,7 @@ options:
     type: str
     default: "0750"
   texts:
-    description: Files in it by name, which only their owner may read.
+    description: Texts of files in the folder, by name. Only their owner may read them.
     type: dict
     default: {}
 """
@@ -65,7 +66,7 @@ EXAMPLES = r"""
 RETURN = r"""
 stack:
   description: The folder of the stack in use.
-  returned: where the run is not refused
+  returned: if the run is not refused
   type: str
   sample: /opt/ftcluster/stacks/native-1b2c3d4e5f60
 format:
@@ -74,7 +75,7 @@ format:
   type: int
   sample: 1
 refused:
-  description: Why the run is refused; empty where it is not.
+  description: The reason why the run is refused, or an empty string.
   returned: success
   type: str
 """
@@ -101,7 +102,7 @@ DOCUMENTS = ("job.json", "planned.json")
 
 
 def installed_version(stack: Path) -> str:
-    """The version of ftcluster_train in a stack, "" where there is none."""
+    """Return the version of ftcluster_train in a stack, or "" if there is none."""
     found = sorted(stack.glob(f"{PACKAGES}/ftcluster_train-*.dist-info"))
     return found[-1].name[len("ftcluster_train-") : -len(".dist-info")] if found else ""
 
@@ -110,31 +111,31 @@ def read_format(stack: Path) -> int:
     """Return the format of launch.json and job.json that the hosts' ftcluster reads.
 
     Returns:
-        OLDEST for a package whose programs have other names than this control node starts.
+        The format; OLDEST for a package whose programs have other names than in this version.
     """
     for path in stack.glob(f"{PACKAGES}/ftcluster_common/protocol/formats.py"):
         found = RUN_FORMAT.search(path.read_text(encoding="utf-8", errors="replace"))
         if found:
             return int(found.group(1))
     older = installed_version(stack) and not list(stack.glob(f"{PACKAGES}/{SUPERVISOR}"))
-    return OLDEST if older else 0  # whose documents had no number
+    return OLDEST if older else 0  # a version whose documents had no format number
 
 
 def without_number(text: str) -> str:
-    """Return a JSON document as hosts of format 0 read it."""
+    """Return a JSON document in the form that hosts of format 0 read."""
     document = json.loads(text)
     document.pop("format", None)
     return json.dumps(document, indent=4, sort_keys=True) + "\n"
 
 
 def format_refusal(stack: Path, version: str, sent: int, later_fields: list[str]) -> str:
-    """Return why the hosts' ftcluster cannot read the documents of a run; "" if it can.
+    """Return the reason why the hosts' ftcluster cannot read a run's documents; "" if it can.
 
     Args:
-        stack: the folder of the stack in use.
-        version: the version of ftcluster on the control node.
-        sent: the format of the documents.
-        later_fields: their fields that format 0 does not have.
+        stack: folder of the stack in use.
+        version: version of ftcluster on the control node.
+        sent: format of the documents.
+        later_fields: fields of the documents that format 0 lacks.
     """
     installed, read = installed_version(stack), read_format(stack)
     if installed in ("", version) or read >= sent or (read == 0 and not later_fields):
@@ -147,12 +148,12 @@ def format_refusal(stack: Path, version: str, sent: int, later_fields: list[str]
 
 
 def lease_refusal(stack: Path, runs: Path, alone: bool) -> str:
-    """Return why another run keeps the head from taking a run; "" if none does.
+    """Return the reason why another run keeps the head from a new run; "" if none does.
 
     Args:
-        stack: the folder of the stack in use.
-        runs: the folder of all runs.
-        alone: whether another run is a reason.
+        stack: folder of the stack in use.
+        runs: folder of all runs.
+        alone: True if the run must not share the head.
     """
     if alone:
         lease = "ftcluster_train.host.lease"
@@ -182,7 +183,7 @@ def main() -> None:
     path, link = Path(module.params["path"]), Path(module.params["stack"])
     try:
         stack = link.resolve(strict=True)
-    except (OSError, RuntimeError):  # a loop of links
+    except (OSError, RuntimeError):  # links in a loop
         module.fail_json(msg=f"{link} leads to no stack: run ftcluster setup")
     try:
         refused = format_refusal(

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""Allows one setup at a time on a host; the action plugin of the same name adds who asks."""
+"""Allows one setup at a time on a host; the action plugin of the same name adds the requester."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ DOCUMENTATION = r"""
 module: setup_lock
 short_description: Allows one setup at a time on a host
 description:
-  - Writes the owner of the running setup into C(<prefix>/.setup). A second setup fails with the
-    name of the first.
-  - The lock of a setup that was killed is taken over by the next one from the same control node;
-    by other control nodes after O(lease), after a reboot of the host, or with O(take_over).
+  - Writes the owner of the running setup into C(<prefix>/.setup). A second setup fails and names
+    the first.
+  - The lock of a killed setup can be taken by the next setup from the same control node; and by
+    other control nodes after O(lease), after a reboot of the host, or with O(take_over).
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 extends_documentation_fragment:
@@ -19,29 +19,29 @@ extends_documentation_fragment:
   - ftcluster.cluster.options.from_action
 options:
   state:
-    description: V(released) removes the lock of the same setup, and no other.
+    description: V(released) removes the lock of the same setup only.
     type: str
     choices: [taken, released]
     default: taken
   create:
-    description: Create the folder if it is missing; otherwise no lock is taken there.
+    description: True to create a missing folder; otherwise no lock is taken there.
     type: bool
     default: true
   take_over:
-    description: Take the lock whoever holds it.
+    description: True to take the lock from any holder.
     type: bool
     default: false
   stacks:
     description:
-      - Stacks that are going to be changed or removed. While a run uses one of them, the module
-        fails with the run's name.
+      - Stacks that will be changed or removed. While a run uses one of them, the module fails and
+        names the run.
     type: list
     elements: path
     default: []
   node_package:
     description:
-      - The wheel on the control node that is going to be installed into O(stacks). Stacks that have
-        it already are not changed, so runs may use them.
+      - The wheel on the control node that will be installed into O(stacks). Stacks that already
+        have it are not changed, so runs may use them.
     type: path
   lease:
     description: Seconds after which another control node may take the lock.
@@ -49,7 +49,7 @@ options:
     default: 3600
 attributes:
   check_mode:
-    description: Fails if another setup holds the lock; takes nothing.
+    description: Fails if another setup holds the lock; takes no lock.
     support: full
 """
 
@@ -80,19 +80,19 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 )
 
 NAME = ".setup"
-FORMAT = 1  # of a lock; one without the number has format 0
+FORMAT = 1  # format of a lock; a lock without the number has format 0
 COMPLETE = ".complete-node_agent"  # in a stack, see the module environment
 
 
 def new_lock(owner: str, who: str, since: float, booted: str) -> dict[str, Any]:
-    """The contents of a lock file."""
+    """Return the contents of a lock file."""
     control = owner.split(" ")[0]
     content = {"owner": owner, "control": control, "who": who, "since": since, "boot": booted}
     return {"format": FORMAT, **content}
 
 
 def read_lock(path: Path) -> dict[str, Any]:
-    """Who is at work, or nothing."""
+    """Return the owner of the lock, or None."""
     try:
         lock = json.loads(path.read_text(encoding="utf-8"))
         return lock if isinstance(lock, dict) and "owner" in lock else {}
@@ -108,11 +108,11 @@ def is_free(
     now: float,
     booted: str,
 ) -> bool:
-    """Whether a lock may be taken.
+    """Return True if a lock may be taken.
 
     Args:
-        alive: the owners that are running on this control node.
-        lease: seconds after which a lock of another control node is free.
+        alive: owners that are running on this control node.
+        lease: seconds until a lock of another control node expires.
     """
     if not lock or lock["owner"] == owner or lock.get("boot") != booted:
         return True
@@ -122,7 +122,7 @@ def is_free(
 
 
 def refusal(lock: Mapping[str, Any], now: float) -> str:
-    """The error message for a lock that another setup holds."""
+    """Return the error message for a lock that another setup holds."""
     minutes = max(0, int(now - lock.get("since", now))) // 60
     return (
         f"another setup is running here: {lock.get('who', 'unknown')}, for {minutes} min; wait for "
@@ -136,7 +136,7 @@ def take(
     may_take: Callable[[Mapping[str, Any]], bool],
     create: bool = True,
 ) -> dict[str, Any] | None:
-    """Write a lock; returns the one that is there if it may not be taken."""
+    """Write a lock; return the existing lock if it may not be taken."""
     if not create and not path.parent.is_dir():
         return None
     make_folder(path.parent)
@@ -150,14 +150,14 @@ def take(
 
 
 def release(path: Path, owner: str) -> None:
-    """Remove a lock, if it is this owner's."""
+    """Remove a lock if it belongs to this owner."""
     with contextlib.suppress(FileNotFoundError), alone_in(path.parent):
         if read_lock(path).get("owner") == owner:
             path.unlink()
 
 
 def in_use(stacks: Iterable[str], digest: str) -> list[str]:
-    """One line for each stack that a run uses, unless it has the node package of this digest."""
+    """Return a line for each stack that a run uses, except stacks with this node package."""
     refusals = []
     for stack in stacks:
         if digest and node_package(Path(stack)) == digest:
@@ -171,7 +171,7 @@ def in_use(stacks: Iterable[str], digest: str) -> list[str]:
 
 
 def node_package(stack: Path) -> str:
-    """The digest of the node package that a stack has."""
+    """Return the digest of a stack's node package."""
     try:
         return (stack / COMPLETE).read_text(encoding="ascii").partition(" ")[0]
     except OSError:
@@ -187,7 +187,7 @@ def main() -> None:
             "create": {"type": "bool", "default": True},
             "take_over": {"type": "bool", "default": False},
             "stacks": {"type": "list", "elements": "path", "default": []},
-            "node_package": {"type": "path"},  # which the action plugin reads
+            "node_package": {"type": "path"},  # read by the action plugin
             "lease": {"type": "int", "default": 3600},
             "from_action": {"type": "dict"},
         },

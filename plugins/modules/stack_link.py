@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""Which stack is in use: the links current and previous."""
+"""Manages the links current and previous, which select the stack in use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DOCUMENTATION = r"""
 module: stack_link
 short_description: Makes a stack the current one, or the previous one again
 description:
-  - Moves the link C(<prefix>/current) at one instant, and keeps where it pointed in
+  - Changes the link C(<prefix>/current) atomically, and keeps its old target in
     C(<prefix>/previous).
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
@@ -21,15 +21,15 @@ options:
   state:
     description:
       - V(previous) exchanges the two links.
-      - V(pruned) removes the stacks that neither of them points to and that no run uses, and the
-        layers, packages of users' own requirements, of all stacks that no run uses.
-      - V(removed) removes all stacks and both links, or nothing where a run uses one of them.
+      - V(pruned) removes the stacks that no link points to and no run uses, and the layers
+        (packages of users' requirements) of all stacks that no run uses.
+      - V(removed) removes all stacks and both links, or nothing if a run uses a stack.
     type: str
     choices: [current, previous, pruned, removed]
     default: current
 attributes:
   check_mode:
-    description: Says what would change, and fails where there is no previous stack.
+    description: Reports the changes, and fails if there is no previous stack.
     support: full
 """
 
@@ -42,7 +42,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 current:
-  description: The stack that is in use afterwards.
+  description: The stack in use afterwards.
   returned: success
   type: str
 removed:
@@ -51,7 +51,7 @@ removed:
   type: list
   elements: str
 kept:
-  description: Why others were not, one line each.
+  description: Reasons why other folders were kept, one line for each.
   returned: with O(state=pruned)
   type: list
   elements: str
@@ -69,7 +69,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import InUs
 
 
 def target(link: Path) -> str:
-    """Where a link points, or an empty string."""
+    """Return the target of a link, or ""."""
     try:
         return os.readlink(link)  # noqa: PTH115 - Path.readlink is of Python 3.9
     except OSError:
@@ -77,7 +77,7 @@ def target(link: Path) -> str:
 
 
 def point(link: Path, path: str) -> None:
-    """Make or move a link at one instant."""
+    """Create or change a link atomically."""
     temporary = link.with_name(f".{link.name}.new")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(path)
@@ -85,21 +85,21 @@ def point(link: Path, path: str) -> None:
 
 
 def is_finished(path: str) -> bool:
-    """Whether an environment was made to its end."""
+    """Return True if an environment is completely installed."""
     return bool(path) and (Path(path) / ".complete").is_file()
 
 
 def unused(prefix: Path) -> list[Path]:
-    """The folders of stacks that no link points to; none where no stack is in use."""
+    """Return the folders of stacks without a link to them; none if no stack is in use."""
     if not target(prefix / "current"):
         return []
-    # as what is there, because the prefix may have been written in another way when they were made
+    # compare resolved paths, because the prefix may have been written differently in the links
     used = {(prefix / link).resolve() for link in ("current", "previous")}
     return [path for path in sorted(prefix.glob("stacks/[!.]*")) if path.resolve() not in used]
 
 
 def prune(module: Any, prefix: Path) -> None:
-    """Remove what is not used, and end the module."""
+    """Remove unused stacks, and end the module."""
     removed, kept, left = [], [], []
     for path in unused(prefix):
         try:
@@ -128,7 +128,7 @@ def prune(module: Any, prefix: Path) -> None:
 
 
 def remove_all(module: Any, prefix: Path) -> None:
-    """Remove all stacks and the links, if no run uses any, and end the module."""
+    """Remove all stacks and the links if no run uses a stack, and end the module."""
     stacks = sorted(prefix.glob("stacks/[!.]*"))
     links = [prefix / name for name in ("current", "previous") if target(prefix / name)]
     changed = bool(links) or (prefix / "stacks").exists()
@@ -148,8 +148,9 @@ def remove_all(module: Any, prefix: Path) -> None:
 
 
 def remove(path: Path) -> bool:
-    """Remove a folder with all that is in it; returns whether it is gone."""
-    with contextlib.suppress(OSError):  # first, for what is broken off here to be made anew
+    """Remove a folder with its contents; return True if it is gone."""
+    # remove the marker first: after an interruption the stack is installed again
+    with contextlib.suppress(OSError):
         (path / ".complete").unlink()
     shutil.rmtree(path, ignore_errors=True)
     return not path.exists()

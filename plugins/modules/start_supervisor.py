@@ -6,12 +6,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: start_supervisor
-short_description: Start a run's supervisor as a unit of systemd
+short_description: Starts a run's supervisor as a unit of systemd
 description:
-  - Run by root, it starts the supervisor of an account's run, which is then a process of the
-    account.
-  - Takes the stack from the link C(<prefix>/current), not from what the account says, and executes
-    it only if root owns it and the whole way to it.
+  - As root, starts the supervisor of an account's run as a process of the account.
+  - Uses the stack that the link C(<prefix>/current) points to, whatever the account requests, and
+    executes it only if root owns it and all folders on the way.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 extends_documentation_fragment:
@@ -22,7 +21,7 @@ options:
     type: str
     required: true
   user:
-    description: The account that trains.
+    description: The training account.
     type: str
     required: true
 """
@@ -42,11 +41,11 @@ rc:
   returned: success
   type: int
 refused:
-  description: Why root does not execute the stack, or an empty string.
+  description: The reason why root does not execute the stack, or an empty string.
   returned: success
   type: str
 stderr:
-  description: What the supervisor said.
+  description: Error output of the supervisor.
   returned: success
   type: str
 """
@@ -64,16 +63,17 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # as in ftcluster_common.protocol
 USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 PROGRAM = "ftcluster_train/host/supervisor.py"
-AT_START = ("*.pth", "*customize.py")  # what Python executes of site-packages before the program
-SECONDS = 90  # it looks twice, for at most 25 s, and starts a unit within 20 s
+# files of site-packages that Python executes before the program
+AT_START = ("*.pth", "*customize.py")
+SECONDS = 90  # the program checks twice, for up to 25 s, and starts a unit within 20 s
 
 
 def stack_of(prefix: Path) -> Path:
-    """The stack in use, after looking at who could have changed what root executes of it.
+    """Return the stack in use, after checking who could change the code that root executes.
 
     Raises:
-        OSError: another user could have; says where, and what to do.
-        ValueError: there is none, or C(current) leads out of the folder of stacks.
+        OSError: another user could have changed it; the message has the place and the advice.
+        ValueError: there is no stack, or C(current) leads out of the folder of stacks.
     """
     link = prefix / "current"
     if not link.exists():
@@ -100,7 +100,7 @@ def stack_of(prefix: Path) -> Path:
 
 
 def command_of(stack: Path, run_dir: Path, user: str) -> list[str]:
-    """What root executes of a stack: nothing of the environment or of anybody's home."""
+    """Return the command for root: it uses no environment variables and no files of any home."""
     python = [str(stack / "bin/python"), "-I", "-B", "-m", "ftcluster_train.host.supervisor"]
     return [*python, "start", str(run_dir), "--user", user]
 
@@ -123,7 +123,7 @@ def main() -> None:
     except OSError as error:
         message = f"{error.filename or prefix}: {error.strerror}"
         module.exit_json(
-            changed=False, rc=1, refused=f"root executes nothing of it: {message}", stderr=""
+            changed=False, rc=1, refused=f"root does not execute it: {message}", stderr=""
         )
     except ValueError as error:
         module.exit_json(changed=False, rc=1, refused=str(error), stderr="")

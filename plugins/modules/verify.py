@@ -1,17 +1,17 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""The documentation of what plugins/action/verify.py does on the control node."""
+"""Documentation of plugins/action/verify.py, which does the work on the control node."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: verify
-short_description: Runs verify on the head while the control node calls the hosts' ports
+short_description: Runs verify on the head while the control node connects to the hosts' ports
 description:
   - Runs C(python -m ftcluster_train.health.verify) on the head, with a request on its stdin.
-  - Meanwhile the control node tries to connect to ports that the ranks open on each host, again and
-    again, a second each at most. It is not one of the cluster, so the hosts' firewalls must not let
-    it in. What comes in is told by the ranks.
+  - Meanwhile the control node repeatedly tries to connect to ports that the ranks open on each
+    host, for at most a second each. The control node is no host of the cluster, so the hosts'
+    firewalls must block it. The ranks report the connections that they receive.
   - Is an action plugin. Changes nothing.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
@@ -23,20 +23,20 @@ options:
     type: path
     required: true
   request:
-    description: What verify reads. The ports to open are added to it, by host.
+    description: Input of verify. The ports to open are added to it, by host.
     type: dict
     required: true
   calls:
     description:
-      - The hosts to call, each with C(name), C(address) and C(ssh_port) as this machine reaches
-        it, and its C(local_ports).
+      - The hosts to connect to, each with C(name), C(address) and C(ssh_port) as seen from this
+        machine, and C(local_ports) of the host.
     type: list
     elements: dict
     default: []
 """
 
 EXAMPLES = r"""
-- name: Start a rank on every host and compare what they say
+- name: Start a rank on every host and compare their reports
   ftcluster.cluster.verify:
     python: /opt/ftcluster/current/bin/python
     request: "{{ request }}"
@@ -46,15 +46,15 @@ EXAMPLES = r"""
 
 RETURN = r"""
 report:
-  description: What verify has found, checked against its form; none where it printed no report.
+  description: The validated report of verify; null if it printed none.
   returned: always
   type: dict
 said:
-  description: What else it printed, or why its report was refused.
+  description: Other output of verify, or the reason why its report was rejected.
   returned: always
   type: str
 reached:
-  description: The hosts whose SSH port this machine reached by itself.
+  description: The hosts whose SSH port this machine reached directly.
   returned: always
   type: list
   elements: str

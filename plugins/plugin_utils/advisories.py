@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Which known vulnerabilities the versions of a stack have. Pure functions only."""
+"""Finds the known vulnerabilities of a stack's versions. Pure functions only."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from packaging.specifiers import SpecifierSet
 def advisories_of(
     packages: Mapping[str, str], advisories: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """The advisories that affect some of these packages, as {id, package, version, allows, source}.
+    """Return the advisories that affect these packages, as {id, package, version, allows, source}.
 
     Args:
-        packages: exact versions by name.
-        advisories: as advisories.yml has them, in its order.
+        packages: exact versions by package name.
+        advisories: entries of advisories.yml, in its order.
 
     >>> known = {"CVE-1": {"package": "torch", "affected": "<2.10", "allows": "x", "source": "y"}}
     >>> [one["id"] for one in advisories_of({"torch": "2.9.1"}, known)]
@@ -39,7 +39,7 @@ def advisories_of(
 
 
 def advisory_notice(stack: str, found: Sequence[Mapping[str, str]], looked_at: object) -> str:
-    """One line about the advisories of a stack; "" for none."""
+    """Return one line about the advisories of a stack, or ""."""
     if not found:
         return ""
     by_package: dict[str, list[str]] = {}

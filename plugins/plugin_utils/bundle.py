@@ -40,25 +40,25 @@ FORMAT = 1
 UNPACKED = re.compile(r"bundle-.+-[0-9a-f]+-[0-9a-f]+-[0-9a-f]+")  # a folder of the cache
 HEAD_BYTES = 4 << 20
 MAX_WHEELS = 10_000
-MAX_NAME_BYTES = 64 << 10  # of a header with the name of the next entry
+MAX_NAME_BYTES = 64 << 10  # maximum size of a header with the name of the next entry
 PIECE_BYTES = 1 << 20
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class BundleError(Exception):
-    """A bundle cannot be written or used; says why and what to do."""
+    """A bundle cannot be written or used; the message has the reason and the advice."""
 
 
 class BundleMember(tarfile.TarInfo):
-    """An entry of a bundle: a file, and before it perhaps a header with its long name."""
+    """An entry of a bundle: a file, perhaps preceded by a header with a long name."""
 
     @classmethod
-    # the base class calls it tarfile, which is the module here
+    # the base class calls this argument tarfile, which is the module here
     def fromtarfile(cls, tar: tarfile.TarFile) -> BundleMember:  # pylint: disable=arguments-renamed
-        """Check headers before anything is read or reserved by the sizes that they say.
+        """Check a header before any data are read or memory is reserved for the sizes in it.
 
         Raises:
-            ValueError: it is a link, a device, a sparse file or too long a name.
+            ValueError: the entry is a link, a device, a sparse file, or has too long a name.
         """
         start = tar.fileobj.tell()
         header = _header(tar)
@@ -74,7 +74,7 @@ class BundleMember(tarfile.TarInfo):
 
 
 def _header(tar: tarfile.TarFile) -> tarfile.TarInfo:
-    """The header where a tar is read, without what follows it."""
+    """Return the header at the current place of a tar, without the entries that follow."""
     buffer = tar.fileobj.read(tarfile.BLOCKSIZE)
     return tarfile.TarInfo.frombuf(buffer, tar.encoding, tar.errors)
 
@@ -84,9 +84,9 @@ class Bundle:
     """The contents of a bundle.
 
     Attributes:
-        digest: of the stack's lock.
-        target: what hosts must be.
-        house: its wheels; the folder is where they are unpacked, or to be unpacked.
+        digest: digest of the stack's lock.
+        target: platform that hosts must have.
+        house: the wheels; its folder is where they are or will be unpacked.
     """
 
     stack: str
@@ -99,7 +99,7 @@ def write_bundle(bundle: Bundle, path: Path) -> None:
     """Write a bundle atomically.
 
     Raises:
-        BundleError: it cannot be written.
+        BundleError: the file cannot be written.
     """
     head = {
         "format": FORMAT,
@@ -136,16 +136,16 @@ def write_bundle(bundle: Bundle, path: Path) -> None:
 
 
 def open_bundle(path: Path, cache: Path) -> Bundle:
-    """Unpack a bundle into the cache, once, and verify every file of it.
+    """Unpack a bundle into the cache, once, and verify each of its files.
 
     Raises:
-        BundleError: it is damaged or not a bundle; nothing of it is kept.
+        BundleError: the file is damaged or not a bundle; nothing of it is kept.
     """
     try:
         status = path.stat()
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-            raise BundleError(f"{path} is not a file")  # a pipe would be waited for
-        # saves reading gigabytes again; a file that changes has another time
+            raise BundleError(f"{path} is not a file")  # opening a pipe would block
+        # saves reading gigabytes again; a changed file has another time
         key = f"{path.name}-{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ino:x}"
         folder = cache / f"bundle-{key}"
         cache.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ def open_bundle(path: Path, cache: Path) -> Bundle:
                 bundle = read_head(tar, path, folder)
                 house = read_wheelhouse(folder)
                 if sum(wheel.size for wheel in bundle.house.wheels.values()) > status.st_size:
-                    raise ValueError("its list has more bytes than it has itself")
+                    raise ValueError("its list claims more bytes than the file has")
                 if house is None or house.wheels != bundle.house.wheels:
                     unpack(tar, bundle)
             return bundle
@@ -172,7 +172,7 @@ def hold(bundle: Bundle, path: object, wanted: Wanted) -> None:
     """Compare a bundle with the lock of this version.
 
     Raises:
-        BundleError: it has other packages or files than the lock allows; names all.
+        BundleError: the bundle has other packages or files than the lock allows; names all of them.
     """
     if bundle.digest != wanted.digest:
         raise BundleError(
@@ -193,7 +193,7 @@ def hold(bundle: Bundle, path: object, wanted: Wanted) -> None:
 
 
 def is_unpacked(folder: Path, cache: Path) -> bool:
-    """Whether a folder is one that `open_bundle` made, so that it may be removed."""
+    """Return True if `open_bundle` made a folder, so that the folder may be removed."""
     return folder.parent == cache and bool(UNPACKED.fullmatch(folder.name))
 
 
@@ -201,7 +201,7 @@ AGAIN = "copy it again, or make it again with ftcluster bundle"
 
 
 def sha256_of_head(head: Mapping[str, Any]) -> str:
-    """The SHA-256 of a bundle's description, as hexadecimal digits."""
+    """Return the SHA-256 of a bundle's description, as hexadecimal digits."""
     rest = {key: value for key, value in head.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
@@ -242,10 +242,10 @@ def read_head(tar: tarfile.TarFile, path: Path, folder: Path) -> Bundle:
 
 
 def unpack(tar: tarfile.TarFile, bundle: Bundle) -> None:
-    """Unpack and verify the wheels; the folder is renamed when all are right.
+    """Unpack and verify the wheels; the folder is renamed once all are valid.
 
     Raises:
-        ValueError: a file is missing, unexpected or different; names it.
+        ValueError: a file is missing, unexpected or different; the message names it.
         BundleError: the disk is full.
     """
     folder = bundle.house.folder

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Downloads wheels with the control node's pip, whose own configuration counts."""
+"""Downloads wheels with the control node's pip and its configuration."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from packaging.version import InvalidVersion, Version
 OLDEST_GLIBC_MINOR = 5
 LEGACY_TAGS = ("manylinux2014", "manylinux2010", "manylinux1")
 OWN_METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
-# of pip's log: a package without a wheel that suits, the same with sources, and who needs it
+# messages in pip's log: a package without a suitable wheel, with sources, and who requires it
 NO_WHEEL = re.compile(r"hashes to check 0 links for project '([^']+)'")
 SOURCES = re.compile(r"No sources permitted for [^\s:]+: ([^\s#?]+)")
 WHEELS = re.compile(r"Found link ([^\s#?]+\.whl)[#?\s,]")
 REQUIRES_PYTHON = re.compile(r"\(requires-python:([^)]*)\)")
 NEEDED = re.compile(r"(?:depends on|No matching distribution found for|requested) (.+)")
 CONFLICT = "The conflict is caused by:"
-# variables of a session, of pip, of TLS and proxies, and of compilers
+# variables of the session, pip, TLS, proxies and compilers
 PIP_NEEDS = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|TZ|TMPDIR|LANG|LANGUAGE|LC_\w+|XDG_\w+|PIP_\w+|NETRC"
     r"|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|(https?|all|no|ftp)_proxy"
@@ -58,21 +58,21 @@ PIP_NEEDS = re.compile(
     r"|PKG_CONFIG(_PATH)?|CC|CXX|FC|AR|LD|CFLAGS|CXXFLAGS|CPPFLAGS|LDFLAGS|MAKE(FLAGS)?|MAX_JOBS"
     r"|CMAKE_\w+|CARGO_HOME|RUSTUP_HOME|RUSTFLAGS|CUDA_HOME|SOURCE_DATE_EPOCH"
 )
-PREFERRED_SECONDS = 15  # without an answer for so long, an index that is only preferred is given up
+PREFERRED_SECONDS = 15  # seconds without a response after which an optional index is skipped
 
 
 class DownloadError(Exception):
-    """Wheels cannot be downloaded; says why and what to do."""
+    """Wheels cannot be downloaded; the message has the reason and the advice."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a wheel must be compatible with.
+    """The platform that a wheel must be compatible with.
 
     Attributes:
-        python: the Python's version, e.g. "3.11".
-        glibc: the C library's version, e.g. "2.36".
-        machine: the architecture, e.g. "x86_64".
+        python: version of Python, such as "3.11".
+        glibc: version of the C library, such as "2.36".
+        machine: architecture, such as "x86_64".
     """
 
     python: str
@@ -80,10 +80,10 @@ class Target:
     machine: str
 
     def __post_init__(self) -> None:
-        """Reject what must not get into a folder's name and pip's options.
+        """Reject values that must not get into a folder's name or pip's options.
 
         Raises:
-            ValueError: names the value.
+            ValueError: a value is invalid; the message names it.
         """
         given = f"{self.python} {self.glibc} {self.machine}"
         if not re.fullmatch(r"\d+\.\d+ \d+\.\d+ \w+", given):
@@ -91,14 +91,14 @@ class Target:
 
     @property
     def tag(self) -> str:
-        """A folder name."""
+        """The name of a folder for this target."""
         return f"cp{self.python.replace('.', '')}-glibc{self.glibc}-{self.machine}"
 
     def runs_wheels_of(self, name: str) -> bool:
-        """Whether all wheels for another target run on this one.
+        """Return True if all wheels for another target run on this one.
 
         Args:
-            name: of a folder; it ends with that target's tag.
+            name: name of a folder that ends with the other target's tag.
 
         >>> Target("3.11", "2.41", "x86_64").runs_wheels_of("native-1b2c-cp311-glibc2.36-x86_64")
         True
@@ -109,7 +109,7 @@ class Target:
         return found is not None and tuple(map(int, found.groups())) <= own
 
     def pip_options(self) -> list[str]:
-        """The options that make pip choose as it would on the host."""
+        """Return the options that make pip choose the same wheels as on the host."""
         minor = int(self.glibc.split(".")[1])
         tags = [f"manylinux_2_{n}" for n in range(minor, OLDEST_GLIBC_MINOR - 1, -1)]
         options = [
@@ -123,12 +123,12 @@ class Target:
 
 @dataclass(frozen=True)
 class Sources:
-    """Where wheels come from, on top of pip's own configuration.
+    """The sources of wheels in addition to pip's configuration.
 
     Attributes:
-        index_url: the package index, "" for the one that pip is configured to use.
+        index_url: URL of the package index, or "" for the index in pip's configuration.
         find_links: folders or pages with wheels.
-        indexes: indexes of single packages, by name; they are tried first.
+        indexes: URLs of indexes for single packages, by package name; they are tried first.
     """
 
     index_url: str = ""
@@ -136,21 +136,21 @@ class Sources:
     indexes: dict[str, str] = field(default_factory=dict)
 
     def pip_options(self) -> list[str]:
-        """The options for all packages without an index of their own."""
+        """Return the options for all packages without their own index."""
         options = [f"--index-url={self.index_url}"] if self.index_url else []
         return options + [f"--find-links={place}" for place in self.find_links]
 
 
 @dataclass(frozen=True)
 class DownloadOutcome:
-    """How a download of a file's requirements ended.
+    """The result of downloading a file's requirements.
 
     Attributes:
-        problem: why there are no wheels that go together, or "".
-        lacking: requirements of packages that have sources, but no wheel in such a version. Where
-            there is no problem, pip has taken older versions of the packages that need them.
-        sources: versions that it saw sources of, by normalized name.
-        wheels: versions that it saw a suitable wheel of, by normalized name.
+        problem: reason why there are no compatible wheels, or "".
+        lacking: requirements for which there are sources but no wheel. If there is no problem, pip
+            has chosen older versions of the packages that require them.
+        sources: versions with sources, by normalized package name.
+        wheels: versions with a suitable wheel, by normalized package name.
     """
 
     problem: str
@@ -161,24 +161,24 @@ class DownloadOutcome:
 
 @dataclass(frozen=True)
 class Pip:
-    """Downloads wheels for a target from sources into a folder."""
+    """The control node's pip, which downloads wheels for a target into a folder."""
 
     target: Target
     sources: Sources
     folder: Path
 
     def download(self, pins: Iterable[Pin], with_dependencies: bool = False) -> dict[str, str]:
-        """Download packages, preferably from an index of their own.
+        """Download packages, preferably from their own indexes.
 
         Args:
-            pins: a Pin or anything with name and version, each.
-            with_dependencies: also their dependencies, in versions that pip chooses.
+            pins: packages as Pin, or any objects with name and version.
+            with_dependencies: True to download dependencies too, in versions that pip chooses.
 
         Returns:
-            {name: pip's message} of those whose own index did not have them.
+            {name: pip's message} for packages that their own index did not have.
 
         Raises:
-            DownloadError: no source has one of them.
+            DownloadError: a package is in no source.
         """
         refused = {}
         remaining = []
@@ -188,7 +188,7 @@ class Pip:
             words = self._from_index(pin, index) if index else ""
             if words:
                 refused[pin.name] = f"{redacted(index)}: {words}"
-            # with dependencies pip must see all of them together to agree on versions
+            # pip must see all packages at once to agree on versions of dependencies
             if words or not index or with_dependencies:
                 remaining.append(f"{pin.name}=={pin.version}")
         if remaining:
@@ -200,9 +200,9 @@ class Pip:
         return refused
 
     def try_one(self, pin: Pin) -> str:
-        """Why the configured sources do not give a package, as a message; "" if they do.
+        """Return the reason why the configured sources lack a package, or "".
 
-        Also where one is only slow to answer, for which a download has more patience.
+        A slow source counts too, although a download would wait longer for it.
         """
         options = [*self.sources.pip_options(), "--retries=1", f"--timeout={PREFERRED_SECONDS}"]
         done, lines, _ = self._run([f"{pin.name}=={pin.version}"], options, with_dependencies=False)
@@ -211,9 +211,9 @@ class Pip:
         return complaint(lines, self.target, {}, {pin.name}, os.environ)
 
     def download_file(self, requirements: Path, constraints: Path) -> DownloadOutcome:
-        """Download what a file of requirements asks for, with dependencies, within constraints.
+        """Download the requirements of a file with their dependencies, within constraints.
 
-        Both are files, because there may be credentials in them.
+        Both are files because they may contain credentials.
         """
         words = [f"--requirement={requirements}", f"--constraint={constraints}"]
         done, lines, log = self._run(words, self.sources.pip_options(), with_dependencies=True)
@@ -221,7 +221,7 @@ class Pip:
         return DownloadOutcome("" if done else said, *_offered(log, self.target.python))
 
     def _from_index(self, pin: Pin, index: str) -> str:
-        """Download a package from its own index; returns pip's message, or "" on success."""
+        """Download a package from its own index; return pip's message, or "" on success."""
         kind = "--index-url" if "://" in index else "--find-links"
         options = [f"{kind}={index}", "--retries=0", f"--timeout={PREFERRED_SECONDS}"]
         done, lines, _ = self._run([f"{pin.name}=={pin.version}"], options, with_dependencies=False)
@@ -230,7 +230,7 @@ class Pip:
     def _run(
         self, requirements: list[str], options: list[str], with_dependencies: bool
     ) -> tuple[bool, list[str], list[str]]:
-        """Run pip; returns whether it succeeded, the lines of its messages, and its log."""
+        """Run pip; return True on success, the lines of its messages, and its log."""
         with tempfile.NamedTemporaryFile("r", encoding="utf-8", errors="replace") as log:
             command = [
                 *pip_command(), "download", "--quiet", "--no-input", "--disable-pip-version-check",
@@ -246,10 +246,10 @@ class Pip:
                 check=False,
                 stdin=subprocess.DEVNULL,
             )
-            # only the log says, after the time, why an index gave nothing or what is in conflict
+            # only the log, with timestamps, has the reason for an empty index or a conflict
             logged = [line.partition(" ")[2].strip() for line in log]
         conflict = [*takewhile(bool, dropwhile(lambda line: line != CONFLICT, logged))]
-        if conflict:  # the versions of one package may be many; what they contradict comes last
+        if conflict:  # a package may have many versions; the contradicting requirement comes last
             return False, [*conflict[: LAST_LINES // 2], *conflict[LAST_LINES // 2 :][-3:]], logged
         unfetched = [line for line in logged if UNFETCHED in line]
         lines = [line.strip() for line in (*unfetched, *done.stderr.splitlines())]
@@ -272,7 +272,7 @@ def _offered(
         except InvalidRequirement:
             continue
         name = canonicalize_name(requirement.name)
-        # the newest version of what needs it comes first in the log
+        # the newest version of the package that requires it comes first in the log
         if name in names & sources.keys():
             found.setdefault(name, requirement)
     return tuple(found.values()), sources, wheels
@@ -294,28 +294,28 @@ def _versions(
             if needed and not SpecifierSet(needed[1]).contains(f"{python}.99"):
                 continue
             name, version = parse(unquote(matched[1].rpartition("/")[2]))
-        except ValueError:  # a file whose name or range is not valid, which pip does not take
+        except ValueError:  # a file with an invalid name or range, which pip ignores
             continue
         versions.setdefault(str(name), set()).add(version)
     return {name: frozenset(numbers) for name, numbers in versions.items()}
 
 
 def needs(folder: Path, names: Collection[str], python: str) -> set[str]:
-    """Which of some packages the wheels of a folder require.
+    """Return the packages among `names` that the wheels of a folder require.
 
     Args:
-        names: normalized names of the packages.
-        python: the minor version of the hosts' Python.
+        names: normalized package names.
+        python: minor version of the hosts' Python.
     """
     needed = {str(canonicalize_name(one.name)) for one in requirements_in(folder, python)}
     return needed & set(names)
 
 
 def requirements_in(folder: Path, python: str) -> Iterator[Requirement]:
-    """Yield what the wheels of a folder require for a minor version of Python.
+    """Yield the requirements of the wheels in a folder for a minor version of Python.
 
     Raises:
-        DownloadError: one is not a wheel.
+        DownloadError: a file is not a wheel.
     """
     environment = linux_environment(python)
     for path in sorted(folder.glob("*.whl")):
@@ -326,13 +326,13 @@ def requirements_in(folder: Path, python: str) -> Iterator[Requirement]:
                 if marker is None or marker.evaluate(environment):
                     yield requirement
             except ValueError:
-                continue  # uv complains on the host, with the package's name
+                continue  # uv reports it on the host, with the package's name
 
 
 def _requires(wheel: Path) -> list[str]:
     try:
         with zipfile.ZipFile(wheel) as archive:
-            # its own, not that of a vendored package
+            # the package's own metadata, not that of a vendored package
             name = next(n for n in archive.namelist() if OWN_METADATA.fullmatch(n))
             text = archive.read(name).decode("utf-8", errors="replace")
     except (zipfile.BadZipFile, zlib.error, StopIteration) as error:
@@ -343,10 +343,10 @@ def _requires(wheel: Path) -> list[str]:
 
 
 def unpacked_bytes(wheel: Path) -> int:
-    """The size of a wheel's files.
+    """Return the total size of a wheel's files.
 
     Raises:
-        DownloadError: it is not a zip file.
+        DownloadError: the wheel is not a zip file.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -359,7 +359,7 @@ def pip_version() -> Version:
     """Return the version of the control node's pip.
 
     Raises:
-        DownloadError: there is none.
+        DownloadError: there is no pip.
     """
     command = [*pip_command(), "--version"]
     done = subprocess.run(
@@ -374,10 +374,10 @@ def pip_version() -> Version:
 
 
 def pip_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that pip, a compiler and a proxy need, and no others.
+    """Return the environment variables that pip, a compiler and a proxy need, and no others.
 
-    What pip builds is other people's code, and pip replaces ${NAME} in files of requirements.
-    Neither should get at tokens for other services.
+    Packages that pip builds execute foreign code, and pip expands ${NAME} in requirements files.
+    Neither may read tokens for other services.
 
     >>> pip_environment({"HOME": "/h", "PIP_CERT": "c", "HF_TOKEN": "t", "LC_ALL": "C"})
     {'HOME': '/h', 'PIP_CERT': 'c', 'LC_ALL': 'C'}
@@ -386,14 +386,14 @@ def pip_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def pip_command() -> list[str]:
-    """The control node's pip: that of Ansible's Python, else the system's.
+    """Return the command for the control node's pip: Ansible's Python's, else the system's.
 
     Raises:
-        DownloadError: there is none.
+        DownloadError: there is no pip.
     """
     for python in (sys.executable, shutil.which("python3")):
         if python:
-            # -I: nothing is imported from the current folder, which may be another user's
+            # -I: Python imports nothing from the current folder, which may belong to another user
             command = [python, "-I", "-m", "pip"]
             tried = subprocess.run(
                 [*command, "--version"], env=pip_environment(), capture_output=True, check=False

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Validates what a host answers, which could be any text, against a schema: facts, reports."""
+"""Validates a host's response, which may be any text, against a schema: facts, reports."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_schema impo
     PythonSchema,  # noqa: F401 - of the example
 )
 
-Lines = NewType("Lines", str)  # a text for people, with any characters
-MOST_SHOWN = 60  # characters of a value
+Lines = NewType("Lines", str)  # text for people, with any characters
+MOST_SHOWN = 60  # maximum size of a value in characters
 MOST_NUMBER = 1 << 63
 MISSING = " is missing"
 SIGNED = ("clock_offset_seconds",)
@@ -32,7 +32,7 @@ NAME = r"[\w+-][\w.+-]*|"
 FORMS = {
     "addresses": r"[0-9A-Fa-f:.]*",
     "cpu_flags": r"\w+",
-    # numbers that are short, so that a range is
+    # short numbers, so that a range cannot be huge
     "cpus": r"(\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*)?",
     "current": NAME,
     "driver": r"[\w+-]*",
@@ -41,7 +41,7 @@ FORMS = {
     "interfaces": r"[^\s/]+",
     "local_ports": r"\d{1,5}(-\d{1,5})?",
     "machine": r"\w+",
-    "name": r"[^\s/]+",  # of an interface
+    "name": r"[^\s/]+",  # values of an interface
     "network_address": r"[\w:][\w:.%-]*|",
     "network_interface": r"[^\s/]*",
     "node_package": NAME,
@@ -53,14 +53,14 @@ FORMS = {
     "socket_cpus": r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*",
     "stacks": NAME,
     "tcmalloc": PATH,
-    "version": NAME,  # of a Python
+    "version": NAME,  # values of a Python
 }
 
 
 def known_facts(
     answer: Any, schema: type[Any] = HostFactsSchema
 ) -> tuple[dict[str, Any], list[str]]:
-    """The facts of an answer that the schema has, and messages about the invalid ones.
+    """Return the facts of a response that are in the schema, and messages about invalid ones.
 
     >>> known_facts({"hostname": 3, "more": 1})[0]
     {'hostname': 3}
@@ -77,10 +77,10 @@ def known_facts(
 
 
 def _wrong_cores(facts: dict[str, Any]) -> list[str]:
-    """What no plan can be made of, because facts of the CPUs contradict each other."""
+    """Return contradictions between facts of the CPUs that would break the plan."""
     nodes = facts.get("numa", [])
     if not {"numa", "cores", "threads"} <= facts.keys():
-        return []  # of something else, or said to be missing
+        return []  # the facts have the wrong type or are missing, which is reported elsewhere
     if any({"cores", "cpus"} - set(one) for one in nodes):
         return []
     here = [(node["cores"], number_list(node["cpus"])) for node in nodes]
@@ -108,14 +108,14 @@ def _wrong_cores(facts: dict[str, Any]) -> list[str]:
 
 
 def _wrong_counts(facts: dict[str, Any], nodes: list[dict[str, Any]]) -> list[str]:
-    """Counts of nodes and sockets that are not those of the nodes."""
+    """Return errors about counts of nodes and sockets that do not match the nodes."""
     said = []
     having = sum(node["cores"] > 0 for node in nodes)
-    count = min(having, facts["cores"])  # no more than a quota leaves cores
+    count = min(having, facts["cores"])  # only the cores that a quota allows
     if facts.get("numa_nodes", count) != count:
         said.append(f"numa_nodes is {facts['numa_nodes']}, of {having} nodes with cores")
     named = {socket for node in nodes for socket in node.get("socket_cpus", {})}
-    # of facts of an older setup, without socket_cpus, it is only known that there is one
+    # facts of an older setup lack socket_cpus: only 0 sockets are certainly wrong
     sockets = facts.get("sockets", 1)
     if named and sockets != len(named):
         said.append(f"sockets is {sockets}, of {len(named)} in socket_cpus")
@@ -125,7 +125,7 @@ def _wrong_counts(facts: dict[str, Any], nodes: list[dict[str, Any]]) -> list[st
 
 
 def _wrong_near(nodes: list[dict[str, Any]]) -> list[str]:
-    """Nodes whose nearest one is not there, or lacks the same."""
+    """Return errors about nodes whose nearest node does not exist or lacks the same resource."""
     known = {node["node"]: node for node in nodes if "node" in node}
     said = []
     for number, node in known.items():
@@ -141,7 +141,7 @@ def _wrong_near(nodes: list[dict[str, Any]]) -> list[str]:
 
 
 def _wrong(name: str, value: Any, kind: Any) -> list[str]:
-    """What is wrong with one value and with what is in it."""
+    """Return the problems of a value and of its elements."""
     if isinstance(kind, UnionType):
         kind = get_args(kind)[0]
         if value is None:
@@ -151,7 +151,7 @@ def _wrong(name: str, value: Any, kind: Any) -> list[str]:
     of = list if get_origin(kind) is tuple else get_origin(kind)
     plain = of or (dict if is_dataclass(kind) else str if kind is Lines else kind)
     value = list(value) if isinstance(value, tuple) else value
-    # Python takes true for a whole number
+    # bool is an int in Python
     right = isinstance(value, (int, float) if plain is float else plain)
     if not right or isinstance(value, bool) != (plain is bool):
         return [f"{name} is not of type {plain.__name__}: {_shown(value)}"]

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""The one schema of a host's facts; the module host_facts documents each, a test compares both."""
+"""The only schema of a host's facts; a test compares it with the documentation of host_facts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class NumaNodeSchema:
-    """A NUMA node that may be used."""
+    """A NUMA node that ranks may use."""
 
     node: int
     cores: int
@@ -45,7 +45,7 @@ class RdmaSchema:
 
 @dataclass(frozen=True)
 class RefusalSchema:
-    """The reason why a Python or a prefix is not used, and what to do about it."""
+    """The reason why a Python or a prefix is rejected, and advice."""
 
     what: str
     hint: str
@@ -53,7 +53,7 @@ class RefusalSchema:
 
 @dataclass(frozen=True)
 class PythonSchema:
-    """A Python of the host."""
+    """A Python on the host."""
 
     version: str
     path: str
@@ -61,7 +61,7 @@ class PythonSchema:
 
 @dataclass(frozen=True)
 class OtherClusterSchema:
-    """Another cluster of the host."""
+    """Another cluster on the host."""
 
     prefix: str
     user: str
@@ -69,7 +69,7 @@ class OtherClusterSchema:
 
 @dataclass(frozen=True)
 class ServiceSchema:
-    """A program of another account that listens."""
+    """A listening program of another account."""
 
     port: int
     user: str
@@ -130,7 +130,7 @@ class HostFactsSchema:
 
 @dataclass(frozen=True)
 class MeasuredFactsSchema:
-    """Times in seconds that the control node measures of a host; None if it cannot."""
+    """Times in seconds that the control node measures for a host; None if it cannot."""
 
     clock_offset_seconds: float | None
     clock_error_seconds: float | None

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Locks: complete lists of exact versions, as pip reads them."""
+"""Locks: complete lists of exact versions in pip's format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = re.compile(r"^# download (\d+) bytes, unpacked (\d+) bytes", re.MULTILIN
 
 
 class LockError(Exception):
-    """A line of a lock cannot be read; names it."""
+    """A line of a lock cannot be read; the message names the line."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Pin:
     """One package of a lock.
 
     Attributes:
-        name: normalized (PEP 503).
-        version: the exact one.
-        hashes: the SHA-256 of the accepted files; without any, a file is taken only if the user
+        name: normalized name (PEP 503).
+        version: exact version.
+        hashes: SHA-256 of the accepted files; without any, files are accepted only if the user
             allows unverified ones.
     """
 
@@ -35,12 +35,12 @@ class Pin:
 
 
 def read_lock(text: str, python: str) -> dict[str, Pin]:
-    """The packages of a lock that one Python gets, as {name: Pin}.
+    """Return the packages of a lock for one Python, as {name: Pin}.
 
     Args:
         text: lines of the form `name==version [; marker] [--hash=sha256:...]`; a backslash at its
             end continues a line.
-        python: the minor version, e.g. "3.11".
+        python: minor version, such as "3.11".
 
     Raises:
         LockError: a line has another form.
@@ -56,8 +56,8 @@ def read_lock(text: str, python: str) -> dict[str, Pin]:
                 linux_environment(python)
             )
             [specifier] = requirement.specifier
-            Version(specifier.version)  # not 2.*
-        except ValueError as error:  # of the form, or a comparison of the marker without meaning
+            Version(specifier.version)  # rejects 2.*
+        except ValueError as error:  # another form, or a meaningless comparison in a marker
             raise LockError(f"'{words}': {error}") from error
         if specifier.operator != "==" or requirement.extras:
             raise LockError(f"'{words}' is not of the form name==version")
@@ -68,7 +68,7 @@ def read_lock(text: str, python: str) -> dict[str, Pin]:
 
 
 def linux_environment(python: str) -> dict[str, str]:
-    """The hosts' environment, in which markers are evaluated (PEP 508)."""
+    """Return the hosts' environment, in which markers are evaluated (PEP 508)."""
     return {
         "python_version": python,
         "python_full_version": f"{python}.99",
@@ -83,6 +83,6 @@ def linux_environment(python: str) -> dict[str, str]:
 
 
 def sizes(text: str) -> tuple[int, int]:
-    """Bytes to download and bytes unpacked by a lock's head; zeros if it has none."""
+    """Return the bytes to download and to unpack from a lock's head; zeros if it has none."""
     found = SIZES.search(text)
     return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""What pip says of a download that failed, as a message that says what to do. Pure functions."""
+"""Turns pip's messages about a failed download into a message with advice. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LAST_LINES = 8
 MIRROR = re.compile(r"https?://(?:[^/@\s]*@)?([^/\s:]+)")
 INSECURE = re.compile(r"repository located at (\S+) is not a trusted or secure host")
 NO_FILE = re.compile(r"invalid path: (\S+)")
-# the first that is set counts
+# the first variable that is set counts
 PROXIES = ("PIP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 BEFORE_PIP = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-# by the kinds of fetch_errors
+# advice by kind of error in fetch_errors
 HINTS = {
     "expired": "have it renewed; if its dates are right, the control node's clock is wrong",
     "name": "name the mirror as its certificate does",
@@ -34,7 +34,7 @@ UNFETCHED = "Could not fetch URL "
 
 
 def reason(lines: list[str]) -> str:
-    """The most informative line of pip's messages."""
+    """Return the most informative line of pip's messages."""
     for mark in (
         UNFETCHED,
         "Retrying (",
@@ -50,8 +50,8 @@ def reason(lines: list[str]) -> str:
 
 
 def telling(lines: Iterable[str]) -> list[str]:
-    """The messages of pip that say why it failed."""
-    # of warnings, only these say why there is "no matching distribution"
+    """Return pip's messages about the cause of a failure."""
+    # among warnings, only these give the cause of "no matching distribution"
     found = (
         line
         for line in lines
@@ -67,15 +67,15 @@ def complaint(
     names: Collection[str],
     environ: Mapping[str, str],
 ) -> str:
-    """The error message: pip's informative lines and what to do.
+    """Return the error message: pip's informative lines and advice.
 
     Args:
-        refused: what pip said of packages' own indexes, by name.
-        names: of the packages that were wanted.
-        environ: the environment of pip.
+        refused: pip's messages about packages' own indexes, by package name.
+        names: names of the requested packages.
+        environ: environment variables of pip.
     """
     missing = {canonicalize_name(name) for name in UNKNOWN.findall("\n".join(lines))}
-    # one of several indexes may lack a package that another has
+    # one of several indexes may lack a package that another one has
     others = tuple(f"/{name}/: " for name in set(names) - missing) if missing else ()
 
     def concerns(line: str) -> bool:
@@ -84,7 +84,7 @@ def complaint(
     concerned = [line for line in lines if concerns(line)]
     told = telling(concerned)
     own = [f"{name}: {words}" for name, words in refused.items()]
-    # a package's own index is to blame where no other has the package
+    # a package's own index is the cause if no other index has the package
     blamed = concerned + (own if missing and missing <= refused.keys() else [])
     if known := known_cause("\n".join(blamed), environ):
         return f"the control node cannot download the wheels: {known}"
@@ -100,7 +100,7 @@ def complaint(
 
 
 def known_cause(text: str, environ: Mapping[str, str]) -> str:
-    """What is wrong with a certificate or proxy, and what to do; "" where it is something else.
+    """Return the problem of a certificate or proxy with advice; "" for other problems.
 
     >>> known_cause("invalid path: /etc/site.pem", {"PIP_CERT": "/etc/site.pem"})
     'there is no file of certificates /etc/site.pem, which PIP_CERT names; name the right one'

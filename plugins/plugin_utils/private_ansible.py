@@ -1,7 +1,7 @@
 # Apache-2.0 (see LICENSE)
-"""What action plugins use of ansible-core that it does not document.
+"""The undocumented parts of ansible-core that action plugins use.
 
-A new version may lack it; tests/unit/plugins/test_private_ansible.py names what it lacks.
+A new version may lack one; tests/unit/plugins/test_private_ansible.py reports which.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 
 def execute(action: Any, command: str, data: bytes = b"", sudoable: bool = True) -> dict[str, Any]:
-    """Run a shell command on the host: a dictionary with rc, stdout and stderr.
+    """Run a shell command on the host and return a dictionary with rc, stdout and stderr.
 
     With input, Ansible uses no terminal, which would merge stderr into stdout and end lines with
     carriage returns.
 
     Args:
-        sudoable: whether as the user that the task becomes, else as the one that logs in.
+        sudoable: True to run as the task's become user, False as the login user.
     """
     done: dict[str, Any] = action._low_level_execute_command(
         for_any_shell(command), sudoable=sudoable, in_data=data or b"\n"
@@ -28,9 +28,9 @@ def execute(action: Any, command: str, data: bytes = b"", sudoable: bool = True)
 
 
 def for_any_shell(command: str) -> str:
-    """The command as the login shell gets it in single quotes, which may be csh.
+    """Return the command such that any login shell, even csh, can run it in single quotes.
 
-    There a quoted text ends with its line, and ! stands for an earlier command.
+    In csh a quoted text ends with its line, and ! recalls an earlier command.
 
     >>> for_any_shell("echo a!b")
     'sh -c "$(echo ZWNobyBhIWI= | base64 -d)"'
@@ -41,6 +41,6 @@ def for_any_shell(command: str) -> str:
 
 
 def environment_words(action: Any) -> str:
-    """The task's environment as words before a shell command."""
+    """Return the task's environment as a prefix for a shell command."""
     words: str = action._compute_environment_string()
     return words

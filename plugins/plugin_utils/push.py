@@ -1,8 +1,9 @@
 # Apache-2.0 (see LICENSE)
 """Streams files from the control node to a host as the user that the task runs as.
 
-Ansible's own transfer writes as the login user first, which requires ACLs or open permissions if
-the task becomes another ordinary user. Standard input requires neither, nor space for a copy.
+Ansible's file transfer writes as the login user first, which requires ACLs or open permissions if
+the task becomes another ordinary user. Streaming to standard input needs neither, and no space for
+a copy.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ CHUNK_BYTES = 32 * 1024 * 1024  # held in memory, per host
 def push_files(action: Any, files: Iterable[tuple[Path, str]], folder: str) -> dict[bytes, bytes]:
     """Write (path, name) pairs into a new folder of the host that only the task's user can read.
 
-    Paths have no links: what became one since they were found is refused.
+    Paths have no links: a part that has become a link since is an error.
 
     Small files are sent together as a tar, large ones in pieces.
 
     Returns:
-        The SHA-256 of what was sent of each file, as 32 bytes, by its name as bytes.
+        The SHA-256 of each file's sent contents, as 32 bytes, by its name as bytes.
 
     Raises:
-        AnsibleActionFail: the host cannot write them, or has the folder already; or one cannot be
-            read here.
+        AnsibleActionFail: the host cannot write the files or already has the folder, or a file
+            cannot be read here.
     """
     try:
         return _push(action, files, folder)
@@ -72,13 +73,13 @@ def _push(action: Any, files: Iterable[tuple[Path, str]], folder: str) -> dict[b
 
 
 def tar_of(files: Iterable[tuple[Path, str]], digests: dict[bytes, bytes]) -> bytes:
-    """The bytes of an uncompressed tar of (path, name in the tar) pairs.
+    """Return an uncompressed tar of (path, name in the tar) pairs.
 
     Args:
-        digests: takes the SHA-256 of each.
+        digests: dictionary that receives the SHA-256 of each file.
     """
     buffer = io.BytesIO()
-    # in the default one GNU tar takes names as UTF-8, and makes them such of the host's locale
+    # in the default format, GNU tar reads names as UTF-8 and converts them to the host's locale
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for path, name in files:
             entry = tarfile.TarInfo(name)
@@ -92,7 +93,7 @@ def tar_of(files: Iterable[tuple[Path, str]], digests: dict[bytes, bytes]) -> by
 
 
 def _mode(file: IO[bytes]) -> int:
-    """The file's own permissions, without write permission for others."""
+    """Return the file's permissions, without write permission for others."""
     return os.fstat(file.fileno()).st_mode & 0o755 | 0o600
 
 

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""The form of verify's report, which the head writes and which could be anything."""
+"""The schema of verify's report, which the head writes and which may be any text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer impo
 
 @dataclass(frozen=True)
 class FindingSchema:
-    """A problem or warning; its host is "" where it concerns all."""
+    """A problem or warning; its host is "" if it concerns all hosts."""
 
     host: str
     what: Lines
@@ -26,7 +26,7 @@ class FindingSchema:
 
 @dataclass(frozen=True)
 class SpeedSchema:
-    """What a host computes, copies and writes a second, and what may have slowed it down."""
+    """A host's rates of computing, copying and writing, and possible causes of slowness."""
 
     bf16_gflops: float | None
     fp32_gflops: float | None
@@ -43,7 +43,7 @@ class SpeedSchema:
 
 @dataclass(frozen=True)
 class CallsSchema:
-    """Who connected to a host's open ports, by port, and how long they were open."""
+    """The connections to a host's open ports, by port, and how long the ports were open."""
 
     seconds: float
     came: dict[str, list[str]]
@@ -51,7 +51,7 @@ class CallsSchema:
 
 @dataclass(frozen=True)
 class HostRowSchema:
-    """A host that has answered."""
+    """A host that has responded."""
 
     name: str
     address: str
@@ -67,7 +67,7 @@ class HostRowSchema:
 
 @dataclass(frozen=True)
 class LinkSchema:
-    """A pair of hosts that was measured."""
+    """A measured pair of hosts."""
 
     hosts: list[str]
     latency_us: float
@@ -76,7 +76,7 @@ class LinkSchema:
 
 @dataclass(frozen=True)
 class VerifyReportSchema:
-    """What `python -m ftcluster_train.health.verify` prints."""
+    """The output of `python -m ftcluster_train.health.verify`."""
 
     hosts: list[HostRowSchema]
     problems: list[FindingSchema]
@@ -89,10 +89,10 @@ class VerifyReportSchema:
 
 
 def read_report(text: str, names: Iterable[str]) -> dict[str, Any]:
-    """The report of a text, on the hosts with these names.
+    """Return the report in a text about the hosts with these names.
 
     Raises:
-        ValueError: it is none; says all that is wrong, in one line.
+        ValueError: the text is no valid report; the message lists all problems in one line.
     """
     try:
         answer = json.loads(text)

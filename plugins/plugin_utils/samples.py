@@ -1,15 +1,16 @@
 # Apache-2.0 (see LICENSE)
-"""Which parts of a long file are read in place of all of it."""
+"""Chooses the parts of a long file that are read instead of the whole file."""
 
 from __future__ import annotations
 
-WHOLE_BYTES = 8 << 20  # of a file that is read whole
+WHOLE_BYTES = 8 << 20  # files up to this size are read whole
 FIRST_BYTES, LAST_BYTES = 64 << 10, 256 << 10
-COUNT, PART_BYTES = 32, 32 << 10  # between these, evenly; an event has some 30 bytes a rank
+# number of parts between the first and the last; an event has some 30 bytes per rank
+COUNT, PART_BYTES = 32, 32 << 10
 
 
 def samples(size: int) -> list[tuple[int, int]]:
-    """Where each part of a file of more than WHOLE_BYTES begins, and its bytes.
+    """Return start and size of each part of a file of more than WHOLE_BYTES.
 
     >>> samples(1 << 40)[0], len(samples(1 << 40)), sum(count for _, count in samples(1 << 40))
     ((0, 65536), 34, 1376256)

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""YAML whose reading takes little time and memory, whoever wrote it."""
+"""YAML parsing that takes little time and memory for any input."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ MAX_DEPTH = 20
 
 
 class ShallowLoader(yaml.SafeLoader):
-    """Refuses aliases, whose copies of copies fill the memory, and brackets deep in each other.
+    """A loader that rejects aliases, which can multiply in memory, and deeply nested brackets.
 
-    PyYAML looks at up to 1024 open brackets for each further one, so that it refuses them while it
-    reads: of 60,000, it would take seconds to say that they are too deep for Python.
+    The depth is checked while reading, because PyYAML checks up to 1024 open brackets for each new
+    one and would take seconds to reject 60,000 of them.
     """
 
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """One node.
+        """Return one node.
 
         Raises:
-            yaml.MarkedYAMLError: it is an alias, or nested too deeply.
+            yaml.MarkedYAMLError: the node is an alias, or nested too deeply.
         """
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
@@ -37,15 +37,15 @@ class ShallowLoader(yaml.SafeLoader):
 
 
 def problem(what: str, place: Any) -> yaml.MarkedYAMLError:
-    """The error for what is wrong with an event or a node."""
+    """Return the error for a problem with an event or a node."""
     return yaml.MarkedYAMLError(problem=what, problem_mark=place.start_mark)
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a text.
+    """Return the value of a YAML text.
 
     Raises:
-        yaml.YAMLError: it is no YAML, has an alias, or is nested too deeply.
-        ValueError: it has an impossible date, or a number of thousands of digits.
+        yaml.YAMLError: the text is no YAML, has an alias, or is nested too deeply.
+        ValueError: the text has an impossible date, or a number with thousands of digits.
     """
     return yaml.load(text, Loader=ShallowLoader)

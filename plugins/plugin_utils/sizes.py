@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Sizes of disks and memory as people read them."""
+"""Formats sizes of disks and memory for people."""
 
 UNITS = ((1e9, 1, "GB"), (1e6, 0, "MB"), (1, 0, "bytes"))
 

@@ -1,8 +1,8 @@
 # Apache-2.0 (see LICENSE)
-"""The files of a folder of the control node that is copied to hosts.
+"""Finds the files of a folder on the control node that is copied to hosts.
 
-The folder may come from somebody else: a link in it must not take a file from elsewhere along, and
-a pipe or a device must not be read.
+The folder may come from somebody else: its links must not copy files from elsewhere, and pipes and
+devices must not be read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from io import BufferedReader
 from pathlib import Path
 
 HUB = re.compile(r"(models|datasets|spaces)--.+")  # a repository's folder in the Hub's cache
-MAX_FILES = 1_000_000  # links to folders can give a folder without end
+MAX_FILES = 1_000_000  # links to folders can make a folder endless
 MOST_NAMED = 10
 KINDS = {
     stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a device",
@@ -24,20 +24,21 @@ KINDS = {
 
 
 class SourceError(Exception):
-    """Files of a folder are not copied; names them."""
+    """Files of a folder cannot be copied; the message names them."""
 
 
 def source_files(source: Path) -> list[tuple[Path, str]]:
-    """The files of a folder, or the one file that the user has named.
+    """Return the files of a folder, or the one file that the user has named.
 
-    Links within the folder are followed, and those of a snapshot in the Hub's cache to the blobs of
-    the same repository. A link to nothing is left out, such as the lock of an editor.
+    Links within the folder are followed, and in a snapshot of the Hub's cache also links to the
+    blobs of the same repository. Dangling links, such as an editor's lock, are skipped.
 
     Returns:
-        (path without links, name in the folder) of each, by name.
+        (path without links, name in the folder) of each file, sorted by name.
 
     Raises:
-        SourceError: a link leads elsewhere, or a file is none or cannot be read; names all.
+        SourceError: a link leads elsewhere, or a file is not regular or cannot be read; names all
+            of them.
     """
     try:
         root = source.resolve(strict=True)
@@ -50,9 +51,9 @@ def source_files(source: Path) -> list[tuple[Path, str]]:
 
 
 def named_files(source: Path, names: Iterable[str] | None) -> list[tuple[Path, str]]:
-    """The files of a folder that have these names; None is for all.
+    """Return the files of a folder that have these names; None means all.
 
-    Returns, Raises: as in `source_files`.
+    Result and errors are as in `source_files`.
     """
     root = source.resolve()
     walk = _Walk((root, *_blobs(root)))
@@ -65,20 +66,20 @@ def named_files(source: Path, names: Iterable[str] | None) -> list[tuple[Path, s
         if len(walk.problems) > MOST_NAMED:
             named.append(f"and {len(walk.problems) - MOST_NAMED} more")
         raise SourceError(
-            "\n  ".join([f"{source} is not copied as it is:", *named])
-            + "\nreplace links by copies, and remove what is no file"
+            "\n  ".join([f"{source} cannot be copied:", *named])
+            + "\nreplace links by copies, and remove everything that is not a regular file"
         )
     return sorted(walk.found, key=lambda pair: pair[1])
 
 
 def open_file(path: Path) -> BufferedReader:
-    """Open a regular file for reading, without following a link of any part of its path.
+    """Open a regular file for reading, without following a link in any part of its path.
 
     Args:
-        path: absolute.
+        path: absolute path.
 
     Raises:
-        OSError: a part of it is a link, it is no regular file, or it cannot be read.
+        OSError: a part of the path is a link, or the file is not regular or cannot be read.
     """
     folder = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -88,7 +89,7 @@ def open_file(path: Path) -> BufferedReader:
             inner = os.open(part, flags, dir_fd=folder)
             os.close(folder)
             folder = inner
-        # a pipe would be waited for, and a terminal become this process's own
+        # otherwise opening a pipe blocks, and a terminal becomes our own
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         file = os.open(name, flags, dir_fd=folder)
     except OSError as error:
@@ -103,12 +104,12 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def words_of(error: Exception) -> str:
-    """What an error of reading says, without the path."""
+    """Return the reason of a read error, without the path."""
     return getattr(error, "strerror", None) or str(error)
 
 
 def _blobs(root: Path) -> list[Path]:
-    """The folder that the links of a snapshot in the Hub's cache lead to, if it is one."""
+    """Return the folder that the links of a snapshot in the Hub's cache lead to, if it is one."""
     for folder in (root, *root.parents):
         if folder.parent.name == "snapshots" and HUB.fullmatch(folder.parent.parent.name):
             return [folder.parent.parent / "blobs"]
@@ -116,10 +117,10 @@ def _blobs(root: Path) -> list[Path]:
 
 
 class _Walk:
-    """Goes through a folder; collects files and problems.
+    """A walk through a folder that collects files and problems.
 
     Args:
-        roots: the folder, and where else its links may lead.
+        roots: the folder, and other folders that its links may lead to.
     """
 
     def __init__(self, roots: tuple[Path, ...]) -> None:
@@ -142,10 +143,10 @@ class _Walk:
             self.entry(path, f"{prefix}{path.name}", (*above, folder))
 
     def entry(self, path: Path, name: str, above: tuple[Path, ...]) -> None:
-        """One name of a folder.
+        """Process one entry of a folder.
 
         Args:
-            above: the folders that the walk is in.
+            above: folders on the way from the root to the entry.
         """
         try:
             real = path.resolve(strict=True)

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Which stack the hosts of a cluster get, and why. Pure functions only."""
+"""Chooses the stack for the hosts of a cluster. Pure functions only."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Stacks = Mapping[str, Mapping[str, Any]]
 Hosts = Mapping[str, Mapping[str, Any]]
 AUTO = "auto"
 DOCUMENTED = "documented"
-NODE_PYTHON = (3, 10)  # the oldest that the package ftcluster_train runs on
+NODE_PYTHON = (3, 10)  # the oldest Python that the package ftcluster_train runs on
 LEAVE_OUT = "remove the host from the inventory"
 FLAG_NAMES = {"avx2": "AVX2", "avx512f": "AVX512"}
 
 
 @dataclass(frozen=True)
 class StackRequest:
-    """What the user requests.
+    """The user's request.
 
     Attributes:
-        stack: a name, "auto", or "" for the bundle's, else the present one, else the default.
-        bundle: has `stack` and `target`, or None.
-        present: the stack that the cluster has, or "".
-        allow_yanked: whether yanked releases may be installed.
-        allow_unverified: whether files without a hash in a lock may be installed.
+        stack: a name, "auto", or "" for the bundle's stack, else the present one, else the default.
+        bundle: object with `stack` and `target`, or None.
+        present: stack that the cluster has, or "".
+        allow_yanked: True if yanked releases may be installed.
+        allow_unverified: True if files without a hash in a lock may be installed.
     """
 
     stack: str = ""
@@ -45,8 +45,8 @@ class Choice:
     """A stack for all hosts.
 
     Attributes:
-        pythons: the path of the Python that each host makes it from.
-        problems: for each host why it cannot have the stack, as {what, hint}.
+        pythons: path of the Python for each host's environment.
+        problems: reasons why a host cannot have the stack, as {what, hint}, by host.
         notices: warnings about the stack.
     """
 
@@ -58,19 +58,19 @@ class Choice:
 
 
 class ChoiceError(Exception):
-    """The requested stack cannot be installed; says why and what to do."""
+    """The requested stack cannot be installed; the message has the reason and advice."""
 
 
 def choose(stacks: Stacks, warnings: Stacks, wanted: StackRequest, hosts: Hosts) -> Choice:
     """Choose a stack.
 
     Args:
-        stacks: as stacks.yml has them, in its order.
-        warnings: the texts of the stacks' warnings, by key, as {text, source}.
-        hosts: facts of each host by name; any of them may be missing.
+        stacks: entries of stacks.yml, in its order.
+        warnings: warnings about stacks as {text, source}, by key.
+        hosts: facts by host name; any fact may be missing.
 
     Raises:
-        ChoiceError: there is no such stack, or it must not be installed on any host.
+        ChoiceError: the stack does not exist, or must not be installed on any host.
     """
     name, why = _name(stacks, wanted, hosts)
     stack = stacks[name]
@@ -113,13 +113,13 @@ def _check_allowed(name: str, stack: Mapping[str, Any], wanted: StackRequest) ->
     bare = unverified(stack)
     if bare and not wanted.allow_unverified:
         raise ChoiceError(
-            f"stack {name} has {bare}, so what an index gives cannot be verified; to install it "
+            f"stack {name} has {bare}, so files from an index cannot be verified; to install it "
             "anyway: --allow-unverified (torch_stack_allow_unverified=true)"
         )
 
 
 def unverified(stack: Mapping[str, Any]) -> str:
-    """Which packages of a stack have no hash in a lock, as text, or ""."""
+    """Return the packages of a stack without a hash in a lock, as text, or ""."""
     if stack["state"] == DOCUMENTED:
         return "no lock with the hashes of its packages"
     bare = ", ".join(f"{p} {stack['packages'][p]}" for p in stack.get("unverified", ()))
@@ -127,7 +127,7 @@ def unverified(stack: Mapping[str, Any]) -> str:
 
 
 def _name(stacks: Stacks, wanted: StackRequest, hosts: Hosts) -> tuple[str, str]:
-    """The name of the stack, and the reason."""
+    """Return the name of the stack, and the reason for the choice."""
     default = next(name for name, stack in stacks.items() if stack["state"] == "default")
     bundled = getattr(wanted.bundle, "stack", "")
     if bundled:
@@ -158,7 +158,7 @@ def _name(stacks: Stacks, wanted: StackRequest, hosts: Hosts) -> tuple[str, str]
 
 
 def _automatic(stacks: Stacks, hosts: Hosts) -> tuple[str, str]:
-    """The first supported stack that fits every host."""
+    """Return the first supported stack that fits every host."""
     against = []
     for name, stack in stacks.items():
         if stack["state"] == DOCUMENTED:
@@ -179,17 +179,17 @@ def _finding(what: str, hint: str) -> dict[str, str]:
 
 
 def version(text: str) -> tuple[int, ...]:
-    """3.11.7 as (3, 11): the minor version decides about wheels."""
+    """Return 3.11.7 as (3, 11): wheels depend on the minor version."""
     return tuple(int(part) for part in text.split(".")[:2])
 
 
 def python_for(
     stack: Mapping[str, Any], facts: Mapping[str, Any], name: str, bundle: Bundle | None = None
 ) -> tuple[str, list[dict[str, str]]]:
-    """The path of the Python that a stack can be made from on a host, and the problems if none.
+    """Return the path of a host's Python that fits a stack, and the problems if there is none.
 
-    The one that the user has given; else Ansible's own if it fits, because it is known to run; else
-    the newest that fits. For a bundle, the one that its wheels are for.
+    The choice is the user's Python; else Ansible's Python if it fits, because it certainly runs;
+    else the newest that fits. A bundle needs the version that its wheels are for.
     """
     if facts.get("python_refused"):
         return "", [facts["python_refused"]]
@@ -239,7 +239,7 @@ def _cpu_problems(
 
 
 def _bundle_problems(bundle: Bundle | None, facts: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Where a bundle does not fit a host."""
+    """Return the reasons why a bundle does not fit a host."""
     if bundle is None or not facts:
         return []
     target, problems = bundle.target, []
@@ -258,7 +258,7 @@ def _bundle_problems(bundle: Bundle | None, facts: Mapping[str, Any]) -> list[di
 
 
 def space_problems(needed: int, free: int, prefix: str, name: str) -> list[dict[str, str]]:
-    """Whether a stack does not fit on a host's disk."""
+    """Return a problem if a stack does not fit on a host's disk."""
     if free >= needed:
         return []
     available, required = free_and_needed(free, needed)

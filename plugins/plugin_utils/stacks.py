@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""The files of the role torch_stack that define the stacks."""
+"""Reads the files of the role torch_stack that define the stacks."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import yaml
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.shallow_yaml import parse_yaml
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import Wanted
 
-# what installs the wheels and starts ranks, for stacks without a lock
+# the packages that install wheels and start ranks, for stacks without a lock
 TOOLS = {"uv": "0.13.9", "impi-rt": "2021.18.1", "mpi4py": "4.1.2"}
 
 
 class StacksFileError(Exception):
-    """A file cannot be read; names it."""
+    """A file cannot be read; the message names it."""
 
 
 def read_stacks(folder: Path) -> dict[str, Any]:
-    """The contents of stacks.yml.
+    """Return the contents of stacks.yml.
 
     Raises:
-        StacksFileError: it cannot be read.
+        StacksFileError: the file cannot be read.
     """
     return _read(folder / "stacks.yml")
 
 
 def read_advisories(folder: Path) -> dict[str, Any]:
-    """The contents of advisories.yml.
+    """Return the contents of advisories.yml.
 
     Raises:
-        StacksFileError: it cannot be read.
+        StacksFileError: the file cannot be read.
     """
     return _read(folder / "advisories.yml")
 
@@ -48,13 +48,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Lists:
-    """The lists of what to download for a stack.
+    """The lists of packages to download for a stack.
 
     Attributes:
-        requirements: the lock, or the stack's parts where it is only documented.
-        more: the lock of what only torch's CUDA build requires, or None.
-        resolve: whether pip adds dependencies.
-        allow_unverified: whether files without a hash are accepted.
+        requirements: path of the lock, or of the package list of a stack without a lock.
+        more: path of the lock for packages that only torch's CUDA build requires, or None.
+        resolve: True if pip adds dependencies.
+        allow_unverified: True if files without a hash are accepted.
     """
 
     requirements: Path
@@ -64,10 +64,10 @@ class Lists:
 
     @property
     def wanted(self) -> Wanted:
-        """Their contents.
+        """Return the contents of the lists.
 
         Raises:
-            StacksFileError: one cannot be read.
+            StacksFileError: a file cannot be read.
         """
         try:
             more = self.more.read_text(encoding="utf-8") if self.more else ""
@@ -84,12 +84,12 @@ def lists_of(
     cache: Path,
     allow_unverified: bool = False,
 ) -> Lists:
-    """The lists of one stack.
+    """Return the lists of one stack.
 
     Args:
-        folder: with stacks.yml and the locks.
-        cache: a folder for the list of a stack that has no lock.
-        allow_unverified: whether files without a hash are accepted.
+        folder: folder with stacks.yml and the locks.
+        cache: folder for the list of a stack that has no lock.
+        allow_unverified: True if files without a hash are accepted.
 
     Raises:
         StacksFileError: a file cannot be written.

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""What is typed on the control node for a run that waits for it, such as prompts."""
+"""Lines that a user types on the control node for a waiting run, such as prompts."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-NAME = "prompts.jsonl"  # in the run's folder; the rank makes it, and removes it at its end
-AWAITED = "answered"  # the event after which a run waits
-SIGN_SECONDS = 15.0  # between two signs that somebody is still there, see `SESSION_SECONDS`
+NAME = "prompts.jsonl"  # a file in the run's folder, which the rank creates and finally removes
+AWAITED = "answered"  # the event after which a run waits for lines
+# interval between two signs that somebody is still there, see `SESSION_SECONDS`
+SIGN_SECONDS = 15.0
 SIGN = b"\n"
 LOOK_SECONDS = 0.1
 
 
 class Typed:
-    """Lines that are added to a file of the control node, each to be sent once.
+    """The lines that are added to a file of the control node and must each be sent once.
 
     Attributes:
-        awaited: whether the run waits for one.
+        awaited: True if the run waits for a line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -27,12 +28,12 @@ class Typed:
         self.awaited = False
 
     def see(self, kinds: Iterable[str]) -> None:
-        """Take the kinds of the run's new events."""
+        """Process the kinds of the run's new events."""
         for kind in kinds:
             self.awaited = kind == AWAITED
 
     def to_send(self) -> bytes:
-        """New lines, SIGN where one is due, or nothing; comes back late while the run waits."""
+        """Return new lines, SIGN if one is due, or nothing; return late while the run waits."""
         until = self._sent + SIGN_SECONDS
         while not (data := self._new_lines()) and self.awaited and time.monotonic() < until:
             time.sleep(LOOK_SECONDS)

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Whether the control node can download what an environment lacks, before hosts are changed."""
+"""Checks that the control node can download the missing wheels, before hosts are changed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
 def kinds_of(
     hosts: Mapping[str, Mapping[str, Any]], pythons: Mapping[str, str]
 ) -> dict[Target, str]:
-    """The kinds of wheels that hosts need, each with its first host.
+    """Return the kinds of wheels that hosts need, each with its first host.
 
     Args:
-        hosts: the facts of each; any of them may be missing.
-        pythons: the path of the Python that each host's environment is made from, "" for none.
+        hosts: facts by host; any fact may be missing.
+        pythons: path of the Python for each host's environment, "" for none.
     """
     found: dict[Target, str] = {}
     for host, facts in hosts.items():
@@ -44,9 +44,9 @@ def kinds_of(
 
 
 def refusal(wanted: Wanted, target: Target, sources: Sources, cache: Path) -> str:
-    """Why the wheels cannot be downloaded, as a message; "" where they can or need not be.
+    """Return a message with the reason why the wheels cannot be downloaded, or "".
 
-    Downloads one of those that the cache lacks and that has no index of its own.
+    The check downloads one wheel that the cache lacks and that does not have its own index.
 
     Raises:
         LockError: the list has the wrong form.
@@ -62,12 +62,12 @@ def refusal(wanted: Wanted, target: Target, sources: Sources, cache: Path) -> st
     with tempfile.TemporaryDirectory(prefix="ftcluster-") as folder:
         try:
             return Pip(target, sources, Path(folder)).try_one(lacking[0])
-        except DownloadError as error:  # there is no pip
+        except DownloadError as error:  # the control node has no pip
             return str(error)
 
 
 def _known(cache: Path, pins: Mapping[str, Pin], target: Target) -> set[str]:
-    """The packages that a download takes from other wheelhouses of the cache."""
+    """Return the packages that a download links from other wheelhouses of the cache."""
     there = {
         wheel.sha256
         for manifest in cache.glob(f"*-cp*/{MANIFEST}")

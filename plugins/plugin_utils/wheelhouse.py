@@ -33,7 +33,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
 MANIFEST = "wheels.json"
-FORMAT = 1  # of MANIFEST; a wheelhouse of another format is downloaded again
+FORMAT = 1  # format of MANIFEST; a wheelhouse of another format is downloaded again
 ALLOW = (
     "add the hash, or accept unverified files: virtualenv_allow_unverified, or for a stack "
     "torch_stack_allow_unverified (--allow-unverified)"
@@ -42,7 +42,7 @@ SPARE_BYTES = 100_000_000  # beside the wheels themselves
 
 
 class WheelhouseError(Exception):
-    """The wheels are not available; says what to do."""
+    """The wheels are not available; the message has advice."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Wheel:
     """One file of a wheelhouse.
 
     Attributes:
-        unpacked: the bytes of the files in it.
-        sha256: its hash, as hexadecimal digits.
+        unpacked: total size of the files in it, in bytes.
+        sha256: SHA-256 as hexadecimal digits.
     """
 
     size: int
@@ -61,7 +61,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Wheelhouse:
-    """Downloaded wheels.
+    """The downloaded wheels of one list.
 
     Attributes:
         notices: warnings about their sources.
@@ -87,7 +87,7 @@ class Wheelhouse:
         return sum(wheel.size + wheel.unpacked for wheel in self.wheels.values()) + SPARE_BYTES
 
     def to_dict(self) -> dict[str, Any]:
-        """The document that read_wheelhouse reads."""
+        """Return the document that read_wheelhouse reads."""
         wheels = {name: vars(wheel) for name, wheel in sorted(self.wheels.items())}
         return {"wheels": wheels, "notices": list(self.notices)}
 
@@ -97,11 +97,11 @@ class Wanted:
     """The wanted contents of a wheelhouse.
 
     Attributes:
-        name: of the list, for messages.
-        lock: the text of the lock, complete unless `resolve`.
-        more: the text of a second lock, of packages that only some builds require.
-        resolve: whether pip adds dependencies.
-        allow_unverified: whether files without a hash are accepted.
+        name: name of the list, for messages.
+        lock: text of the lock, which is complete unless `resolve`.
+        more: text of a second lock with packages that only some builds require.
+        resolve: True if pip adds dependencies.
+        allow_unverified: True if files without a hash are accepted.
     """
 
     name: str
@@ -112,20 +112,20 @@ class Wanted:
 
     @property
     def digest(self) -> str:
-        """Changes with the contents."""
+        """A digest of the contents."""
         return hashlib.sha256((self.lock + self.more).encode()).hexdigest()[:12]
 
     def folder(self, cache: Path, target: Target) -> Path:
-        """Where a cache has the wheels for a target."""
+        """Return the folder of a cache that has the wheels for a target."""
         return cache / f"{self.name}-{self.digest}-{target.tag}"
 
     @property
     def host_bytes(self) -> int:
-        """The space that a host needs at least, by the sizes in the lock."""
+        """The minimum space that a host needs, from the sizes in the lock."""
         return sum(sizes(self.lock)) + SPARE_BYTES
 
     def problems(self, sha256: Mapping[str, str], python: str) -> list[str]:
-        """The differences between files, as {name: hash}, and the lists.
+        """Return the differences between files, as {name: hash}, and the lists.
 
         Raises:
             LockError: a list has the wrong form.
@@ -159,13 +159,13 @@ class Wanted:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, as hexadecimal digits."""
+    """Return the SHA-256 of a file, as hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def cache_dir() -> Path:
-    """The folder of all wheelhouses of this user."""
+    """Return the folder of all wheelhouses of this user."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "ftcluster" / "wheels"
 
@@ -192,30 +192,30 @@ def get_wheels(wanted: Wanted, target: Target, sources: Sources, cache: Path) ->
 
 
 def read_wheelhouse(folder: Path) -> Wheelhouse | None:
-    """A complete wheelhouse, or None."""
+    """Return a complete wheelhouse, or None."""
     try:
         document = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if document.get("format", 0) not in (0, FORMAT):
             return None
         wheels = {name: Wheel(**wheel) for name, wheel in document["wheels"].items()}
         if any("/" in name for name in wheels):
-            return None  # would be read from elsewhere
+            return None  # a path would be read from elsewhere
         if any((folder / name).stat().st_size != wheel.size for name, wheel in wheels.items()):
             return None
         return Wheelhouse(folder, wheels, tuple(document["notices"])) if wheels else None
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        return None  # missing or damaged
+        return None  # the wheelhouse is missing or damaged
 
 
 def verify(house: Wheelhouse, wanted: Wanted, python: str, made_here: bool) -> None:
     """Compare a wheelhouse and its files with the lists.
 
     Args:
-        made_here: whether its folder is one of the cache. That is removed if they differ, to be
-            made again; a folder that the user names is left as it is.
+        made_here: True if the folder belongs to the cache. It is then removed if there are
+            differences; a folder that the user named is kept.
 
     Raises:
-        WheelhouseError: names every file that differs.
+        WheelhouseError: files differ; the message names all of them.
     """
     try:
         problems = wanted.problems(house.sha256, python)
@@ -226,7 +226,7 @@ def verify(house: Wheelhouse, wanted: Wanted, python: str, made_here: bool) -> N
         ]
     except LockError as error:
         raise WheelhouseError(f"{wanted.name}: {error}") from error
-    except OSError as error:  # by another host's process meanwhile
+    except OSError as error:  # another host's process removed it meanwhile
         problems.append(f"{error.filename}: {error.strerror}")
     if problems and made_here:
         shutil.rmtree(house.folder, ignore_errors=True)
@@ -238,7 +238,7 @@ def verify(house: Wheelhouse, wanted: Wanted, python: str, made_here: bool) -> N
 
 
 def fill(folder: Path, wanted: Wanted, target: Target, sources: Sources) -> Wheelhouse:
-    """Download into a wheelhouse, which is renamed when it is complete."""
+    """Download into a wheelhouse folder, which is renamed when it is complete."""
     shutil.rmtree(folder, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
@@ -264,11 +264,11 @@ def fill(folder: Path, wanted: Wanted, target: Target, sources: Sources) -> Whee
 def link_known(scratch: Path, pins: Mapping[str, Pin], target: Target) -> set[str]:
     """Link wheels whose hash the lock allows from other wheelhouses of the cache.
 
-    What runs with an older C library runs with the target's. Wheelhouses with notices are skipped:
-    a better source may be available now.
+    Wheels for an older C library also run with the target's. Wheelhouses with notices are skipped,
+    because a better source may be available now.
 
     Args:
-        target: the hosts' Python and C library; a lock has the hashes of wheels for others as well.
+        target: Python and C library of the hosts; a lock also has hashes of wheels for others.
 
     Returns:
         The names of the packages that were linked.
@@ -290,7 +290,7 @@ def link_known(scratch: Path, pins: Mapping[str, Pin], target: Target) -> set[st
                     os.link(house.folder / name, scratch / name)
                     found.add(package)
             except OSError:
-                continue  # it is downloaded, then
+                continue  # then the package is downloaded
     return found
 
 
@@ -308,7 +308,7 @@ def check_space(folder: Path, lock: str, name: str) -> None:
     """Check the space for a download.
 
     Raises:
-        WheelhouseError: it is too small.
+        WheelhouseError: there is not enough space.
     """
     needed, free = sizes(lock)[0] + SPARE_BYTES, shutil.disk_usage(folder).free
     if free < needed:
@@ -321,7 +321,7 @@ def check_space(folder: Path, lock: str, name: str) -> None:
 
 
 def larger_build(folder: Path, more: Mapping[str, Pin], refused: Mapping[str, str]) -> str:
-    """The warning that only a build with further packages was available."""
+    """Return a warning if only a build with further packages was available."""
     size = sum(
         path.stat().st_size
         for path in folder.glob("*.whl")
@@ -336,10 +336,11 @@ def larger_build(folder: Path, more: Mapping[str, Pin], refused: Mapping[str, st
 
 
 def check(folder: Path, wanted: Wanted, python: str) -> dict[str, Wheel]:
-    """The downloaded files, compared with the lists.
+    """Compare the downloaded files with the lists, and return the wheels by file name.
 
     Raises:
-        WheelhouseError: files are missing, unexpected or have another hash; names all.
+        WheelhouseError: files are missing, unexpected or have another hash; the message names all
+            of them.
     """
     digests = {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
     problems = wanted.problems(digests, python)

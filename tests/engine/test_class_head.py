@@ -112,7 +112,8 @@ def test_another_number_of_classes_begins_anew(tmp_path: Path, labels: list[str]
     new, notices = begin(tmp_path, model, labels)
     assert new(input_ids=torch.tensor([[2, 7, 3]])).logits.shape == (1, len(labels))
     assert new.num_labels == new.classifier.out_features == len(labels)
-    wanted = f"has the classes CONTRADICTION, NEUTRAL, ENTAILMENT, the data {', '.join(labels)}: "
+    has = "has the classes CONTRADICTION, NEUTRAL, ENTAILMENT"
+    wanted = f"{has}, but the data have {', '.join(labels)}: "
     assert any(f"{wanted}the output layer is NEW" in line for line in notices)
 
 
@@ -130,7 +131,8 @@ def test_a_reranker_begins_with_a_classifier(tmp_path: Path) -> None:
     new, notices = begin(tmp_path, model, [], "text-ranking")
     assert new(input_ids=torch.tensor([[2, 7, 3]])).logits.shape == (1, 1)
     assert any(
-        "3 classes (CONTRADICTION, NEUTRAL, ENTAILMENT), the training 1" in n for n in notices
+        "3 classes (CONTRADICTION, NEUTRAL, ENTAILMENT), but the training has 1" in n
+        for n in notices
     )
 
 
@@ -189,7 +191,7 @@ def test_a_base_begins_as_with_transformers(tmp_path: Path) -> None:
 
 def test_weights_that_do_not_fit_are_refused_by_name_and_shape(tmp_path: Path) -> None:
     model = write_classifier(tmp_path / "old", "bert", NLI)
-    with pytest.raises(TrainError, match=r"have the shape .* by its configuration"):
+    with pytest.raises(TrainError, match=r"have the shape .* but its configuration needs"):
         begin(tmp_path, model, NLI, recipe={"config_overrides": {"intermediate_size": 48}})
 
 

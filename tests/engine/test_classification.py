@@ -173,7 +173,7 @@ def test_lists_and_columns_are_the_same_samples(tmp_path: Path) -> None:
     ("rows", "changes", "said"),
     [
         (lambda: [{**row, "label": "x"} for row in classes(20, 1)], {}, "have the class x"),
-        (lambda: classes(20, 1), {"metrics": ("f1",)}, "f1 is of one of two classes, the data ha"),
+        (lambda: classes(20, 1), {"metrics": ("f1",)}, "f1 needs exactly two classes, the data ha"),
         (lambda: classes(20, 1), {"class_weights": {"7": 2}}, "class_weights has 7, and the class"),
         (
             lambda: as_lists(toxic(20, 1)), {"class_weights": "balanced"},
@@ -202,7 +202,7 @@ def test_f1_of_more_than_two_classes_is_refused_of_a_trained_model_too(tmp_path:
     make_model("bert").save_pretrained(model)
     prepared = job_of(tmp_path, classes(20, 1))  # has a tokenizer
     AutoTokenizer.from_pretrained(prepared.recipe.model).save_pretrained(model)
-    with pytest.raises(TrainError, match="f1 is of one of two classes, the data have 3"):
+    with pytest.raises(TrainError, match="f1 needs exactly two classes, the data have 3"):
         prepare(
             job_of(tmp_path, classes(20, 1), str(model), "evaluate", options={"metrics": ("f1",)})
         )
@@ -215,7 +215,7 @@ def test_rows_without_text_or_class_are_left_out_on_request(tmp_path: Path) -> N
     asked = {"skip_incomplete": True}
     inputs = prepare(job_of(tmp_path, mixed, options=asked))
     wanted = prepare(job_of(tmp_path / "wanted", rows))
-    assert "train: 3 rows without text or class are left out" in inputs.notices
+    assert "train: 3 rows without text or class are skipped" in inputs.notices
     assert inputs.report["sets"][0]["left_out"] == 3
     for split in ("train", "validation"):
         one, other = (Samples(Path(found.samples) / split) for found in (inputs, wanted))

@@ -83,8 +83,8 @@ def test_special_tokens_and_texts_without_any(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", "bert", "text-classification")
     data = write_data(tmp_path / "data", {"train": rows, "validation": rows})
     notices = prepare(make_whole_job(tmp_path / "run", "text-classification", data, model)).notices
-    assert "2 texts hold [SEP], which the tokenizer takes for its special token" in notices
-    assert "2 texts have no token of their own: the model sees nothing" in notices
+    assert "2 texts contain [SEP], which the tokenizer reads as its special token" in notices
+    assert "2 texts are empty: the model reads only special tokens" in notices
 
 
 def test_pairs_of_equal_answers(tmp_path: Path) -> None:

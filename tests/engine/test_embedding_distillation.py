@@ -129,7 +129,7 @@ def test_a_wider_teacher_is_reduced(tmp_path: Path) -> None:
     job = job_of(tmp_path, loss="cosine_distance", max_steps=2)
     events = run_rank(job)
     said = [one["message"] for one in events if one["event"] == "notice"]
-    assert any("have 48 numbers: learned are their 32 principal components" in one for one in said)
+    assert any("have 48 elements: the target is their 32 principal components" in one for one in said)
     kept = read_modules(Path(events[-1]["model"]))
     assert kept is not None
     assert not kept.normalize
@@ -152,5 +152,5 @@ def test_teachers_that_are_refused(tmp_path: Path) -> None:
         prepare(job_of(tmp_path))
     write_teacher(tmp_path / "teacher", "bert", SentenceModules("mean", normalize=True))
     job = job_of(tmp_path, "minilm", max_steps=1)
-    with pytest.raises(TrainError, match="have 48 numbers, more than the 32 of the teacher"):
+    with pytest.raises(TrainError, match="have 48 elements, more than the 32 of the teacher"):
         run_rank(job)

@@ -218,7 +218,7 @@ def test_other_activations_are_refused(tmp_path: Path, path: str, purpose: Any) 
     file.write_text(json.dumps(json.loads(file.read_text()) | named))
     rows = ranked(9)
     job = job_with(tmp_path / "run", RANK, rows, model, purpose, max_steps=1)
-    with pytest.raises(TrainError, match=f"names the activation {path} for its scores"):
+    with pytest.raises(TrainError, match=f"has the unknown activation {path} for its scores"):
         result_of(job)
 
 

@@ -160,7 +160,7 @@ def test_long_conversations(tmp_path: Path) -> None:
     inputs = prepare(job_of(tmp_path, rows, options={"max_length": 38, "packing": True}))
     assert inputs.notices[:3] == [
         "train: 1 of 4 samples were truncated to 38 tokens",
-        "train: 1 of 4 samples were left out, because their answers are behind the first 38 tokens",
+        "train: 1 of 4 samples were skipped, because their answers are behind the first 38 tokens",
         "train: 3 conversations in 3 samples",
     ]
     alone = {"prompt": " ".join(WORDS[:50]), "completion": "w5"}
@@ -202,10 +202,10 @@ def quantized(folder: Path) -> str:
         (dropping, {}, "train.jsonl:1: the chat template leaves out message 1, of the role user"),
         (refusing, {}, "train.jsonl:1: the chat template refuses it: no system here"),
         (without, {}, "has no chat template"),
-        (with_code, {}, "is a model with code of its own, which is not run"),
+        (with_code, {}, "needs Python code of its own, which ftcluster does not execute"),
         (write_chat_model, {"lora_r": 4, "lora_target_modules": ("q_proj", "c_attn", "lm_head")},
          "this llama model has no linear layer c_attn, lm_head that takes adapters"),
-        (quantized, {"lora_r": 4, "load_in_4bit": True}, "are quantized already (bitsandbytes)"),
+        (quantized, {"lora_r": 4, "load_in_4bit": True}, "are already quantized (bitsandbytes)"),
     ],
     ids=["dropping", "refusing", "without", "with code", "targets", "quantized"],
 )  # fmt: skip

@@ -208,7 +208,7 @@ def test_a_long_line_is_several_samples_and_nothing_is_lost(tmp_path: Path) -> N
     inputs = prepare(job_of(tmp_path, texts, line_by_line=True))
     sets = [Samples(Path(inputs.samples) / split) for split in ("train", "validation")]
     samples = [sample["input_ids"] for one in sets for sample in one]
-    assert any("texts have more than 16 tokens: several samples" in n for n in inputs.notices)
+    assert any("texts have more than 16 tokens and were split" in n for n in inputs.notices)
     assert all(ids[0] == 2 and ids[-1] == 3 and len(ids) <= 16 for ids in samples)
     inner = list(chain.from_iterable(ids[1:-1] for ids in samples))
     encoded = make_tokenizer()(texts)["input_ids"]
@@ -251,7 +251,7 @@ def test_a_tokenizer_without_a_mask_is_refused(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     tokenizer.mask_token = None
     tokenizer.save_pretrained(job.recipe.model)
-    with pytest.raises(TrainError, match="has no mask token, which stands for what is predicted"):
+    with pytest.raises(TrainError, match="has no mask token, which replaces the tokens to predict"):
         prepare(job)
 
 

@@ -82,7 +82,7 @@ def test_a_model_learns_scores(tmp_path: Path) -> None:
     )  # fmt: skip
     options = replace(job.recipe.options, matryoshka_dims=(8, 32))
     events = run_rank(replace(job, recipe=replace(job.recipe, options=options)))
-    said = "column score has scores, so pairs are learned by them: loss=cosent"
+    said = "column score has scores, so pairs are trained on them: loss=cosent"
     assert said in [event["message"] for event in events if event["event"] == "notice"]
     first, *_, last = (event["metrics"] for event in events if event["event"] == "evaluation")
     assert [*first] == ["spearman", "pearson", "spearman_dim_8", "pearson_dim_8"]

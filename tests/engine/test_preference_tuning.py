@@ -160,7 +160,7 @@ def test_answers_that_are_too_long(tmp_path: Path) -> None:
     rows.append({"prompt": "w5", "chosen": "w6 " * 40, "rejected": "w7"})
     assert prepare(job_of(tmp_path / "a", rows)).notices[:2] == [
         "train: 1 of 5 samples were truncated to 40 tokens",
-        "train: 1 of 5 samples were left out, because their answers are behind the first 40 tokens",
+        "train: 1 of 5 samples were skipped, because their answers are behind the first 40 tokens",
     ]
     with pytest.raises(TrainError, match="in train: all answers are behind the first 40 tokens"):
         prepare(job_of(tmp_path / "b", rows[3:4]))

@@ -78,15 +78,15 @@ def test_adapters_without_their_model(tmp_path: Path) -> None:
     (tmp_path / "model/adapter_config.json").write_text("{}")
     job = job_of(tmp_path, "text-ranking", model=str(tmp_path / "model"))
     error = refusal(job)
-    assert "adapters, and not the model that they belong to" in error.message
+    assert "adapters, but not their base model" in error.message
     assert "merge_and_unload" in error.hint
 
 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({}, "does not name the model that the adapters belong to"),
-        ({"base_model_name_or_path": "/nowhere"}, "belong to, /nowhere, is no folder of "),
+        ({}, "does not name the base model of the adapters"),
+        ({"base_model_name_or_path": "/nowhere"}, "/nowhere, is no folder on "),
         ({"use_dora": True}, "adapter_config.json has use_dora=True"),
         ({"r": 0}, "lacks a number r or lora_alpha"),
         ({"target_modules": "all-linear"}, "has no list target_modules"),
@@ -163,7 +163,7 @@ def test_a_disk_without_space_for_the_model(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     error = refusal(job_of(tmp_path, "text-classification"), by_rank=True)
-    assert "0 MB free, saving the model takes" in error.message
+    assert "0 MB free, but saving the model needs" in error.message
     assert "free some space" in error.hint
 
 
@@ -180,4 +180,4 @@ def test_a_tokenizer_that_does_not_tell_places(tmp_path: Path) -> None:
     assert make_task(job.recipe, make_tokenizer())
     with pytest.raises(TrainError) as error:
         make_task(job.recipe, SimpleNamespace(is_fast=False))
-    assert "does not give the characters of a token" in error.value.message
+    assert "does not report the characters of a token" in error.value.message

@@ -430,7 +430,7 @@ def test_the_best_model_of_the_run_before_is_kept(tmp_path: Path, world: World) 
     # where no host has it any more, the last one is taken, and a notice says so
     shutil.rmtree(tmp_path / "runs/first/checkpoints")
     last = trained("last", "later", max_steps=6, learning_rate=1e-30)
-    assert "the model is that of the last step" in last.notices[-1]
+    assert "using the model of the last step" in last.notices[-1]
 
 
 def test_a_checkpoint_has_a_format_that_older_ones_lack(tmp_path: Path) -> None:

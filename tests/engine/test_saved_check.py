@@ -70,11 +70,11 @@ def cut(tensors: Tensors) -> None:
     ("spoil", "said"),
     [
         (change(WEIGHTS, dropped), r"missing keys: bert\.encoder\.layer\.1\.output\.dense\.weight"),
-        (change(WEIGHTS, permuted), r"other values are in bert.*key\.weight, bert.*query\.weight"),
+        (change(WEIGHTS, permuted), r"different values in bert.*key\.weight, bert.*query\.weight"),
         (change(WEIGHTS, renamed), r"missing keys: .* and \d+ more; unexpected keys: bert\.blocks"),
-        (change(WEIGHTS, rounded), "other values are in"),
+        (change(WEIGHTS, rounded), "different values in"),
         (change(WEIGHTS, cut), "cannot be loaded|mismatched keys: .*classifier"),
-        (settings("config.json", dtype="bfloat16"), "other values are in"),
+        (settings("config.json", dtype="bfloat16"), "different values in"),
         (settings("config.json", hidden_act="relu"), r"its outputs differ by \d+\.\d+%"),
         (settings("config.json", num_hidden_layers=1), r"unexpected keys: bert\.encoder\.layer\.1"),
         (lambda folder: (folder / WEIGHTS).write_bytes(b"{}"), "it cannot be loaded: "),
@@ -96,7 +96,7 @@ def test_weights_that_become_tied_are_found(tmp_path: Path) -> None:
     tied = make_model("gpt2", "causal-lm")
     assert check_saved(tmp_path, "causal-lm", tied)["difference"] < 1e-5
     model = make_model("gpt2", "causal-lm", tie_word_embeddings=False)
-    with pytest.raises(NotAsTrainedError, match=r"other values are in lm_head\.weight"):
+    with pytest.raises(NotAsTrainedError, match=r"different values in lm_head\.weight"):
         check_saved(tmp_path, "causal-lm", model, spoil=tie)
 
 
@@ -137,9 +137,9 @@ def swapped(tensors: Tensors) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (change("adapter_model.safetensors", swapped), "other values are in .*up_proj.lora_A"),
+        (change("adapter_model.safetensors", swapped), "different values in .*up_proj.lora_A"),
         (settings("adapter_config.json", lora_alpha=7), "its outputs differ by"),
-        (settings("adapter_config.json", target_modules=["up_proj"]), "is of no layer"),
+        (settings("adapter_config.json", target_modules=["up_proj"]), "belongs to no layer"),
         (settings("adapter_config.json", target_modules=["lm_head", "up_proj"]), "has no adapter"),
     ],
     ids=["swapped", "scale", "fewer", "more"],
@@ -186,7 +186,7 @@ def test_a_run_whose_model_is_spoiled_fails(
             change(WEIGHTS, permuted)(Path(folder))
 
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", save_pretrained)
-    with pytest.raises(NotAsTrainedError, match="other values are in"):
+    with pytest.raises(NotAsTrainedError, match="different values in"):
         run_rank(job)
     events = [json.loads(line) for line in (job.run_dir / "events.jsonl").read_text().splitlines()]
     told = {kind: [e for e in events if e["event"] == kind] for kind in ("reloaded", "result")}

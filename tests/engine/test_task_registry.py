@@ -125,7 +125,7 @@ def test_a_name_has_one_family_of_classes() -> None:
 
         name = "causal-lm"
 
-    with pytest.raises(ValueError, match=r"'causal-lm' is .*CausalLmTask already"):
+    with pytest.raises(ValueError, match=r"'causal-lm' is already used by .*CausalLmTask"):
         register(Other)
     assert register(WordCountTask) is register(WordCountTask)
     assert registered()["word-count"] == (WordCountTask,)

@@ -63,7 +63,7 @@ def test_the_loss_is_torchs_kl_divergence_and_cross_entropy(
     rows = rows_of(8, 1, every=2)
     job = job_of(tmp_path, rows, {"alpha": alpha, "temperature": temperature})
     inputs = prepare(job)
-    assert "4 of 8 rows have no label, and are learned from the teacher alone" in inputs.notices[0]
+    assert "4 of 8 rows have no label, and are trained on the teacher's outputs alone" in inputs.notices[0]
     task, model, samples = load(job, inputs)
     train = samples["train"]
     assert task.reference_model is not None
@@ -167,7 +167,7 @@ def test_a_teacher_that_reads_other_tokens(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     tokenizer.add_tokens(["more"])
     tokenizer.save_pretrained(tmp_path / "teacher")
-    with pytest.raises(TrainError, match="is another one than that of"):
+    with pytest.raises(TrainError, match="has another tokenizer than"):
         prepare(job)
 
 

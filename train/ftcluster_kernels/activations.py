@@ -42,7 +42,7 @@ class _Activation(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _activated(name: str, input: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
-    """Return what the loop returns, by torch."""
+    """Return the loop's result, computed by torch."""
     output: torch.Tensor = TORCH[name](input.float())
     return (output if factor is None else output * factor).to(input.dtype)
 

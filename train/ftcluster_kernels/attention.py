@@ -1,9 +1,9 @@
-"""Attention as matrix products: by loops of our own, otherwise by torch.
+"""Attention as matrix multiplications: by our own loops if possible, otherwise by torch.
 
-On CPUs these take a half to a quarter of the time of torch's flash kernel and its backward pass,
-and with attention dropout torch leaves that kernel for a path of many passes in fp32. The products
-keep a matrix of (batch, heads, length, length) in bf16 for the backward pass, so very long
-sequences stay with the flash kernel.
+On CPUs these take a quarter to a half of the time of torch's flash kernel and its backward pass.
+With attention dropout torch leaves that kernel for a path of many passes in fp32. The matmuls keep
+a matrix of (batch, heads, length, length) in bf16 for the backward pass, so very long sequences use
+the flash kernel.
 """
 
 import math
@@ -22,11 +22,11 @@ from ftcluster_kernels.private_torch import is_transformed
 from ftcluster_kernels.simd import Drop
 
 MASKED = -1e30  # added to a masked score: its probability is 0, and a fully masked row is not NaN
-TINY = 1e-45  # fp32's smallest number
-CAUSAL_BLOCK = 128  # query rows that are computed together, at least
-CAUSAL_BLOCKS = 8  # at most
-FEW_SCORES = 1 << 16  # of a sample: with fewer it costs more to go by samples than it saves
-MANY_KEYS = 0.85  # of all: likewise
+TINY = 1e-45  # fp32's smallest positive value
+CAUSAL_BLOCK = 128  # minimum number of query rows that are computed together
+CAUSAL_BLOCKS = 8  # maximum number of blocks
+FEW_SCORES = 1 << 16  # with fewer scores per sample, going by samples does not pay
+MANY_KEYS = 0.85  # with a larger fraction of keys, going by samples does not pay either
 
 
 class _HeadAttention(torch.autograd.Function):  # type: ignore[misc]
@@ -62,12 +62,13 @@ class _HeadAttention(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """softmax(scale * query key' + bias) value, each of shape (batch * heads, length, size); 0 for
-    `masked_rows`.
+    """softmax(scale * query key' + bias) value, each of shape (batch * heads, length, size).
 
-    Causal attention goes by blocks of query rows, and leaves out the keys behind each block; each
-    key may have several query rows, one after the other. With `lengths` it goes by samples, and
-    leaves out the keys behind a sample's last one.
+    The output is 0 for `masked_rows`.
+
+    Causal attention goes by blocks of query rows, and skips the keys behind each block; each key
+    may have several query rows, one after the other. With `lengths` it goes by samples, and skips
+    the keys behind a sample's last one.
     """
 
     kernel = "attention"
@@ -137,7 +138,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             grad_value[samples, keys].baddbmm_(dropped.transpose(1, 2), grad)
             grad_scores = torch.bmm(grad, value[samples, keys].transpose(1, 2))
             simd.softmax_backward_(grad_scores, probabilities, ctx.per_key, drop)
-            if ctx.needs_input_grad[3]:  # a bias that is learned is one part, see `masked`
+            if ctx.needs_input_grad[3]:  # a bias with a gradient is one part, see `masked`
                 grad_bias = _sum_to(grad_scores.unflatten(0, (-1, ctx.heads)), *ctx.bias)
             torch.bmm(grad_scores, key[samples, keys], out=grad_query[samples, rows])
             grad_key[samples, keys].baddbmm_(
@@ -155,18 +156,18 @@ def _again(
     factors: torch.Tensor | float,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return what attention with these probabilities returns, as a function of its inputs.
+    """Return the output of attention with these probabilities, as a function of its inputs.
 
     Args:
-        query, key, value, probabilities: matrices, after any dimensions that they have in common.
-        factors: what the probabilities are multiplied by.
-        bias: a part of the scores that has gradients.
+        query, key, value, probabilities: matrices, after common leading dimensions.
+        factors: factors of the probabilities.
+        bias: part of the scores that has gradients.
     """
     scores = scale * (query.float() @ key.float().mT)
     if bias is not None:
         scores = scores + bias
     seen = probabilities > 0
-    # what else was added to the scores has no gradients
+    # other terms of the scores have no gradients
     constant = (probabilities.float().clamp(min=TINY).log() - scores).detach()
     again = (scores + constant).masked_fill(~seen, MASKED).softmax(-1).masked_fill(~seen, 0)
     return ((again * factors) @ value.float()).to(query.dtype)
@@ -183,13 +184,13 @@ def _of_heads(
     key: torch.Tensor,
     value: torch.Tensor,
 ) -> torch.Tensor:
-    """Return what `_HeadAttention` returns, by torch."""
+    """Return the result of `_HeadAttention`, computed by torch."""
     factors = _factors(plan.drop, plan.kept, probabilities.numel())
 
     def of_matrices(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, begin: int
     ) -> torch.Tensor:
-        """Return their output; their probabilities are from `begin` on."""
+        """Return the output; the probabilities begin at `begin`."""
         sizes = (*query.shape[:-1], key.shape[-2])
         here = slice(begin, begin + math.prod(sizes))
         by = factors[here].view(sizes) if isinstance(factors, torch.Tensor) else factors
@@ -199,7 +200,7 @@ def _of_heads(
         return of_matrices(query, key, value, 0)
     groups, begin, outputs = key.shape[1], 0, {}
     starts = list(accumulate(plan.documents, initial=0))
-    # in memory the longest ones are first; queries that share keys are beside each other
+    # in memory the longest sequences come first; queries that share keys are beside each other
     for i, length in sorted(enumerate(plan.documents), key=lambda document: -document[1]):
         tokens = slice(starts[i], starts[i + 1])
         shared = query[0, :, tokens].unflatten(0, (groups, -1)).transpose(1, 2)
@@ -218,7 +219,7 @@ def _of_parts(
     value: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return what `_Attention` returns, by torch."""
+    """Return the result of `_Attention`, computed by torch."""
     if bias is not None:  # one part, see `masked`
         bias = bias.expand(-1, ctx.heads, *saved[0].shape[1:])
         bias = bias.expand(len(query) // ctx.heads, -1, -1, -1).flatten(0, 1)
@@ -248,7 +249,7 @@ def _by_torch(
     scale: float,
     p: float,
 ) -> torch.Tensor:
-    """Return what `attention` returns, by torch: for transforms, which see each operation."""
+    """Return the result of `attention` by torch, for transforms, which need each operation."""
     scores = scale * (query.float() @ key.float().mT)
     queries, keys = scores.shape[-2:]
     if mask.bias is not None:
@@ -276,7 +277,7 @@ def _draw(p: float, exact: bool) -> Drop | None:
 
 
 def _sum_to(grad: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """The gradient of what was broadcast from a shape, summed in fp32."""
+    """Return the gradient of a tensor that was broadcast from a shape, summed in fp32."""
     dims = [i for i, size in enumerate(shape) if size != grad.shape[i]]
     return (grad.sum(dims, keepdim=True, dtype=torch.float32) if dims else grad).to(dtype)
 
@@ -284,9 +285,9 @@ def _sum_to(grad: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> tor
 def _parts(
     queries: int, keys: int, heads: int, causal: bool, lengths: Sequence[int] | None
 ) -> Iterator[tuple[slice, slice, slice, slice]]:
-    """What is computed at once: the sample, its heads, query rows, and the keys that they see.
+    """Yield what is computed at once: sample, its heads, query rows, and the keys that they see.
 
-    Without `lengths` all samples are one.
+    Without `lengths` all samples are one part.
     """
     if lengths is None:
         everything = slice(None)
@@ -294,12 +295,12 @@ def _parts(
             yield everything, everything, rows, seen
         return
     for sample, length in enumerate(lengths):
-        own = slice(sample * heads, (sample + 1) * heads)
-        yield slice(sample, sample + 1), own, slice(0, queries), slice(0, length)
+        heads_of_sample = slice(sample * heads, (sample + 1) * heads)
+        yield slice(sample, sample + 1), heads_of_sample, slice(0, queries), slice(0, length)
 
 
 def _blocks(queries: int, keys: int, causal: bool) -> Iterator[tuple[slice, slice]]:
-    """Query rows, and the keys that they attend to."""
+    """Yield query rows, and the keys that they attend to."""
     if not causal:
         yield slice(0, queries), slice(0, keys)
         return
@@ -311,16 +312,16 @@ def _blocks(queries: int, keys: int, causal: bool) -> Iterator[tuple[slice, slic
 
 @dataclass(frozen=True)
 class Masked:
-    """What attention needs to know of a mask.
+    """The properties of a mask that attention needs.
 
     Attributes:
-        values: a copy of the mask's values. They are compared, because writes through numpy, `data`
-            or inference mode change neither a tensor nor its version. None: not kept.
-        made_for: the mask's shape and type, those of queries, and the number of keys.
-        bias: added to the scores; None where only keys behind `lengths` are masked.
-        rows: of queries without any key, for which torch gives 0; None without any.
-        lengths: of each sample, how many keys its queries see; None where going by samples is not
-            worth it.
+        values: copy of the mask's values; None: not kept. Values are compared because writes
+            through numpy, `data` or inference mode change neither a tensor nor its version.
+        made_for: shape and type of the mask and of queries, and the number of keys.
+        bias: term added to the scores; None if only keys behind `lengths` are masked.
+        rows: query rows without any key, for which torch returns 0; None if there are none.
+        lengths: number of keys that each sample's queries see; None if going by samples does not
+            pay.
     """
 
     values: torch.Tensor | None
@@ -334,23 +335,23 @@ NO_MASK = Masked(None, (), None, None, None)
 
 
 def masked(mask: torch.Tensor | None, query: torch.Tensor, keys: int, last: Masked) -> Masked:
-    """What is made from a mask.
+    """Return the properties of a mask.
 
     Args:
-        mask: four dimensions.
-        last: what was returned the last time, which is returned again for equal masks.
+        mask: mask of four dimensions.
+        last: previous result, which is returned again for an equal mask.
     """
     if mask is None:
         return NO_MASK
     made_for = mask.dtype, mask.shape, mask.stride(), query.dtype, query.shape[:3], keys
     if not mask.requires_grad:
         values = _without_copies(mask)
-        known = last.values if made_for == last.made_for else None
-        if known is not None and torch.equal(values, known):
+        previous = last.values if made_for == last.made_for else None
+        if previous is not None and torch.equal(values, previous):
             return last
         values = values.clone()
-        mask = values.expand(mask.shape)  # what is kept does not change with the caller's mask
-    hidden = mask.to(query.dtype).isneginf()  # fp32's smallest number is -inf in bf16
+        mask = values.expand(mask.shape)  # a copy, because the caller may change the mask
+    hidden = mask.to(query.dtype).isneginf()  # fp32's minimum is -inf in bf16
     bias: torch.Tensor | None = mask
     if mask.dtype == torch.bool:
         hidden = ~mask
@@ -375,7 +376,7 @@ def masked(mask: torch.Tensor | None, query: torch.Tensor, keys: int, last: Mask
 
 
 def _without_copies(mask: torch.Tensor) -> torch.Tensor:
-    """A mask's values in memory: its first row where it was expanded from one."""
+    """Return a mask's values in memory, without repetitions in expanded dimensions."""
     for dim, stride in enumerate(mask.stride()):
         if stride == 0 and mask.shape[dim] > 1:
             mask = mask.narrow(dim, 0, 1)
@@ -393,23 +394,23 @@ def attention(
     p: float,
     exact: bool,
 ) -> torch.Tensor:
-    """softmax(scale * query key' + bias) value, after dropout.
+    """Return softmax(scale * query key' + bias) value, after dropout.
 
     Args:
-        query, key, value: shapes (batch, heads, length, size), of one dtype: bf16 or fp32.
-        causal: a query sees the keys up to its own; each key may have several queries, one after
-            the other.
-        scale: None: 1 / sqrt(size).
-        p: of dropout.
-        exact: whether the probability of dropout is the one asked for, see `dropout.drop_of`.
+        query, key, value: shapes (batch, heads, length, size), in one dtype: bf16 or fp32.
+        causal: True if a query sees the keys up to its own; each key may have several queries, one
+            after the other.
+        scale: factor of the scores; None: 1 / sqrt(size).
+        p: dropout probability.
+        exact: True for the exact dropout probability, see `dropout.drop_of`.
     """
     scale = _scale(query, scale)
-    learned = mask.bias is not None and mask.bias.requires_grad
+    trains_bias = mask.bias is not None and mask.bias.requires_grad
     output: torch.Tensor
     with torch.autocast("cpu", enabled=False):
         if is_transformed():
             return _by_torch(query, key, value, mask, causal, scale, p)
-        if not learned and attention_heads.takes(query, key, value):
+        if not trains_bias and attention_heads.takes(query, key, value):
             drop = _draw(p, exact)
             plan = attention_heads.Plan(
                 query.shape[2] // key.shape[2] if causal else 0,
@@ -435,13 +436,13 @@ def attention_of_documents(
     exact: bool,
     causal: bool,
 ) -> torch.Tensor | None:
-    """Attention inside each document of a row; None where they are computed in groups.
+    """Return attention inside each packed sequence of a row; None if the loops do not support it.
 
     Args:
-        query, key, value: shapes (1, heads, tokens of all, size); several heads of queries may
-            share one of keys.
-        lengths: of the documents, in tokens.
-        scale, p, exact, causal: as of `attention`.
+        query, key, value: shapes (1, heads, total tokens, size); several heads of queries may share
+            a head of keys.
+        lengths: lengths of the packed sequences, in tokens.
+        scale, p, exact, causal: see `attention`.
     """
     scale, kept = _scale(query, scale), 1 / (1 - p) if exact else 1.0
     if is_transformed() or not attention_heads.takes(query, key, value, lengths):

@@ -1,9 +1,9 @@
-"""Attention, a head of a sample at a time, by threads that take the next one.
+"""Attention of one head of one sample at a time, by threads that each take the next head.
 
-On AMX tiles, otherwise by multiply-adds: in fp32, and in bf16 with AVX512-BF16.
+It runs on AMX tiles, otherwise by multiply-adds: in fp32, and in bf16 with AVX512-BF16.
 
-Scores stay in the cache of a core, and vectors are read and written where the layers around have
-them, without copies.
+Scores stay in a core's cache. Vectors are read and written in the layout of the surrounding layers,
+without copies.
 """
 
 import ctypes
@@ -16,8 +16,8 @@ from ftcluster_kernels import simd
 from ftcluster_kernels.products import MULTIPLE, adds_bf16, has_amx
 from ftcluster_kernels.simd import KEEP_ALL, Drop
 
-LONGEST = 1024  # keys, see native/heads.h
-LARGEST = 1 << 22  # scores of a head, which each thread has twice: 16 MB, of fp32 32 MB
+LONGEST = 1024  # maximum number of keys, see native/heads.h
+LARGEST = 1 << 22  # maximum scores of a head; two buffers per thread: 16 MB, in fp32 32 MB
 LINE = 64  # bytes of a cache line
 
 
@@ -59,15 +59,16 @@ class _Heads(ctypes.Structure):
 
 
 class Plan(NamedTuple):
-    """What forward and backward pass have in common.
+    """Options that forward and backward pass share.
 
     Attributes:
-        per_key: of causal attention, how many queries see the last key, which are the last ones; as
-            many more see the key before it, and so on. 0: all see all keys. Of documents: 1 or 0.
-        lengths: of each sample, how many keys its queries see; None: all.
-        kept: what the output is multiplied by.
-        documents: the tokens of each document of a row, of which no token sees another one's;
-            None: each sample is one.
+        per_key: number of query rows per key in causal attention: the last `per_key` queries see
+            all keys, the `per_key` before them one key fewer, and so on. 0: all queries see all
+            keys. For packed sequences: 1 if causal, else 0.
+        lengths: number of keys that each sample's queries see; None: all.
+        kept: factor of the output.
+        documents: lengths of packed sequences, whose tokens see no tokens of other sequences; None:
+            each sample is one sequence.
     """
 
     per_key: int
@@ -84,13 +85,14 @@ def takes(
     value: torch.Tensor,
     documents: Sequence[int] | None = None,
 ) -> bool:
-    """Whether the loops compute attention of these, shapes (samples, heads, length, size).
+    """Return True if the loops support tensors of shape (samples, heads, length, size).
 
     Args:
-        documents: see `Plan`; of these several heads of queries may share one of keys.
+        documents: see `Plan`; with packed sequences several heads of queries may share a head of
+            keys.
     """
     (samples, heads, queries, size), (_, of_keys, keys, _) = query.shape, key.shape
-    # others are torch's to refuse: C would read beyond their end
+    # torch refuses other shapes: C would read beyond their end
     fits = key.shape == value.shape == (samples, of_keys, keys, size) and not size % MULTIPLE
     if documents is None:
         fits = fits and heads == of_keys
@@ -118,13 +120,14 @@ def forward(
     hidden: torch.Tensor | None,
     plan: Plan,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output, and the probabilities of each sample (heads, queries, keys), as `query`.
+    """Return the output, and each sample's probabilities (heads, queries, keys) as `query`'s dtype.
 
     Args:
-        query, key, value: bf16 or fp32, shape (samples, heads, length, size), whose last dimension
-            is contiguous.
-        bias: added to the scores, which have a shape that it can be expanded to.
-        hidden: queries that see no key and get 0, likewise, with a last dimension of 1.
+        query, key, value: bf16 or fp32, shape (samples, heads, length, size), with a contiguous
+            last dimension.
+        bias: term of the scores, of a shape that can be expanded to theirs.
+        hidden: True for queries that see no key and get 0, expanded likewise, with a last dimension
+            of 1.
     """
     (samples, heads, queries, _), keys = query.shape, key.shape[2]
     count = samples * heads * queries * keys
@@ -155,11 +158,11 @@ def backward(
     value: torch.Tensor,
     plan: Plan,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of query, key and value.
+    """Return the gradients of query, key and value.
 
     Args:
-        grad: of the output.
-        probabilities: those of `forward`, whose other arguments are the same.
+        grad: gradient of the output.
+        probabilities: probabilities that `forward` returned; the other arguments are the same.
     """
     gradients = empty_by_token(query), empty_by_token(key), empty_by_token(value)
     call, kept_alive = _call_of(query, key, value, probabilities, plan)
@@ -171,18 +174,18 @@ def backward(
 
 
 def with_rows(x: torch.Tensor) -> torch.Tensor:
-    """Itself, or a copy whose last dimension is contiguous."""
+    """Return the tensor, or a copy whose last dimension is contiguous."""
     return x if x.stride(3) == 1 and not x.is_neg() else simd.in_order(x)
 
 
 def empty_by_token(x: torch.Tensor) -> torch.Tensor:
-    """Of the same shape; tokens are the outer dimension in memory, as before heads were split."""
+    """Return an empty tensor like `x` with tokens outermost in memory, as before the head split."""
     samples, heads, length, size = x.shape
     return x.new_empty(samples, length, heads, size).transpose(1, 2)
 
 
 def _vectors(x: torch.Tensor, dtype: torch.dtype) -> _Vectors:
-    """Return where the vectors of a tensor are, whose last dimension is contiguous.
+    """Return the location of a tensor's vectors, whose last dimension is contiguous.
 
     Raises:
         ValueError: C would read or write other elements than the tensor's.
@@ -200,7 +203,7 @@ def _call_of(
     probabilities: torch.Tensor,
     plan: Plan,
 ) -> tuple[_Heads, Any]:
-    """The call, and what has to be kept until it ends."""
+    """Return the call, and the tensors that must stay alive until it ends."""
     samples, heads, queries, _ = query.shape
     drop, dtype = plan.drop or KEEP_ALL, query.dtype
     count = samples * heads * queries * key.shape[2]
@@ -218,7 +221,7 @@ def _call_of(
     if plan.documents is None:
         call.lengths = None if lengths is None else _address(lengths, samples)
         return call, lengths
-    # the longest ones first: whoever has done one takes the next
+    # the longest sequences first: a thread that has finished takes the next
     tokens = _integers(plan.documents)
     lengths, order = tokens.sort(descending=True, stable=True)
     starts = (tokens.cumsum(0) - tokens)[order]

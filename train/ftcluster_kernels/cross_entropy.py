@@ -1,13 +1,13 @@
 """Cross entropies of many classes, some rows at a time, without all logits in fp32.
 
-torch keeps the log-softmax of all rows in fp32, and its gradient: 0.8 GB for 2,048 tokens of GPT-2.
-Here rows that fit in the cache are read once for the loss and once for the gradient, which is
+torch keeps the log-softmax of all rows and its gradient in fp32: 0.8 GB for 2,048 tokens of GPT-2.
+Here, rows that fit in the cache are read once for the loss and once for the gradient, which is
 written in the dtype of the logits.
 
-The last layer and the loss as one function: transformers keeps the logits of all tokens in bf16 and
-in fp32, their log-softmax and its gradient: 1.6 GB for 2,048 tokens of GPT-2. Here the logits are
-in bf16 only, of no more tokens at once than LOGITS says, and are replaced by their own gradient
-some rows at a time, which stay in the cache.
+This module also fuses the last layer and the loss into one function. transformers keeps the logits
+of all tokens in bf16 and fp32, their log-softmax and its gradient: 1.6 GB for 2,048 tokens of
+GPT-2. Here, logits exist only in bf16 and for at most LOGITS elements at once, and are replaced by
+their own gradient a few rows at a time, within the cache.
 """
 
 from functools import partial
@@ -21,17 +21,17 @@ from ftcluster_kernels.derivatives import by_torch, needs_torch
 from ftcluster_kernels.gradient_sums import GradientSums, unless_hooked
 from ftcluster_kernels.private_torch import is_transformed
 
-CHUNK = 1 << 20  # elements at once: 4 MB of fp32
-ROWS = 16  # tokens at once: 3 MB of fp32 with GPT-2's vocabulary
-# tokens of a product, about: with some larger numbers, such as 766, oneDNN is a quarter slower
+CHUNK = 1 << 20  # elements at once: 4 MB in fp32
+ROWS = 16  # tokens at once: 3 MB in fp32 with GPT-2's vocabulary
+# approximate tokens per matmul: with some larger sizes, such as 766, oneDNN is a quarter slower
 PRODUCT_ROWS = 256
 torch_cross_entropy = functional.cross_entropy  # also where `ftcluster_train.fast` has replaced it
 LOGITS = 1 << 27  # elements at once: 268 MB in bf16, 2,670 tokens with GPT-2's vocabulary
-ALIGNMENT = 64  # columns: rows that begin on a cache line make the products up to a third faster
+ALIGNMENT = 64  # columns: rows that begin on a cache line make matmuls up to a third faster
 
 
 class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
-    """The losses of the rows, in fp32, shape (rows,); 0 where a target is `ignored`."""
+    """The losses of the rows, in fp32, shape (rows,); 0 for `ignored` targets."""
 
     kernel = "cross_entropy"
 
@@ -39,7 +39,7 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any, logits: torch.Tensor, targets: torch.Tensor, ignored: int
     ) -> torch.Tensor:
-        # apart: their sum would lose the digits of the second one where all logits are large
+        # kept apart, because their sum would lose the second one's digits if all logits are large
         largest, totals = simd.empty(2, len(logits))
         for rows in _row_chunks(logits):
             part = logits[rows].float()
@@ -82,12 +82,12 @@ def _row_chunks(logits: torch.Tensor) -> list[slice]:
 def cross_entropy(
     logits: torch.Tensor, targets: torch.Tensor, ignored: int = -100, reduction: str = "mean"
 ) -> torch.Tensor:
-    """As torch's, in fp32.
+    """Compute torch's cross entropy, in fp32.
 
     Args:
         logits: shape (rows, classes), bf16 or fp32.
-        targets: classes, shape (rows,).
-        ignored: the class of rows that do not count.
+        targets: class of each row, shape (rows,).
+        ignored: class of rows that do not count.
         reduction: "mean", "sum" or "none".
     """
     if is_transformed() or not simd.are_alike(logits):
@@ -103,7 +103,7 @@ def cross_entropy(
 
 
 class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
-    """The gradients are made with the loss, so that no logits wait for the backward pass."""
+    """The fused loss; the forward pass also computes gradients, so that no logits are kept."""
 
     kernel = "cross_entropy"
 
@@ -131,7 +131,7 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
             if of_weight:
                 whole = len(tokens) <= size
                 grad_weight = _add_product(grad_weight, logits, hidden[part], whole)
-            del logits  # else those of two parts are there while the next ones are computed
+            del logits  # otherwise two parts' logits are in memory while the next ones are computed
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias, hidden, weight, tokens, bias)
         return loss
 
@@ -152,10 +152,11 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
-    """As `_LinearCrossEntropy`, where each token's gradient is known in the backward pass only.
+    """The fused losses of tokens, whose gradients are only known in the backward pass.
 
-    A token's gradient of its hidden state is multiplied there. That of the weight is a sum over
-    tokens, so where it is needed, the logits are computed again.
+    If only the hidden state needs a gradient, the forward pass computes it and the backward pass
+    scales it. The gradient of the weight is a sum over tokens, so if it is needed, the logits are
+    recomputed.
     """
 
     kernel = "cross_entropy"
@@ -242,10 +243,10 @@ def _losses(
 def _add_product(
     sums: torch.Tensor | None, logits: torch.Tensor, hidden: torch.Tensor, whole: bool
 ) -> torch.Tensor:
-    """The sums of `logits.T @ hidden`, with those of the tokens before; None: there are none.
+    """Return `logits.T @ hidden` added to `sums` of earlier tokens; None: there are none.
 
     Args:
-        whole: whether these are all tokens. Sums of several in bf16 would be rounded again.
+        whole: True if these are all tokens; a sum of several products is kept in fp32, not in bf16.
     """
     if products.has_sums(logits.dtype, logits.shape[1], hidden.shape[1]):
         adds = sums is not None
@@ -265,7 +266,7 @@ def _of_weight(
     sums: GradientSums | None,
     factor: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """Return a factor times the gradient of a weight with more rows, or None if sums got it."""
+    """Return a factor times the gradient, without its extra rows; None if the sums got it."""
     gradient, sums = gradient[: len(weight)], unless_hooked(sums, weight)
     if sums is not None and gradient.dtype == torch.float32:
         sums.add(gradient, 1.0 if factor is None else float(factor))
@@ -274,7 +275,7 @@ def _of_weight(
         return gradient.to(weight.dtype)
     # not in place: a second backward pass (`retain_graph`) reads the gradient again
     output = torch.empty_like(gradient, dtype=weight.dtype)
-    size = max(CHUNK // max(gradient.shape[1], 1), 1)  # rows; all at once would be twice in memory
+    size = max(CHUNK // max(gradient.shape[1], 1), 1)  # rows; all at once would double the memory
     for part, rows in zip(output.split(size), gradient.split(size), strict=True):
         part.copy_(rows * factor)
     return output
@@ -286,20 +287,20 @@ def _chunks(tokens: torch.Tensor, weight: torch.Tensor) -> list[slice]:
 
 
 def chunk_size(vocab_size: int) -> int:
-    """The most tokens whose logits are there at the same time."""
+    """Return the maximum number of tokens whose logits are in memory at the same time."""
     return max(LOGITS // vocab_size, ROWS)
 
 
 def _logits(hidden: torch.Tensor, padded: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     logits = _product(hidden, padded.T)
     if bias is not None:
-        for rows in logits.split(ROWS):  # fp32 beside bf16 makes a copy in fp32 of what is added to
+        for rows in logits.split(ROWS):  # adding fp32 to bf16 makes an fp32 copy of the rows
             rows[:, : len(bias)] += bias
     return logits
 
 
 def _add_rows(sums: torch.Tensor, logits: torch.Tensor) -> None:
-    """Add the sum of the rows; torch would have all of them in fp32 for that."""
+    """Add the sum of the rows in chunks; torch would convert all rows to fp32."""
     for rows in logits.split(ROWS):
         sums += rows[:, : len(sums)].sum(0, dtype=torch.float32)
 
@@ -307,7 +308,7 @@ def _add_rows(sums: torch.Tensor, logits: torch.Tensor) -> None:
 def _product(
     left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`left @ right`; by torch PRODUCT_ROWS rows at once."""
+    """Return `left @ right`; torch computes PRODUCT_ROWS rows at once."""
     if products.is_own(left, right):
         output = products.product(left, right)
         return output if out is None else out.copy_(output)
@@ -326,11 +327,11 @@ def _replace_by_gradients(
     vocab_size: int,
     factors: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The losses of the logits, which are replaced by the losses' gradients.
+    """Return the losses of the logits, and replace the logits by the losses' gradients.
 
     Args:
         logits: contiguous, shape (tokens, vocab_size or more columns).
-        factors: of the gradients of each token, shape (tokens,).
+        factors: factors of each token's gradients, shape (tokens,).
     """
     if simd.is_fit(logits):
         return simd.cross_entropy_(logits, tokens, vocab_size, factors)
@@ -350,9 +351,10 @@ def _replace_by_gradients(
 
 
 def _with_aligned_rows(weight: torch.Tensor) -> torch.Tensor:
-    """The weight with a multiple of ALIGNMENT rows; nothing may depend on those added.
+    """Return the weight with a multiple of ALIGNMENT rows; no result may depend on the added rows.
 
-    They are what follows the weight in memory, usually the next parameter; a copy where it is last.
+    The added rows are the memory after the weight, usually the next parameter. At the end of the
+    memory the weight is copied.
     """
     added = -len(weight) % ALIGNMENT
     room = weight.untyped_storage().nbytes() // weight.itemsize - weight.storage_offset()
@@ -365,13 +367,13 @@ def linear_cross_entropy(
     hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor,
     bias: torch.Tensor | None = None, sums: GradientSums | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The sum of the cross entropies of the logits `hidden @ weight.T + bias`, in fp32.
+    """Return the sum of the cross entropies of `hidden @ weight.T + bias`, in fp32.
 
     Args:
         hidden: shape (tokens, hidden size).
         weight: shape (vocabulary, hidden size).
-        tokens: the targets, shape (tokens,).
-        sums: where the gradient of the weight is added; None means that autograd gets it.
+        tokens: target token ids, shape (tokens,).
+        sums: sums that get the gradient of the weight; None means that autograd gets it.
     """
     with torch.autocast("cpu", enabled=False):
         # some models keep their residuals in fp32 whatever the dtype of their weights
@@ -386,7 +388,7 @@ def token_losses(
     hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor,
     bias: torch.Tensor | None = None, sums: GradientSums | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """As `linear_cross_entropy`, but of each token: shape (tokens,)."""
+    """Return the losses of `linear_cross_entropy` for each token, shape (tokens,)."""
     with torch.autocast("cpu", enabled=False):
         hidden = hidden.to(weight.dtype)
         if is_transformed():

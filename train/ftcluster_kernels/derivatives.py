@@ -1,8 +1,9 @@
-"""Derivatives of the kernels by torch's own functions, where a loop's gradients do not do.
+"""Derivatives of the kernels by torch's own functions, if a loop's gradients do not suffice.
 
-The loops compute gradients that have no gradients themselves, of tensors in memory. A backward pass
-with `create_graph`, of batched gradients (`is_grads_batched`, vectorized Jacobians) or under a
-transform is therefore computed by torch, from a formula for the kernel's output.
+The loops compute gradients of tensors in memory, and these gradients have no gradients themselves.
+Torch therefore computes a backward pass with `create_graph`, of batched gradients
+(`is_grads_batched`, vectorized Jacobians) or under a transform, from a formula for the kernel's
+output.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from ftcluster_kernels.private_torch import has_memory, is_transformed
 
 
 def needs_torch(*grads: torch.Tensor | None) -> bool:
-    """Return True if torch has to compute a backward pass with these gradients of outputs."""
+    """Return True if torch must compute a backward pass for these gradients of outputs."""
     if torch.is_grad_enabled() or is_transformed():
         return True
     return not all(grad is None or has_memory(grad) for grad in grads)
@@ -28,15 +29,16 @@ def by_torch(
     """Return the gradients of a formula's inputs, which have gradients themselves if needed.
 
     Args:
-        formula: takes the inputs, and returns a tensor for each of `grads`; one alone by itself.
-        inputs: as autograd knows them, so that their history is known; those that require no
-            gradient get None.
+        formula: function of the inputs that returns a tensor for each of `grads`; a single tensor
+            needs no tuple.
+        inputs: tensors as autograd knows them, with their history; inputs that require no gradient
+            get None.
         grads: gradients of the outputs.
     """
     create_graph = torch.is_grad_enabled()
-    # a mode could send the formula to the kernel again
+    # an active mode could redirect the formula to the kernel
     with torch.enable_grad(), torch.autocast("cpu", enabled=False), torch._C.DisableTorchFunction():
-        # each a node of its own: an input may have been computed from another one
+        # a new node for each, because an input may have been computed from another one
         nodes = [x.view_as(x) if x is not None and x.requires_grad else None for x in inputs]
         wanted = [node for node in nodes if node is not None]
         outputs = formula(

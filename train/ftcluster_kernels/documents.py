@@ -1,7 +1,7 @@
-"""Rows of several documents, one after the other, of which no token attends to another one's.
+"""Packed sequences: several documents in one row, whose tokens do not attend to other documents.
 
-Documents of similar length are computed together, padded to the longest of them: for documents of
-some hundred tokens, causal attention one by one takes 1.7 times as long, most of it for the calls.
+Documents of similar length are computed together, padded to the longest of them. For documents of
+some hundred tokens, causal attention one by one takes 1.7 times as long, mostly for the calls.
 """
 
 from collections.abc import Sequence
@@ -15,25 +15,25 @@ import torch
 from ftcluster_kernels.derivatives import by_torch
 from ftcluster_kernels.private_torch import has_memory, is_transformed
 
-SIMILAR = 0.8  # of the longest one: as long are documents that are computed with it
+SIMILAR = 0.8  # minimum length of a group's documents, relative to the longest
 
 
 class DocumentMask(torch.Tensor):  # type: ignore[misc]
     """A mask that holds the lengths of documents, whose tokens see all of their document.
 
-    Attention takes no other mask for one of documents, whatever its dtype. The type says how tokens
-    see each other, because views and copies of a mask keep its type.
+    Attention recognizes such a mask by its type, whatever its dtype, because views and copies of a
+    mask keep its type.
     """
 
 
 class CausalDocumentMask(DocumentMask):
-    """The same, for tokens that see themselves and the tokens before them in their document."""
+    """A DocumentMask whose tokens see themselves and earlier tokens of their document."""
 
 
 def document_mask(lengths: Sequence[int], causal: bool = True) -> torch.Tensor:
-    """The mask of a row of documents: attention inside each of them.
+    """Return the mask of a row of packed sequences, for attention inside each of them.
 
-    transformers passes on a mask with four dimensions as it is, and torch refuses integers.
+    transformers passes a mask with four dimensions on unchanged, and torch refuses integers.
 
     Args:
         lengths: lengths of the documents, in tokens; below 2^31.
@@ -48,10 +48,10 @@ class Group:
     """Documents that are computed together.
 
     Attributes:
-        count: of the documents.
-        tokens: the place in the row of each of their tokens, shape (count * longest,); padding is
-            a document's last token again.
-        padding: whether each of them is, shape (count, longest, 1, 1); None without padding.
+        count: number of documents.
+        tokens: row index of each of their tokens, shape (count * longest,); padding repeats a
+            document's last token.
+        padding: True for each padding token, shape (count, longest, 1, 1); None without padding.
     """
 
     count: int
@@ -61,10 +61,10 @@ class Group:
 
 @dataclass(frozen=True)
 class DocumentLayout:
-    """How a row is split.
+    """The split of a row into groups.
 
     Attributes:
-        places: of each token of the row among the tokens of all groups, shape (tokens,).
+        places: index of each token of the row among the tokens of all groups, shape (tokens,).
     """
 
     groups: list[Group]
@@ -73,11 +73,11 @@ class DocumentLayout:
 
 @lru_cache(maxsize=4)
 def layout_of(lengths: tuple[int, ...], together: int) -> DocumentLayout:
-    """The layout of a row, the same for all layers of a model.
+    """Return the layout of a row, which is the same for all layers of a model.
 
     Args:
-        lengths: of the documents, in tokens.
-        together: the most tokens of a document that is computed with others.
+        lengths: lengths of the documents, in tokens.
+        together: maximum length of documents that are computed with others, in tokens.
     """
     groups, places, begin = [], _integers([0] * sum(lengths)), 0
     starts = list(accumulate(lengths, initial=0))
@@ -96,7 +96,7 @@ def layout_of(lengths: tuple[int, ...], together: int) -> DocumentLayout:
 
 
 def similar(lengths: Sequence[int], together: int) -> list[list[int]]:
-    """The numbers of documents of similar length, the longest one first.
+    """Return the numbers of documents in groups of similar length, the longest first.
 
     >>> similar([90, 300, 100, 7, 95], 1024)
     [[1], [2, 4, 0], [3]]
@@ -120,15 +120,15 @@ def _integers(values: Sequence[int]) -> torch.Tensor:
 def split_row(
     row: torch.Tensor, layout: DocumentLayout, per_key: int = 1
 ) -> tuple[torch.Tensor, ...]:
-    """The groups of a row.
+    """Return the groups of a row.
 
     Args:
         row: shape (1, heads, tokens, size).
-        per_key: heads that share their keys, of queries.
+        per_key: number of query heads that share a head of keys.
 
     Returns:
-        Shapes (heads / per_key, documents, longest * per_key, size): the heads that share keys are
-        beside each other for each token. Padding is behind all others, where no token sees it with
+        Tensors of shape (heads / per_key, documents, longest * per_key, size): for each token the
+        heads that share keys are beside each other. Padding comes last, where no token sees it with
         causal attention.
     """
     groups: tuple[torch.Tensor, ...] = _Split.apply(row, layout, per_key)
@@ -138,7 +138,7 @@ def split_row(
 def join_documents(
     groups: Sequence[torch.Tensor], layout: DocumentLayout, per_key: int = 1
 ) -> torch.Tensor:
-    """The row of what `split_row` has split; padding has no gradient."""
+    """Return the row that `split_row` has split; padding has no gradient."""
     row: torch.Tensor = _Join.apply(layout, per_key, *groups)
     return row
 
@@ -183,7 +183,7 @@ class _Join(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grads = []
         if is_transformed() or not has_memory(grad):
-            # likewise
+            # the elements of the groups do not matter to their gradients
             heads, size = grad.shape[1] // ctx.per_key, grad.shape[3]
             groups = [
                 torch.zeros(
@@ -211,7 +211,7 @@ def _group(row: torch.Tensor, group: Group, per_key: int) -> torch.Tensor:
 
 
 def _row(groups: Sequence[torch.Tensor], layout: DocumentLayout, per_key: int) -> torch.Tensor:
-    """Tokens are the outer dimension in memory, as before a model has split the heads."""
+    """Return the row of groups, with tokens outermost in memory, as before the head split."""
     flat = [x.flatten(1, 2).unflatten(1, (-1, per_key)) for x in groups]
     joined = torch.cat(flat, 1) if len(flat) > 1 else flat[0]
     row = joined.transpose(0, 1).index_select(0, layout.places)

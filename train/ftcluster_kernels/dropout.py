@@ -1,6 +1,6 @@
-"""Dropout with a generator that all threads of a rank compute together.
+"""Dropout with a generator that all threads of a rank run together.
 
-torch draws one number for each element, on one thread (`bernoulli_`). Here word k of a mask is
+torch draws a number for each element, on one thread (`bernoulli_`). Here word k of a mask is
 SplitMix64's output for counter k (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
 generators"), so a mask is elementwise arithmetic, and each word decides on four elements. Nothing
 is kept for the backward pass, which draws the mask again.
@@ -14,16 +14,16 @@ from ftcluster_kernels import simd
 from ftcluster_kernels.private_torch import has_memory, is_transformed
 from ftcluster_kernels.simd import Drop
 
-DROP_LEVELS = 1 << 16  # steps in which a probability can be given
+DROP_LEVELS = 1 << 16  # number of steps of a probability
 MOST_DROPPED = 1 - 1 / DROP_LEVELS  # the largest probability
 
 
 def drop_of(p: float, seed: int) -> Drop:
-    """Return which elements dropout drops: each with a probability near `p`.
+    """Return the Drop for a probability near `p`.
 
-    The probability is the one for which bf16 has the scale 1 / (1 - p) exactly, so that the mean of
-    the mask is 1: 0.0986 for 0.1. torch rounds the scale instead, and its mean is off by as much.
-    Below 0.004 the nearest scale is 1, and the probability is `p`.
+    The probability is chosen so that bf16 represents the scale 1 / (1 - p) exactly, and the mean of
+    the mask is 1: 0.0986 for 0.1. torch rounds the scale instead, which shifts the mean. Below
+    0.004 the nearest scale is 1, and the probability is `p`.
 
     Args:
         p: dropout probability, from 0 to MOST_DROPPED.
@@ -34,7 +34,7 @@ def drop_of(p: float, seed: int) -> Drop:
 
 
 def exact_drop_of(p: float, seed: int) -> Drop:
-    """Return which elements dropout drops with the probability `p` itself, and the scale 1."""
+    """Return the Drop for exactly the probability `p`, with the scale 1."""
     return _drop(p, 1.0, seed)
 
 

@@ -1,6 +1,6 @@
-"""Gradients of weights, added to the fp32 sums of the training by the product that computes them.
+"""Gradients of weights that their matmul adds directly to the training's fp32 sums.
 
-Autograd would return a tensor, in bf16 a rounded one, which is written and read once more. The
+Autograd would return a tensor, rounded if in bf16, which is written and read once more. The
 functions of this package take such sums as their argument `sums`; without it autograd gets the
 gradient.
 """
@@ -24,7 +24,7 @@ class GradientSums:
         self.values, self.dtype, self.filled = values, dtype, False
 
     def takes(self, left: torch.Tensor, right: torch.Tensor) -> bool:
-        """Return True if `add_product` computes with these factors."""
+        """Return True if `add_product` supports these factors."""
         of_weight: bool = self.values.shape == (left.shape[1], right.shape[1])
         return of_weight and left.dtype == right.dtype == self.dtype
 
@@ -42,16 +42,16 @@ class GradientSums:
         self.filled = True
 
     def mark_filled(self) -> None:
-        """Take note that the owner of the memory has written a part of the gradient there."""
+        """Record that the owner of the memory has written a part of the gradient there."""
         self.filled = True
 
     def restart(self) -> None:
-        """Let the next gradient replace the sums, at the begin of a step."""
+        """Make the next gradient replace the sums, at the beginning of a step."""
         self.filled = False
 
 
 def make_sums(values: torch.Tensor, dtype: torch.dtype) -> GradientSums | None:
-    """Return the sums of a weight in a dtype, or None if autograd has to return its gradient.
+    """Return the sums of a weight in a dtype, or None if autograd must return its gradient.
 
     Args:
         values: memory for the gradient, fp32, aligned to a cache line.

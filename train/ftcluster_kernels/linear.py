@@ -1,9 +1,9 @@
-"""Linear layers that skip rows: those that nothing reads, and in the backward pass those of zeros.
+"""Linear layers that skip rows: output rows that nothing reads, and gradient rows of zeros.
 
-A classifier reads one token of each sample, so in its last layer queries, the attention's output
-and the two layers behind it have a gradient in one row of each sample. Rows of padding have none in
-any layer, those of a prompt none in the last one. Products with rows of zeros are zeros, so the
-result is the same to rounding.
+A classifier reads one token of each sample. So in its last layer, queries, the attention's output
+and the two layers behind it have a gradient in one row of each sample. Padding has no gradient in
+any layer, and a prompt has none in the last layer. Skipping rows of zeros leaves the result the
+same up to rounding.
 """
 
 from typing import Any
@@ -16,11 +16,11 @@ from ftcluster_kernels.gradient_sums import GradientSums, unless_hooked
 from ftcluster_kernels.private_torch import is_transformed
 from ftcluster_kernels.products import product, product_of_columns, torch_linear
 
-MANY_ROWS = 0.75  # of all: with more it costs as much to select them as it saves
-MUCH_WORK = 1 << 26  # multiplications of a product: with less, the look at the rows costs more
-# rows that are looked at first: a prime apart, so that they are not the same token of each sample
+MANY_ROWS = 0.75  # fraction above which selecting rows costs as much as it saves
+MUCH_WORK = 1 << 26  # multiplications of a matmul below which checking the rows costs more
+# rows that are checked first: a prime apart, so that they are not the same token of each sample
 LOOKED_AT = torch.arange(32, dtype=torch.int64, device="cpu") * 7919
-INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # keys: size in bytes
 
 
 def linear(
@@ -33,12 +33,12 @@ def linear(
     """Compute `torch.nn.functional.linear`. Tensors of different dtypes are left to autocast.
 
     Args:
-        rows_read: indices of the output's rows that are read; the others may hold anything. None
+        rows_read: indices of the output's rows that are read; the other rows are undefined. None
             means all rows.
-        sums: where the gradient of the weight is added; None means that autograd gets it.
+        sums: sums that get the gradient of the weight; None means that autograd gets it.
     """
     learns = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
-    # torch also takes a vector as an input or a weight, and one number as a bias
+    # torch also accepts a vector as an input or a weight, and a scalar as a bias
     usual = input.ndim > 1 and weight.ndim == 2 and (bias is None or bias.shape == weight.shape[:1])
     large = usual and input.numel() * len(weight) >= MUCH_WORK
     if not (learns and large and simd.are_alike(input, weight, bias)) or is_transformed():
@@ -132,6 +132,6 @@ def rows_with_gradient(grad: torch.Tensor) -> torch.Tensor | None:
 
 
 def _is_some(rows: torch.Tensor) -> torch.Tensor:
-    """Return for each row if it has bits other than 0: `any` takes 20 times as long for bf16."""
+    """Return True for each row with bits other than 0; `any` takes 20 times as long for bf16."""
     bits = rows.view(INTEGERS[rows.itemsize])
     return (bits.amax(1) != 0).logical_or_(bits.amin(1) != 0)

@@ -22,7 +22,7 @@ from ftcluster_kernels.products import (
     torch_linear,
 )
 
-Sums = tuple[GradientSums | None, GradientSums | None]  # of an adapter's A and B
+Sums = tuple[GradientSums | None, GradientSums | None]  # for an adapter's A and B
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def linear_with_adapter(
     """Compute `torch.nn.functional.linear` plus the adapter; the weight may be in NF4.
 
     Args:
-        sums: where the gradients of the adapter's A and B are added; None means that autograd gets
+        sums: sums that get the gradients of the adapter's A and B; None means that autograd gets
             the gradient, as it does if the factor has another dtype than the weight.
     """
     # before and after a training the adapter is in fp32

@@ -46,7 +46,7 @@ def in_nf4(quantized: torch.Tensor, state: Any) -> Nf4Weight:
         state: bitsandbytes' `QuantState`.
     """
     shape, by_block = torch.Size(state.shape), copy.copy(state)
-    # with AVX512, bitsandbytes 0.50 takes the wrong factors where blocks go on in the next row
+    # with AVX512, bitsandbytes 0.50 uses wrong factors if blocks continue in the next row
     blocks, rest = divmod(shape.numel(), state.blocksize)
     by_block.shape = torch.Size((1, shape.numel()) if rest else (blocks, state.blocksize))
     return Nf4Weight(quantized, by_block, shape)

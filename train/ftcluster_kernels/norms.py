@@ -64,7 +64,7 @@ def _normalized(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return what `_Norm` returns, by torch."""
+    """Return the result of `_Norm`, computed by torch."""
     if centered:
         output = torch.layer_norm(input, weight.shape, weight, bias, epsilon)
     else:
@@ -128,7 +128,7 @@ def rms_norm(
         copies: see `norm`.
 
     Returns:
-        As `weight * input` would be, in the wider one of their dtypes.
+        The output in the wider dtype of input and weight.
     """
     output = norm(input.float(), weight.float(), None, epsilon, centered=False, copies=copies)
     return output.to(torch.promote_types(input.dtype, weight.dtype))

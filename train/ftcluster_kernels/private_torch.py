@@ -1,4 +1,4 @@
-"""Private names of torch that have no public equivalent. tests/engine fails when one goes."""
+"""Private names of torch that have no public equivalent; tests/engine fails if one disappears."""
 
 from functools import cache
 from threading import Thread
@@ -12,12 +12,12 @@ from torch.utils._device import DeviceContext
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """A number that grows with each change in place; 0 for inference tensors, which have none."""
+    """Return a number that grows with each in-place change; 0 for inference tensors."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def is_transformed() -> bool:
-    """Return True if torch has to see each operation, so that no kernel may replace it.
+    """Return True if torch must see each operation, so that no kernel may replace it.
 
     A transform of torch.func, forward-mode differentiation or a dispatch mode, such as
     FlopCounterMode, is active.
@@ -47,7 +47,7 @@ def function_of(node: object) -> type | None:
 
 @cache
 def has_onednn_linear(dtype: torch.dtype) -> bool:
-    """Whether `onednn_linear` works with this torch, on this CPU."""
+    """Return True if `onednn_linear` works with this torch on this CPU."""
     small = torch.ones(2, 2, dtype=dtype, device="cpu")
     try:
         onednn_linear(small, small, small[0])
@@ -57,11 +57,11 @@ def has_onednn_linear(dtype: torch.dtype) -> bool:
 
 
 def onednn_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """A linear layer by oneDNN, which adds the bias to sums in its registers.
+    """Compute a linear layer by oneDNN, which adds the bias to sums in registers.
 
     torch's addmm copies the bias into each row of the output and reads it again, which makes a
-    product 5 to 7 % slower. All have the same dtype, bf16 or fp32, and the bias is contiguous; has
-    no gradient of its own.
+    matmul 5 to 7 % slower. All arguments have the same dtype, bf16 or fp32, and the bias is
+    contiguous. The result has no gradient.
     """
     output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
     return output
@@ -69,7 +69,7 @@ def onednn_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor)
 
 @cache
 def _ordinary_keys() -> frozenset[int]:
-    """The dispatch keys of ordinary tensors of this CPU, made with and without inference mode."""
+    """Return the dispatch keys of ordinary CPU tensors, with and without inference mode."""
     tensors = [torch.empty(0, dtype=torch.float32, device="cpu")]
     with torch.inference_mode():
         tensors.append(torch.empty(0, dtype=torch.float32, device="cpu"))
@@ -87,29 +87,29 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
 
 @cache
 def _ordinary_states() -> frozenset[int]:
-    """The dispatch keys that a thread adds to each call, with and without inference mode.
+    """Return the dispatch keys that a thread adds to each call, with and without inference mode.
 
-    They are read in a thread of its own, in which no mode is active.
+    They are read in a new thread, in which no mode is active.
     """
-    found: set[int] = set()
+    states: set[int] = set()
 
     def read() -> None:
-        found.add(torch._C._dispatch_tls_local_include_set().raw_repr())
+        states.add(torch._C._dispatch_tls_local_include_set().raw_repr())
         with torch.inference_mode():
-            found.add(torch._C._dispatch_tls_local_include_set().raw_repr())
+            states.add(torch._C._dispatch_tls_local_include_set().raw_repr())
 
     thread = Thread(target=read)
     thread.start()
     thread.join()
-    return frozenset(found)
+    return frozenset(states)
 
 
 def computes_directly() -> bool:
-    """Return True if calls are computed as they come, by the operators of this CPU.
+    """Return True if the operators of this CPU compute calls directly.
 
-    Transforms of torch.func, dispatch modes (such as the one that counts FLOPs), tracing, forward
-    derivatives and modes that see each function want to see torch's own calls. The mode of
-    `torch.set_default_device("cpu")` only adds a device to functions that make tensors.
+    Transforms of torch.func, dispatch modes (such as FLOP counters), tracing, forward derivatives
+    and function modes need torch's own calls. The mode of `torch.set_default_device("cpu")` only
+    adds a device to functions that create tensors.
     """
     modes = torch._C._len_torch_function_stack()
     return (
@@ -125,12 +125,12 @@ def _is_of_cpu(mode: Any) -> bool:
 
 
 def has_global_hooks() -> bool:
-    """Return True if someone sees the calls of all modules."""
+    """Return True if a global hook sees the calls of all modules."""
     return bool(torch.nn.modules.module._has_any_global_hook())
 
 
 def script_as(function: Any, original: Any) -> None:
-    """Have `torch.jit.script` compile calls of a function as calls of the original."""
+    """Make `torch.jit.script` compile calls of a function as calls of the original."""
     operator = _builtins._find_builtin(original)
     if operator is not None:
         _builtins._register_builtin(function, operator)

@@ -1,8 +1,8 @@
-"""Products of matrices: by loops of our own where these are faster, otherwise by torch.
+"""Matrix multiplications: by our own loops where these are faster, otherwise by torch.
 
-On AMX tiles: oneDNN gives all threads equal shares, so each product waits for the slowest core, and
-it copies the factors of a weight's gradient number by number. By multiply-adds in vector registers
-on CPUs that are not Intel's: there MKL does 85 to 88 % of them.
+On AMX tiles: oneDNN gives all threads equal shares, so each matmul waits for the slowest core, and
+it copies the factors of a weight's gradient element by element. By multiply-adds in vector
+registers on CPUs that are not Intel's: MKL reaches 85 to 88 % of the peak there.
 """
 
 import ctypes
@@ -18,29 +18,29 @@ from ftcluster_kernels.cpu import cpuinfo_field
 from ftcluster_kernels.private_torch import has_onednn_linear, onednn_linear
 
 AMX = {"amx_tile", "amx_bf16"}  # flags of /proc/cpuinfo
-INTEL = "GenuineIntel"  # its vendor_id
-ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
-LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # of oneDNN, which computes the other products
-# numbers that a thread packs at once, see native/weight_gradient.c
+INTEL = "GenuineIntel"  # vendor_id of /proc/cpuinfo
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA = 158, 0x1023, 18  # Linux on x86-64
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # variables that limit oneDNN
+# elements that a thread packs at once, see native/weight_gradient.c
 TILES, PACKED_ROWS = 12 * 56 * 512, 56 * 32
-PANEL, PANEL_ROWS = (768 << 10) // 2, 48  # likewise, and at least so many rows: native/product.c
-GROUP = (16 << 20) // 2  # of all threads, likewise
-MULTIPLE = 32  # of which the sizes of a weight are that tiles take
-# with fewer rows it takes too long to pack the weight, and oneDNN is faster at small weights, by a
-# third with 384 x 384
+PANEL, PANEL_ROWS = (768 << 10) // 2, 48  # likewise, with a minimum of rows: native/product.c
+GROUP = (16 << 20) // 2  # likewise, for all threads together
+MULTIPLE = 32  # tiles require weights whose sizes are multiples of this
+# With fewer rows, packing the weight takes too long. With smaller weights oneDNN is faster, by a
+# third with 384 x 384.
 FEWEST_ROWS, NARROWEST = 512, 512
-NARROWEST_WITH_ADAPTER = 128  # whose own products are small ones otherwise
+NARROWEST_WITH_ADAPTER = 128  # smaller, because separate matmuls of the adapter are slow
 
-MUCH_WORK = 1 << 28  # multiplications of a product: with less, multiply-adds take too long to pack
+MUCH_WORK = 1 << 28  # multiplications of a matmul below which packing takes too long
 
 torch_linear = functional.linear  # also where `ftcluster_train.fast` has replaced it
 
 
 @cache
 def has_amx() -> bool:
-    """Whether the CPU has tiles, which it asks the kernel to allow.
+    """Return True if the CPU has AMX tiles; ask the kernel for permission to use them.
 
-    A limit that was set for oneDNN holds here as well.
+    A limit that is set for oneDNN also applies here.
     """
     if not set(cpuinfo_field("flags").split()) >= AMX or not _is_allowed("AMX"):
         return False
@@ -52,7 +52,7 @@ def has_amx() -> bool:
 
 @cache
 def fma_dtypes() -> frozenset[torch.dtype]:
-    """The dtypes whose large products multiply-adds of our own compute faster than torch does."""
+    """Return the dtypes whose large matmuls our own multiply-adds compute faster than torch."""
     if not simd.is_available() or cpuinfo_field("vendor_id") == INTEL:
         return frozenset()
     return frozenset({torch.float32, torch.bfloat16} if adds_bf16() else {torch.float32})
@@ -60,21 +60,21 @@ def fma_dtypes() -> frozenset[torch.dtype]:
 
 @cache
 def adds_bf16() -> bool:
-    """Whether multiply-adds of our own take bf16, which needs AVX512-BF16.
+    """Return True if our own multiply-adds support bf16, which needs AVX512-BF16.
 
-    A limit that was set for oneDNN holds here as well.
+    A limit that is set for oneDNN also applies here.
     """
     has_flag = "avx512_bf16" in cpuinfo_field("flags").split()
     return has_flag and _is_allowed("BF16", "AMX") and _knows_bf16()
 
 
 def _knows_bf16() -> bool:
-    """Whether the loops were built by a compiler that knows AMX, and AVX512-BF16 with it."""
+    """Return True if the loops' compiler supported AMX, and so AVX512-BF16."""
     return hasattr(simd.loaded_library(), "weight_gradient")
 
 
 def _is_allowed(*names: str) -> bool:
-    """Whether a limit that was set for oneDNN, if there is one, has one of these in its name."""
+    """Return True if oneDNN's limit, if it is set, has one of these in its name."""
     limit = next(filter(None, map(os.environ.get, LIMITS)), "ALL").upper()
     return limit in ("ALL", "DEFAULT") or any(name in limit for name in names)
 
@@ -82,22 +82,24 @@ def _is_allowed(*names: str) -> bool:
 def weight_gradient_(
     gradient: torch.Tensor, input: torch.Tensor, sums: torch.Tensor, adds: bool
 ) -> None:
-    """The gradient of a linear layer's weight, gradient' input, on AMX.
+    """Compute the gradient of a linear layer's weight, gradient' input, on AMX.
 
     Args:
         gradient, input: bf16, shapes (rows, outputs) and (rows, inputs); these sizes are multiples
             of 32. `gradient` or its transpose is contiguous; in the latter case `rows` is a
-            multiple of 32 and `outputs` any number.
-        sums: contiguous fp32 from a cache line on, shape (outputs, inputs); it is written.
-        adds: whether the gradient is added to `sums`.
+            multiple of 32 and `outputs` is arbitrary.
+        sums: output, contiguous fp32, shape (outputs, inputs), aligned to a cache line.
+        adds: True to add the gradient to `sums`.
 
     Raises:
-        ValueError: the numbers of rows differ; C would read beyond the end of one.
+        ValueError: the numbers of rows differ; C would read beyond the end of a tensor.
     """
     if len(gradient) != len(input):
         raise ValueError(f"columns of {tuple(gradient.shape)} and of {tuple(input.shape)}")
     (rows, outputs), inputs = gradient.shape, input.shape[1]
-    turned = outputs == 1 or not gradient.is_contiguous()  # one output is both: it has no multiple
+    turned = (
+        outputs == 1 or not gradient.is_contiguous()
+    )  # one output is both: it is no multiple of 32
     packed_size = inputs * min(PACKED_ROWS, -(-rows // 32) * 32)
     own_size = TILES * simd.threads_for(gradient)
     bf16, factor = torch.bfloat16, gradient.T if turned else gradient
@@ -115,16 +117,16 @@ def product_by_fma(
     sums: torch.Tensor | None = None,
     adds: bool = False,
 ) -> torch.Tensor:
-    """left right + bias, by multiply-adds in vector registers; summed in fp32.
+    """Return left right + bias, computed by multiply-adds in vector registers and summed in fp32.
 
     Args:
-        left: shape (rows, depth), of which it or its transpose is contiguous, as of `right`; fp32,
-            or bf16 if the CPU has AVX512-BF16. In bf16 the depth is even where that is the
-            dimension that is contiguous, and at most 8192 without `sums`.
+        left: shape (rows, depth), contiguous or with a contiguous transpose, like `right`; fp32, or
+            bf16 if the CPU has AVX512-BF16. In bf16 the depth is even if it is the contiguous
+            dimension, and at most 8192 without `sums`.
         right: shape (depth, columns), of the same dtype.
         bias: contiguous, shape (columns,), of the output's dtype.
-        sums: contiguous fp32, shape (rows, columns): where the product is written.
-        adds: whether it is added to them.
+        sums: output, contiguous fp32, shape (rows, columns); None returns a new tensor.
+        adds: True to add the result to `sums`.
 
     Raises:
         ValueError: the factors' sizes do not match; C would read beyond their end.
@@ -141,7 +143,7 @@ def product_by_fma(
         simd.empty(threads * int(space(*map(ctypes.c_int64, (*sizes, of_own)))))
         for of_own, threads in ((False, 1), (True, simd.threads_for(left)))
     )
-    # where one dimension is 1, both orders are the same, and an odd depth is for this one
+    # if a dimension is 1, both orders are the same, and only this one supports an odd depth
     turned = left.T.is_contiguous(), not right.is_contiguous()
     first, second = (
         x.T if is_turned else x for x, is_turned in zip((left, right), turned, strict=True)
@@ -156,12 +158,12 @@ def product_by_fma(
 
 
 class LowRank(NamedTuple):
-    """What an adapter adds to a product: low up, where low = scale left down.
+    """The term of an adapter in a matmul: low up, with low = scale left down.
 
     Attributes:
         down, up: bf16, shapes (depth, rank) and (rank, columns), stored in the order of `right`;
             the rank is a multiple of 32.
-        low: where it is written, contiguous bf16, shape (rows, rank).
+        low: output, contiguous bf16, shape (rows, rank).
     """
 
     down: torch.Tensor
@@ -176,13 +178,14 @@ def product_on_tiles(
     bias: torch.Tensor | None,
     added: LowRank | None = None,
 ) -> torch.Tensor:
-    """left right + bias + what is added, on AMX; summed in fp32 and rounded once.
+    """Return left right + bias + the adapter's term, computed on AMX, summed in fp32, rounded once.
 
     Args:
         left: contiguous bf16, shape (rows, depth).
-        right: bf16, shape (depth, columns), of which it or its transpose is contiguous; these sizes
+        right: bf16, shape (depth, columns), contiguous or with a contiguous transpose; these sizes
             are multiples of 32.
         bias: contiguous bf16, shape (columns,).
+        added: adapter's term; None without an adapter.
     """
     (rows, depth), columns = left.shape, right.shape[1]
     turned, rank = not right.is_contiguous(), 0 if added is None else added.up.shape[0]
@@ -208,21 +211,21 @@ def product_on_tiles(
 
 
 def fits_tiles(outputs: int, inputs: int) -> bool:
-    """Whether the tiles take a weight with these sizes."""
+    """Return True if the tiles support a weight of these sizes."""
     return outputs % MULTIPLE == 0 and inputs % MULTIPLE == 0
 
 
 def product(
     left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """left right + bias.
+    """Return left right + bias.
 
     Args:
         left: shape (..., depth).
         right: shape (depth, columns), of the same dtype.
-        bias: shape (columns,), or one number for all; likewise.
+        bias: shape (columns,), or a scalar; of the same dtype.
     """
-    if bias is not None:  # both kernels read it as if it were contiguous, oneDNN beyond its end
+    if bias is not None:  # both kernels require it contiguous: oneDNN would read beyond its end
         bias = bias.expand(right.shape[1]).contiguous()
     if takes(left, right, bias):
         rows = left.flatten(0, -2).contiguous()
@@ -234,20 +237,20 @@ def product(
         return output.view(*left.shape[:-1], -1)
     if bias is None:
         return left @ right
-    # an MKL that does not know the CPU is slower than oneDNN
+    # on a CPU that MKL does not know, it is slower than oneDNN
     by_onednn = left.dtype == torch.bfloat16 or left.dtype == bias.dtype in fma_dtypes()
     if by_onednn and left.dtype == right.dtype and has_onednn_linear(left.dtype):
         return onednn_linear(left, right.T, bias)
-    return torch_linear(left, right.T, bias.to(left.dtype))  # torch refuses another dtype
+    return torch_linear(left, right.T, bias.to(left.dtype))  # torch refuses other dtypes
 
 
 def is_own(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether `product` computes a product by loops of our own."""
+    """Return True if `product` computes a matmul by our own loops."""
     return takes(left, right, None) or _fma_takes(left, right, None)
 
 
 def _fma_takes(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether our multiply-adds compute a product; in bf16 oneDNN's are as fast."""
+    """Return True if our multiply-adds compute a matmul; in bf16 oneDNN is as fast."""
     if left.dtype != torch.float32 or left.dtype not in fma_dtypes() or right.ndim != 2:
         return False
     in_order = right.is_contiguous() or right.T.is_contiguous()
@@ -257,7 +260,7 @@ def _fma_takes(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | Non
 
 
 def _deep_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """left right, whose rows are too long to stay in L2: a part of the depth after the other."""
+    """Return left right for rows that are too long for L2, in several parts of the depth."""
     sums = simd.empty(len(left), right.shape[1])
     weight_gradient_(left.T, right, sums, adds=False)
     return sums.to(left.dtype)
@@ -266,11 +269,11 @@ def _deep_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 def takes(
     left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None, narrowest: int = NARROWEST
 ) -> bool:
-    """Whether tiles compute a product, where the sizes are worth it."""
+    """Return True if tiles support a matmul and its sizes make it worthwhile."""
     if right.ndim != 2:
         return False
     in_order = right.is_contiguous() or right.T.is_contiguous()
-    # others are torch's to refuse: C would read beyond their end
+    # torch refuses other shapes: C would read beyond their end
     fits = left.shape[-1] == len(right) and fits_tiles(*right.shape)
     if left.dtype != torch.bfloat16 or not fits or not in_order:
         return False
@@ -287,7 +290,7 @@ def takes_adapter(
     down: torch.Tensor,
     up: torch.Tensor,
 ) -> bool:
-    """Whether tiles compute a product and what an adapter adds, see `product_with_adapter`."""
+    """Return True if tiles support a matmul with an adapter, see `product_with_adapter`."""
     turned, rank = not right.is_contiguous(), up.shape[0]
     fits = down.shape == (right.shape[0], rank) and up.shape == (rank, right.shape[1])
     fits = fits and down.dtype == up.dtype == right.dtype
@@ -303,12 +306,12 @@ def product_with_adapter(
     up: torch.Tensor,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """left right + bias + low up, and low, which is scale left down.
+    """Return left right + bias + low up, and low, which is scale left down.
 
     Args:
         left: shape (rows, depth).
         right: shape (depth, columns).
-        bias: as that of `product`.
+        bias: shape (columns,), or a scalar; see `product`.
         down, up: shapes (depth, rank) and (rank, columns). For tiles they are stored in the order
             of `right`, and the rank is a multiple of MULTIPLE.
     """
@@ -322,7 +325,7 @@ def product_with_adapter(
 
 
 def product_of_columns(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """left' right, of shapes (rows, outputs) and (rows, inputs); by our loops in fp32."""
+    """Return left' right, of shapes (rows, outputs) and (rows, inputs); our loops return fp32."""
     outputs, inputs = left.shape[1], right.shape[1]
     if left.dtype != right.dtype or not has_sums(left.dtype, outputs, inputs):
         return left.T @ right
@@ -332,18 +335,18 @@ def product_of_columns(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def has_sums(dtype: torch.dtype, outputs: int, inputs: int) -> bool:
-    """Whether `add_columns` takes factors of a dtype for a weight with these sizes."""
+    """Return True if `add_columns` supports factors of a dtype for a weight of these sizes."""
     tiles = dtype == torch.bfloat16 and fits_tiles(outputs, inputs) and has_amx()
     return dtype == torch.float32 or dtype in fma_dtypes() or tiles
 
 
 def add_columns(left: torch.Tensor, right: torch.Tensor, sums: torch.Tensor, adds: bool) -> None:
-    """The gradient of a linear layer's weight: left' right.
+    """Compute the gradient of a linear layer's weight, left' right.
 
     Args:
-        left, right: shapes (rows, outputs) and (rows, inputs), of a dtype of which `has_sums`.
-        sums: contiguous fp32 from a cache line on, shape (outputs, inputs); it is written.
-        adds: whether the product is added to `sums`.
+        left, right: shapes (rows, outputs) and (rows, inputs), of a dtype that `has_sums` accepts.
+        sums: output, contiguous fp32, shape (outputs, inputs), aligned to a cache line.
+        adds: True to add the result to `sums`.
     """
     small = left.numel() * right.shape[1] < MUCH_WORK or min(sums.shape) < NARROWEST
     if left.dtype == torch.float32 and (small or left.dtype not in fma_dtypes()):

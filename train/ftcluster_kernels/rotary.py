@@ -59,7 +59,7 @@ def rotary(
 
 
 def _turned(values: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Return what `_Rotary` returns, by torch."""
+    """Return the result of `_Rotary`, computed by torch."""
     cosines, sines = cosines.unsqueeze(1), sines.unsqueeze(1)
     low, high = values.chunk(2, -1)
     return (values * cosines + torch.cat((-high, low), -1) * sines).to(values.dtype)

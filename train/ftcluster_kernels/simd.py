@@ -1,8 +1,8 @@
-"""Loops in C over vector registers, for what torch needs several passes over memory for.
+"""Loops in C over vector registers, for operations that take torch several passes over memory.
 
-See the folder `native` for them, and bench/notes/engine.md for their gain. Nothing that can be
-drawn again, such as a mask, is kept for the backward pass. Where nothing else is said, numbers are
-bf16 or fp32, all of a call in the same dtype.
+The loops are in the folder `native`; bench/notes/engine.md has their speedups. Data that can be
+drawn again, such as a mask, is not kept for the backward pass. Unless stated otherwise, values are
+bf16 or fp32, and all tensors of a call have the same dtype.
 """
 
 import ctypes
@@ -17,28 +17,30 @@ import torch
 from ftcluster_kernels.cpu import cpuinfo_field
 from ftcluster_kernels.private_torch import has_memory
 
-# by library, the flags of /proc/cpuinfo that it needs; the fastest first
+# the flags of /proc/cpuinfo that each library needs; the fastest first
 LIBRARIES = {
     "libavx512.so": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"},
     "libavx2.so": {"avx2", "fma"},
 }
 TYPES = {torch.bfloat16: 0, torch.float32: 1}  # see native/vectors.h
-LONGEST = 4096  # of a row, see native/softmax.c
-FEW_ELEMENTS = 1 << 14  # on one thread: others would take longer to start
+LONGEST = 4096  # maximum length of a row, see native/softmax.c
+FEW_ELEMENTS = 1 << 14  # computed on one thread: starting others would take longer
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 
-Argument = ctypes.c_void_p | float | None  # of a loop: an address, see `address`, or a number
+Argument = (
+    ctypes.c_void_p | float | None
+)  # argument of a loop: an address, see `address`, or a number
 
 
 class Drop(NamedTuple):
-    """Which elements are dropped, and by what the others are multiplied.
+    """The selection of dropped elements, and the factor of the others.
 
     Attributes:
-        seed: of SplitMix64, 64 bits.
-        threshold: element k is kept if lane k % 4 of word k // 4, a number from -2^15 to
-            2^15 - 1, is not less.
-        scale: a number of fp32.
+        seed: seed of SplitMix64, 64 bits.
+        threshold: element k is kept if lane k % 4 of word k // 4, an integer from -2^15 to 2^15 -
+            1, is at least the threshold.
+        scale: factor of kept elements, in fp32.
     """
 
     seed: int
@@ -50,9 +52,10 @@ KEEP_ALL = Drop(0, -(1 << 15), 1.0)
 
 
 def library_path() -> Path | None:
-    """The library for this CPU; None without AVX2. It is missing if there was no C compiler.
+    """Return the library for this CPU; None without AVX2.
 
-    A limit that was set for torch's own loops, ATEN_CPU_CAPABILITY, holds here as well.
+    The file does not exist if there was no C compiler. A limit that is set for torch's own loops,
+    ATEN_CPU_CAPABILITY, also applies here.
     """
     flags, limit = set(cpuinfo_field("flags").split()), os.environ.get("ATEN_CPU_CAPABILITY")
     if limit in ("default", "avx2"):
@@ -62,7 +65,7 @@ def library_path() -> Path | None:
 
 
 def is_available() -> bool:
-    """Whether the loops can be called."""
+    """Return True if the loops can be called."""
     return loaded_library() is not None
 
 
@@ -92,7 +95,7 @@ def is_in_memory(x: torch.Tensor) -> bool:
 
 
 def in_order(x: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or a copy of it where its memory is not its elements in their order."""
+    """Return the tensor, or a copy if its memory does not hold its elements in order."""
     return x.resolve_neg().contiguous()
 
 
@@ -108,14 +111,14 @@ def zeros(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 @cache
 def loaded_library() -> ctypes.CDLL | None:
-    """The loops for this CPU; None where they cannot be called."""
+    """Return the loops for this CPU; None if they cannot be called."""
     path = library_path()
     return load(path) if path is not None and path.exists() else None
 
 
 def load(path: Path) -> ctypes.CDLL | None:
-    """The loops of a library; None where torch has no threads for them."""
-    library, openmp = ctypes.CDLL(str(path)), ctypes.CDLL(None)  # what torch has loaded
+    """Return the loops of a library; None if torch has no OpenMP threads for them."""
+    library, openmp = ctypes.CDLL(str(path)), ctypes.CDLL(None)  # the OpenMP that torch has loaded
     try:
         functions = [ctypes.cast(getattr(openmp, name), ctypes.c_void_p) for name in OPENMP]
     except AttributeError:  # a torch that was built without OpenMP
@@ -125,7 +128,7 @@ def load(path: Path) -> ctypes.CDLL | None:
 
 
 def dropout(values: torch.Tensor, drop: Drop) -> torch.Tensor:
-    """Each element times 0 or the scale."""
+    """Return each element times 0 or the scale."""
     values = in_order(values)
     output, count = torch.empty_like(values), values.numel()
     _call_typed("dropout", values, typed(values, count), typed(output, count), count, *drop)
@@ -133,19 +136,21 @@ def dropout(values: torch.Tensor, drop: Drop) -> torch.Tensor:
 
 
 def mask_of(drop: Drop, *sizes: int) -> torch.Tensor:
-    """Return what dropout multiplies each element by, in fp32."""
+    """Return dropout's factor of each element, in fp32."""
     ones = torch.ones(sizes, dtype=torch.float32, device="cpu")
     return dropout(ones, drop)
 
 
 def softmax_(scores: torch.Tensor, per_key: int, drop: Drop | None) -> torch.Tensor:
-    """Replace scores by their softmax over the last dimension; returns that with dropout.
+    """Replace scores by their softmax over the last dimension; return the softmax with dropout.
 
     Args:
-        scores: contiguous, shape (matrices, queries, keys) with at most LONGEST keys;
+        scores: contiguous, shape (matrices, queries, keys) with at most LONGEST keys; contains the
             probabilities afterwards.
-        per_key: of causal attention, how many queries see the last key, which are the last ones;
-            as many more see the key before it, and so on. 0: all see all keys.
+        per_key: number of query rows per key in causal attention: the last `per_key` queries see
+            all keys, the `per_key` before them one key fewer, and so on. 0: all queries see all
+            keys.
+        drop: dropped elements; None: no dropout.
     """
     dropped, count = scores if drop is None else torch.empty_like(scores), scores.numel()
     _call_typed("softmax", scores, typed(scores, count),
@@ -157,11 +162,11 @@ def softmax_(scores: torch.Tensor, per_key: int, drop: Drop | None) -> torch.Ten
 def softmax_backward_(
     grad: torch.Tensor, probabilities: torch.Tensor, per_key: int, drop: Drop | None
 ) -> None:
-    """Replace the gradient of what `softmax_` returned by that of its scores.
+    """Replace the gradient of the result of `softmax_` by the gradient of its scores.
 
     Args:
-        grad: contiguous.
-        probabilities: what `scores` were replaced by.
+        grad: gradient, contiguous.
+        probabilities: the probabilities that replaced `scores`.
     """
     count, dtype = grad.numel(), grad.dtype
     _call_typed("softmax_backward", grad, typed(grad, count), address(probabilities, dtype, count),
@@ -174,15 +179,15 @@ def cross_entropy_(
     vocab_size: int,
     factors: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Replace logits by the gradients of their cross entropies; returns those, in fp32.
+    """Replace logits by the gradients of their cross entropies, and return these, in fp32.
 
     Args:
         logits: contiguous, shape (tokens, vocab_size or more columns).
         targets: shape (tokens,), int64.
-        factors: of the gradients of each token, shape (tokens,), fp32.
+        factors: factors of each token's gradients, shape (tokens,), fp32.
 
     Raises:
-        IndexError: a target is none of the columns.
+        IndexError: a target is outside the vocabulary.
     """
     least, most = targets.aminmax()
     if least < 0 or most >= vocab_size:
@@ -198,11 +203,11 @@ def cross_entropy_(
 
 
 def activation(name: str, input: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
-    """An activation's output, times a factor.
+    """Return an activation's output, times a factor.
 
     Args:
         name: gelu, tanh_gelu or silu.
-        input: contiguous, as the factor.
+        input: input, contiguous, like the factor.
     """
     output = torch.empty_like(input)
     _activate(name, input, factor, None, output, None)
@@ -212,7 +217,7 @@ def activation(name: str, input: torch.Tensor, factor: torch.Tensor | None = Non
 def activation_backward(
     name: str, grad: torch.Tensor, input: torch.Tensor, factor: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The gradients of input and factor; all contiguous."""
+    """Return the gradients of input and factor; all tensors are contiguous."""
     output = torch.empty_like(input)
     of_factor = None if factor is None else torch.empty_like(input)
     _activate(name, input, factor, grad, output, of_factor)
@@ -233,15 +238,15 @@ def norm(
     centered: bool,
     rounds: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
-    """LayerNorm over the last dimension, or where it is not centered RMSNorm.
+    """Compute LayerNorm over the last dimension, or RMSNorm if it is not centered.
 
     Args:
-        input, weight, bias: contiguous fp32; the last one of LayerNorm only.
-        rounds: whether the output is wanted in bf16, too.
+        input, weight, bias: contiguous fp32; only LayerNorm has a bias.
+        rounds: True to return the output in bf16, too.
 
     Returns:
-        The output in fp32, in bf16, and what the backward pass needs: the mean of each row and the
-        inverse of its standard deviation.
+        The output in fp32, the output in bf16, and for the backward pass the mean of each row and
+        the inverse of its standard deviation.
     """
     output = torch.empty_like(input)
     rounded = torch.empty_like(input, dtype=torch.bfloat16) if rounds else None
@@ -263,10 +268,10 @@ def norm_backward(
     means: torch.Tensor | None,
     scales: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of input, weight and bias, in fp32.
+    """Return the gradients of input, weight and bias, in fp32.
 
     Args:
-        grad, rounded_grad: of the output in fp32 and of that in bf16; contiguous.
+        grad, rounded_grad: gradients of the output in fp32 and of the output in bf16; contiguous.
     """
     output, (rows, columns) = torch.empty_like(input), _rows(input)
     threads, count = threads_for(input), rows * columns
@@ -283,12 +288,12 @@ def norm_backward(
 def rotary(
     values: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, back: bool
 ) -> torch.Tensor:
-    """Vectors turned by the positions of their tokens.
+    """Return vectors turned by the positions of their tokens.
 
     Args:
         values: contiguous, shape (batch, tokens, heads, size).
         cosines, sines: contiguous fp32, shape (1 or batch, tokens, size).
-        back: turn as gradients are.
+        back: True for the backward pass: turn in the opposite direction.
     """
     output = torch.empty_like(values)
     batch, tokens, heads, size = values.shape
@@ -307,12 +312,12 @@ def adamw_(
     copy: torch.Tensor | None,
     numbers: Sequence[float],
 ) -> None:
-    """A step of AdamW.
+    """Apply a step of AdamW in place.
 
     Args:
-        weights, gradients: fp32, contiguous, as everything else.
+        weights, gradients: fp32, contiguous, like all other tensors.
         means, squares: exp_avg and exp_avg_sq of torch's AdamW.
-        copy: of the weights, in bf16.
+        copy: bf16 copy of the weights, which is updated too; None: there is none.
         numbers: see `Numbers` in native/adamw.c.
     """
     count = weights.numel()
@@ -326,14 +331,14 @@ def widen(input: torch.Tensor, output: torch.Tensor) -> None:
 
     Args:
         input: contiguous.
-        output: contiguous, from a cache line on.
+        output: contiguous, aligned to a cache line.
     """
     count = input.numel()
     call("widen", input, address(input, torch.bfloat16, count), fp32(output, count), count)
 
 
 def column_sums(rows: torch.Tensor) -> torch.Tensor:
-    """The sum of contiguous rows, computed in fp32; shape (columns,), in their dtype."""
+    """Return the sum of contiguous rows, computed in fp32; shape (columns,), in their dtype."""
     threads, (count, columns) = threads_for(rows), rows.shape
     sums = zeros(threads, columns)
     _call_typed("column_sums", rows, typed(rows, count * columns), fp32(sums, threads * columns),
@@ -347,23 +352,23 @@ def _sizes(scores: torch.Tensor, per_key: int) -> Sequence[int]:
 
 
 def _rows(values: torch.Tensor) -> tuple[int, int]:
-    """Rows and columns."""
+    """Return the number of rows and of columns."""
     columns = values.shape[-1]
     return values.numel() // columns if columns else 0, columns
 
 
 def threads_for(values: torch.Tensor) -> int:
-    """How many threads a call with this first argument has."""
+    """Return the number of threads of a call with this first argument."""
     return torch.get_num_threads() if values.numel() > FEW_ELEMENTS else 1
 
 
 def address(x: torch.Tensor, dtype: torch.dtype, count: int) -> ctypes.c_void_p:
     """Return the address of a tensor that C reads or fills.
 
-    No tensor reaches C in another way, so each call says what its loop takes it for.
+    Tensors reach C in no other way, so each call states the dtype and size that its loop expects.
 
     Args:
-        dtype, count: of the elements that C takes to be there, one after the other.
+        dtype, count: dtype and number of consecutive elements that C expects.
 
     Raises:
         ValueError: C would read or write other elements than the tensor's.
@@ -390,7 +395,7 @@ def typed(x: torch.Tensor, count: int) -> ctypes.c_void_p:
 
 
 def _call_typed(name: str, first: torch.Tensor, *arguments: Argument) -> None:
-    """Call a loop that there is for each of TYPES, which is that of a tensor."""
+    """Call a loop that exists for each of TYPES, in the dtype of a tensor."""
     call(name, first, *arguments, types=(TYPES[first.dtype],))
 
 
@@ -398,8 +403,8 @@ def call(name: str, largest: torch.Tensor, *arguments: Argument, types: Sequence
     """Call a loop.
 
     Args:
-        largest: decides on the number of threads.
-        arguments: of the loop, between `types` and the number of threads.
+        largest: tensor that decides on the number of threads.
+        arguments: arguments of the loop, between `types` and the number of threads.
     """
     library = loaded_library()
     assert library is not None

@@ -1,7 +1,7 @@
 """torch.distributed's process group over MPI.
 
-Every collective is a nonblocking one of MPI, so that several are in flight while the caller
-computes. Reductions are MPI's own, in the tensor's type; everything else moves bytes.
+Every collective is a nonblocking MPI collective, so several can be in flight while the caller
+computes. Reductions use MPI's operators in the tensor's type; all other collectives move bytes.
 """
 
 import time
@@ -55,14 +55,14 @@ Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]  # destination, source
 
 
 def told(method: Callable[..., MpiWork]) -> Callable[..., MpiWork]:
-    """A collective whose wrong arguments on one rank are an error on all, and not a hang."""
+    """Decorate a collective so that wrong arguments on one rank are an error on all, not a hang."""
 
     @wraps(method)
     def checked(self: "MpiGroup", *args: Any, **kwargs: Any) -> MpiWork:
         try:
             return method(self, *args, **kwargs)
         except ValueError as error:
-            if not hasattr(error, "told"):  # one may call another
+            if not hasattr(error, "told"):  # a collective may call another one
                 error.told = True  # type: ignore[attr-defined]
                 self._operation(REFUSED, lambda _: None, (), signature(REFUSED))
             raise
@@ -73,11 +73,11 @@ def told(method: Callable[..., MpiWork]) -> Callable[..., MpiWork]:
 class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
     """One rank's membership of a group: joins it, runs its collectives in MPI's thread, leaves it.
 
-    The methods have the names and arguments that torch calls. Tensors may have any layout; a tensor
-    that is not contiguous is copied.
+    The methods have the names and arguments that torch calls. Tensors may have any layout; tensors
+    that are not contiguous are copied.
 
     Args:
-        timeout: time limit of an operation whose call names no other.
+        timeout: time limit of operations that have no timeout of their own.
 
     Attributes:
         segment: size in bytes of the parts that an all-reduce is split into, one after the other.
@@ -93,11 +93,11 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
         here, ranks = ranks_here()
         self.segment = SEGMENT if here == ranks else SEGMENT_BETWEEN_HOSTS
         self._name = self._description = ""
-        self._together: list[MpiWork] | None = None  # called since `_start_coalescing`
+        self._together: list[MpiWork] | None = None  # calls since `_start_coalescing`
         self._collectives = 0
         track(self._channel, self._leave)
 
-    def _get_backend(self, _: torch.device) -> "MpiGroup":  # asked by torch from 2.14 on
+    def _get_backend(self, _: torch.device) -> "MpiGroup":  # called by torch 2.14 and newer
         return self
 
     def getBackendName(self) -> str:
@@ -126,7 +126,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
         return work.operations[0]
 
     @property
-    def _device_types(self) -> list[torch.device]:  # torch asks for it before dcp.async_save
+    def _device_types(self) -> list[torch.device]:  # torch reads it before dcp.async_save
         return [torch.device("cpu")]
 
     def _get_sequence_number_for_group(self) -> int:
@@ -151,13 +151,13 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
         divide: torch.Tensor | None = None,
         then: Callable[[], None] | None = None,
     ) -> MpiWork:
-        """Hand an operation to the thread that makes all calls of MPI.
+        """Submit an operation to the thread that makes all MPI calls.
 
         Args:
-            values: its signature.
-            copies: to be made when it is complete; none where both are the same tensor.
-            divide: by the number of ranks, when it is complete.
-            then: called last.
+            values: signature of the call, see `signature`.
+            copies: pairs to copy after completion; a pair of the same tensor is ignored.
+            divide: tensor to divide by the number of ranks after completion.
+            then: function to call last.
         """
 
         def finish() -> None:
@@ -232,25 +232,25 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
         )
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, opts: Any) -> MpiWork:
-        """Gather all ranks' elements and add them up, as gloo does; waits until that is done."""
+        """Gather all ranks' elements and add them up, as gloo does; wait for the result."""
         if kind_of(opts.reduceOp) not in (SUM, AVG):
             raise ValueError("sparse tensors can only be added up")
         own = tensor.detach().coalesce()
         count = own._nnz()
         sizes = torch.tensor([count, own.sparse_dim(), *own.shape], dtype=torch.int64)
-        said = self._gathered(sizes, opts).tolist()
-        counts = counts_of_sparse(said)
+        shapes = self._gathered(sizes, opts).tolist()
+        counts = counts_of_sparse(shapes)
         parts = []
         for data in (own.indices().t(), own.values()):
             padded = data.new_zeros(max(counts), *data.shape[1:])
             padded[:count] = data
-            found = self._gathered(padded, opts)
-            parts.append(torch.cat([one[:n] for one, n in zip(found, counts, strict=True)]))
+            gathered = self._gathered(padded, opts)
+            parts.append(torch.cat([one[:n] for one, n in zip(gathered, counts, strict=True)]))
         set_sparse(tensor, parts[0], parts[1], self._ranks if kind_of(opts.reduceOp) == AVG else 1)
         return MpiWork([], [tensor])
 
     def _gathered(self, data: torch.Tensor, opts: Any) -> torch.Tensor:
-        """Those of all ranks, which have the same shape, one after the other."""
+        """Return the tensors of all ranks, which have the same shape, one after the other."""
         self.all_gather_single(whole := data.new_empty(self._ranks, *data.shape), data, opts).wait()
         return whole
 
@@ -394,7 +394,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
         opts: Any,
     ) -> MpiWork:
         data = contiguous(source)
-        own = data.data_ptr() == result.data_ptr() + self._own * data.nbytes  # FSDP does so
+        own = data.data_ptr() == result.data_ptr() + self._own * data.nbytes  # as in FSDP
         return self._operation(
             "all_gather",
             lambda comm: comm.Iallgather(MPI.IN_PLACE if own else as_bytes(data), as_bytes(result)),
@@ -445,7 +445,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
         input_splits: Sequence[int],
         opts: Any = None,
     ) -> MpiWork:
-        """Splits are rows; without them every rank gets the same number."""
+        """Exchange parts; splits are rows, and without them all ranks get equal parts."""
         data = contiguous(source)
         result = apart_from(data, output)
         sends = elements_of(source, input_splits, self._ranks)

@@ -23,20 +23,20 @@ from ftcluster_mpi.progress import Channel, Progress
 from ftcluster_mpi.types import MPI, check_bfloat16
 from ftcluster_mpi.work import Operation
 
-# of each rank: 8 ranks took 6 MB for all-reduces of 100 MB (Intel MPI 2021.18)
+# needed by each rank: 8 ranks took 6 MB for all-reduces of 100 MB (Intel MPI 2021.18)
 SHARED_BYTES = 2 << 20
 # Intel MPI's own choice between hosts takes 1.4 times as long at 4 KiB and 1.25 times at 25 MiB.
-# Small: recursive doubling; large: a ring, or beyond so many ranks what has fewer rounds (4 and 7)
+# Small: recursive doubling. Large: a ring (4), or for more than RING_RANKS ranks fewer rounds (7).
 ALGORITHMS, RING_RANKS = "1:0-16384;{}:1048576-2147483647", 16
-# Bytes: larger all-reduces leave a host's caches (25 MiB: 7.6 ms by 8 MiB, 4.8 by 1 MiB); between
-# hosts each part has the network's latency
+# Bytes. Larger segments exceed a host's caches (25 MiB: 7.6 ms in 8 MiB segments, 4.8 in 1 MiB);
+# between hosts each segment adds the network's latency.
 SEGMENT, SEGMENT_BETWEEN_HOSTS = 1 << 20, 8 << 20
-LOST = "ended without the other ranks, because a collective had failed and MPI cannot go on"
-PRINT_SECONDS = 1.0  # for ranks that were told that this one has left
+LOST = "ended without the other ranks, because a collective had failed and MPI cannot continue"
+PRINT_SECONDS = 1.0  # for ranks that know that this rank has left
 
 _progress: Progress | None = None
 _lock = threading.Lock()
-_open: dict[Channel, Callable[[], Operation]] = {}  # by group: the call that leaves it
+_open: dict[Channel, Callable[[], Operation]] = {}  # for each group, the call that leaves it
 _left: list[Operation] = []
 
 
@@ -45,9 +45,9 @@ class Member:
     """A rank of a group.
 
     Attributes:
-        number: in MPI's world.
+        number: rank in MPI's world.
         world: size of MPI's world.
-        versions: of what has to be the same on all hosts.
+        versions: versions that must be the same on all hosts.
     """
 
     number: int
@@ -57,7 +57,7 @@ class Member:
 
 
 def progress() -> Progress:
-    """The thread that makes all calls of MPI, after MPI has been initialized."""
+    """Return the thread that makes all MPI calls, after MPI has been initialized."""
     global _progress
     with _lock:
         if not _progress:
@@ -75,17 +75,17 @@ def progress() -> Progress:
 
 
 def ranks_here() -> tuple[int, int]:
-    """How many ranks of the job this host has, and how many there are."""
+    """Return the number of the job's ranks on this host, and of all its ranks."""
     return int(os.environ.get("MPI_LOCALNRANKS", "1")), int(os.environ.get("PMI_SIZE", "1"))
 
 
 def check_shared_memory(ranks: int, folder: str = "/dev/shm") -> None:
-    """Make sure that Intel MPI's ranks of this host have the shared memory that they need.
+    """Check that this host has the shared memory that Intel MPI's ranks need.
 
-    Without it they would be killed by SIGBUS, some time later.
+    Without it the ranks would be killed by SIGBUS some time later.
 
     Raises:
-        DistBackendError: they have not.
+        DistBackendError: the host has less free shared memory.
     """
     free, needed = shutil.disk_usage(folder).free, ranks * SHARED_BYTES
     if ranks > 1 and free < needed:
@@ -97,11 +97,11 @@ def check_shared_memory(ranks: int, folder: str = "/dev/shm") -> None:
 
 
 def open_channel(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Channel:
-    """A communicator for the ranks of a group; all of them call it.
+    """Create a communicator for the ranks of a group; all of them must call this.
 
     Raises:
-        DistBackendError: a rank does not come in time, was not started by mpirun, or has other
-            versions than the others.
+        DistBackendError: a rank does not call this in time, was not started by mpirun, or has
+            different versions.
     """
     thread = progress()
     members = meet(store, rank, size, timeout)
@@ -116,7 +116,7 @@ def open_channel(store: dist.Store, rank: int, size: int, timeout: timedelta) ->
 
 
 def meet(store: dist.Store, rank: int, size: int, timeout: timedelta) -> list[Member]:
-    """All members of a group, by rank."""
+    """Return all members of a group, ordered by rank."""
     versions = {name: importlib.metadata.version(name) for name in ("torch", "mpi4py")}
     versions["ftcluster_mpi"] = _own_version()
     versions["MPI"] = MPI.Get_library_version().split("\n")[0].strip("\0 ")
@@ -125,7 +125,7 @@ def meet(store: dist.Store, rank: int, size: int, timeout: timedelta) -> list[Me
     keys = [f"member/{other}" for other in range(size)]
     try:
         store.wait(keys, timeout)
-    except RuntimeError as error:  # torch's DistStoreError is one
+    except RuntimeError as error:  # the base class of torch's DistStoreError
         absent = [str(other) for other in range(size) if not store.check([keys[other]])]
         raise dist.DistBackendError(
             f"ranks {', '.join(absent)} did not make the group within "
@@ -144,10 +144,10 @@ def _own_version() -> str:
 
 
 def check(members: Sequence[Member]) -> None:
-    """Make sure that MPI connects the members, and that they understand each other.
+    """Check that MPI connects the members, and that their versions are the same.
 
     Raises:
-        DistBackendError: it does not, or they have other versions.
+        DistBackendError: MPI does not connect them, or their versions differ.
     """
     if len({member.number for member in members}) < len(members):
         raise dist.DistBackendError(
@@ -170,27 +170,27 @@ def check(members: Sequence[Member]) -> None:
 
 
 def track(channel: Channel, leaving: Callable[[], Operation]) -> None:
-    """Have `leaving` called when the process ends, unless `leave` is called before."""
+    """Call `leaving` when the process ends, unless `leave` is called before."""
     _open[channel] = leaving
 
 
 def leave(channel: Channel) -> None:
-    """Leave a group; no effect if this rank has left it before."""
+    """Leave a group; do nothing if this rank has already left it."""
     if channel in _open:
         _left[:] = [leaving for leaving in _left if leaving.error or not leaving.done.is_set()]
         _left.append(_open.pop(channel)())
 
 
 def abandon() -> None:
-    """End this process without waiting for the other ranks: mpirun ends them."""
+    """Make this process end without waiting for the other ranks, which mpirun then ends."""
     atexit.unregister(finalize)
 
 
 def finalize() -> None:
     """Leave all groups and MPI, once all their ranks do so.
 
-    A rank that fails does not: it would wait for others that wait for it. mpirun ends them when it
-    is gone.
+    A rank that has failed does not call MPI_Finalize: it would wait for ranks that wait for it.
+    mpirun ends the other ranks when this one has ended.
     """
     if hasattr(sys, "last_value"):  # an exception has ended the program
         return

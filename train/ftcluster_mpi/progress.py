@@ -1,8 +1,8 @@
-"""Collectives in flight over MPI: one thread makes all calls of MPI.
+"""Collectives in flight over MPI: one thread makes all MPI calls.
 
-The collectives of a group start in the order in which they were called. Before data moves, the
-ranks compare what they have called by a small all-gather: a difference is an error on each of them
-and not a hang, and no rank polls at full speed for another one that still computes.
+The collectives of a group start in the order of their calls. Before data moves, the ranks compare
+their calls by a small all-gather. So a difference is an error on each rank and not a hang, and no
+rank polls at full speed for another rank that still computes.
 """
 
 import contextlib
@@ -21,26 +21,25 @@ import torch.distributed as dist
 from ftcluster_mpi.types import MPI, describe
 from ftcluster_mpi.work import Operation, Transfer, callback_threads, timed_out
 
-# Seconds between two looks at what is in flight: a part of the wait so far, up to LONGEST, and of
-# a long wait a smaller one, up to PATIENT: a rank that waits for a hung one must not seem to
-# compute (see host.rank_life.IDLE_CPU). A look takes 2 us, and one that moves data several times
-# that.
+# Seconds between two polls: a fraction of the wait so far, up to LONGEST. In a long wait the
+# fraction is smaller, up to PATIENT: a rank that waits for a hung rank must not seem to compute
+# (see rank_life.IDLE_CPU). A poll takes 2 us, and several times as long if it moves data.
 SHORTEST, LONGEST, PART_OF_WAIT = 10e-6, 500e-6, 0.125
 PATIENT, PART_OF_LONG_WAIT = 50e-3, 0.02
-# MPI takes a message in several looks, and the shortest sleep is longer than a message between
-# hosts. While the script waits, looks follow each other without one for so long. Not for longer,
-# nor after sched_yield: ranks that share a core would take it from each other.
+# MPI needs several polls for a message, and the shortest sleep is longer than a message between
+# hosts. While the script waits, polls follow each other without a sleep for AT_ONCE seconds. A
+# longer time, or sched_yield, would make ranks that share a core compete for it.
 LOOKS, AT_ONCE = 3, 60e-6
-PR_SET_TIMERSLACK, SLACK = 29, 1000  # prctl(2), ns: by default sleeps take 50 us more
-# A transfer's look that takes longer has moved data, so the next one follows at once; after a long
-# pause the caches are cold.
+PR_SET_TIMERSLACK, SLACK = 29, 1000  # prctl(2), ns: by default sleeps take 50 us longer
+# A poll that takes longer than this has moved data, so the next poll follows at once. After a long
+# pause the caches are cold, so the limit is higher.
 MOVED, MOVED_COLD = 15e-6, 150e-6
-TOLD_AFTER = 2.0  # seconds after which a rank that waits tells the others so
+TOLD_AFTER = 2.0  # seconds after which a waiting rank informs the others
 ANSWER_SECONDS = 3.0  # for the store, when an operation has timed out
 
 Result = TypeVar("Result")
 
-# What MPI may still write to once an operation has failed: it would be other objects' memory
+# Buffers that MPI may still write to after a failure; freed memory could belong to other objects.
 _unfinished: list[tuple[object, ...]] = []
 
 
@@ -48,33 +47,33 @@ class Channel:
     """The operations of one group.
 
     Args:
-        hosts: of each rank.
-        store: where ranks tell that they are waiting.
+        hosts: host of each rank.
+        store: store in which ranks report that they are waiting.
 
     Attributes:
         moving: operations whose transfer has started.
-        broken: why no operation of this group can succeed any more.
+        broken: reason why no operation of this group can succeed any more.
     """
 
     def __init__(self, comm: MPI.Intracomm, hosts: Sequence[str], store: dist.Store) -> None:
         self.comm, self._agreements = comm, comm.Dup()
         self.broken: Exception | None = None
-        self.queue: deque[Operation] = deque()  # collectives; the first one is agreed upon
-        self._messages: deque[Operation] = deque()  # between two ranks: they wait for no collective
+        self.queue: deque[Operation] = deque()  # collectives; the ranks are agreeing on the first
+        self._messages: deque[Operation] = deque()  # between two ranks, independent of collectives
         self._hosts, self._store = hosts, store
         self.moving: list[Transfer] = []
         self._agreement: Iterator[None] | None = None
         self._agreed_on: deque[Operation] = deque()
-        self._collective: Transfer | None = None  # the one of `moving` that is no message
+        self._collective: Transfer | None = None  # the collective in `moving`, if any
         self._calls = 0
 
     @property
     def active(self) -> bool:
-        """Whether anything is in flight."""
+        """True if anything is in flight."""
         return bool(self.queue or self._agreed_on or self._messages or self.moving)
 
     def add(self, operation: Operation) -> None:
-        """Put an operation behind those that were called before."""
+        """Queue an operation behind earlier calls."""
         if operation.signature:
             self._calls += 1
             operation.number = self._calls
@@ -83,7 +82,7 @@ class Channel:
             self._messages.append(operation)
 
     def advance(self) -> None:
-        """Look once at all that is in flight."""
+        """Poll everything that is in flight once."""
         try:
             if self.broken:
                 raise self.broken
@@ -92,7 +91,9 @@ class Channel:
             while self.queue and self._agreed():
                 self._agreed_on.append(self.queue.popleft())
             self._advance_moving()
-            while self._agreed_on and not self._collective:  # one at a time: the same order on all
+            while (
+                self._agreed_on and not self._collective
+            ):  # one at a time, for the same order on all ranks
                 self._collective = Transfer(self._agreed_on.popleft())
                 self.moving.append(self._collective)
                 self._advance_moving()
@@ -113,7 +114,7 @@ class Channel:
             except MPI.Exception as error:
                 raise dist.DistBackendError(f"{one.name}: {error}") from error
             if complete:
-                with torch.inference_mode():  # the caller's tensors may be of that mode
+                with torch.inference_mode():  # the caller's tensors may be inference tensors
                     one.finish()
                 self.moving.remove(transfer)
                 if transfer is self._collective:
@@ -121,23 +122,23 @@ class Channel:
                 one.end()
 
     def _agreed(self) -> bool:
-        """Whether all ranks have called the first operation of the queue."""
+        """Return True if all ranks have called the first operation of the queue."""
         self._agreement = self._agreement or self._agree(self.queue[0])
         try:
             next(self._agreement)
         except StopIteration:
             self._agreement = None
             return True
-        except ValueError as error:  # the same on all ranks: the next call may be right
+        except ValueError as error:  # raised on all ranks alike, so the next call may succeed
             self._agreement = None
             self.queue.popleft().end(dist.DistBackendError(str(error)))
         return False
 
     def _agree(self, one: Operation) -> Iterator[None]:
-        """Yields until all ranks have called the same.
+        """Yield until all ranks have made the same call.
 
         Raises:
-            ValueError: they have called different things.
+            ValueError: the ranks have made different calls.
         """
         for compare, values in ((self._compare, one.signature), (self._compare_splits, one.splits)):
             if values:
@@ -177,7 +178,11 @@ class Channel:
         return f"{what} {', '.join(map(str, ranks))} ({hosts})"
 
     def _tell(self, one: Operation) -> None:
-        """In another thread: one in which the script waits for a key keeps the store meanwhile."""
+        """Report to the store that this rank waits.
+
+        This runs in another thread, because the store is blocked while a script's thread waits for
+        a key.
+        """
         one.told = True
 
         def tell() -> None:
@@ -201,7 +206,7 @@ class Channel:
             others = [rank for rank in range(self.comm.size) if rank != self.comm.rank]
             absent.extend(r for r in others if not self._store.check([self._key(one, r)]))
 
-        time.sleep(TOLD_AFTER)  # the others' time is over a little later
+        time.sleep(TOLD_AFTER)  # the other ranks time out a little later
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         asking.join(ANSWER_SECONDS)  # the store is on a host that may be silent
@@ -214,13 +219,13 @@ class Channel:
         )
 
     def free(self) -> None:
-        """Give the communicators back, once all ranks have left the group."""
+        """Free the communicators, once all ranks have left the group."""
         self.comm.Free()
         self._agreements.Free()
         self.broken = dist.DistBackendError("the group was destroyed")
 
     def all(self) -> list[Operation]:
-        """Those that are not done."""
+        """Return the operations that are not complete."""
         moving = (transfer.operation for transfer in self.moving)
         return [*moving, *self._agreed_on, *self._messages, *self.queue]
 
@@ -236,7 +241,7 @@ class Channel:
 
 
 class Progress:
-    """The thread that makes all calls of MPI."""
+    """The thread that makes all MPI calls."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -245,13 +250,13 @@ class Progress:
         threading.Thread(target=self._run, name="mpi", daemon=True).start()
 
     def submit(self, channel: Channel, operation: Operation) -> None:
-        """Add an operation to those of its group."""
+        """Add an operation to its group."""
         with self._changed:
             self._new.append((channel, operation))
             self._changed.notify()
 
     def call(self, function: Callable[[], Result]) -> Result:
-        """What a function returns or raises that is called in the thread."""
+        """Call a function in the thread; return its result, or raise its exception."""
         answer: Future[Result] = Future()
 
         def run() -> None:
@@ -266,7 +271,7 @@ class Progress:
         return answer.result()
 
     def _run(self) -> None:
-        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, SLACK)  # of this thread
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, SLACK)  # for this thread
         active: list[Channel] = []
         pause, moved = SHORTEST, time.perf_counter()  # when anything last moved
         while True:

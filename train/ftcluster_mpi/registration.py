@@ -1,4 +1,4 @@
-"""Register the backend with torch.distributed. The first group that is made loads MPI."""
+"""Registration of the backend with torch.distributed; the first group that is created loads MPI."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ report_lost: Callable[[str, str], None] = _print_lost
 
 
 def report_lost_with(report: Callable[[str, str], None]) -> None:
-    """Have `report(message, hint)` called when this process ends without the other ranks.
+    """Call `report(message, hint)` when this process ends without the other ranks.
 
     By default both are printed to stderr. A launcher that parses its ranks' output can format them.
     """
@@ -26,7 +26,7 @@ def report_lost_with(report: Callable[[str, str], None]) -> None:
 
 
 def register() -> None:
-    """Make `dist.init_process_group("impi")` possible; no effect if the name is registered."""
+    """Enable `dist.init_process_group("impi")`; do nothing if the name is registered."""
     import torch.distributed as dist
 
     if NAME not in dist.Backend.backend_list:
@@ -34,11 +34,11 @@ def register() -> None:
 
 
 def rendezvous_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return torch's variables for `env://` that mpirun's own ones stand for.
+    """Return torch's variables for `env://`, derived from mpirun's variables.
 
-    Hydra, the launcher of Intel MPI and MPICH, gives each rank PMI_RANK and PMI_SIZE. If all ranks
-    are on this host, they also meet here, at a port that differs from job to job. A launcher that
-    sets RANK has set the others, so nothing is added then.
+    Hydra, the launcher of Intel MPI and MPICH, sets PMI_RANK and PMI_SIZE for each rank. If all
+    ranks are on this host, the rendezvous is also here, at a port that differs between jobs. A
+    launcher that sets RANK has also set the other variables, so nothing is added then.
     """
     if "RANK" in environ or not {"PMI_RANK", "PMI_SIZE"} <= environ.keys():
         return {}
@@ -47,13 +47,13 @@ def rendezvous_variables(environ: Mapping[str, str]) -> dict[str, str]:
         job = environ.get("I_MPI_HYDRA_UUID", "")
         number = int.from_bytes(hashlib.sha256(job.encode()).digest()[:4])
         variables["MASTER_ADDR"] = "127.0.0.1"
-        if "MASTER_PORT" not in environ:  # below the ports that Linux gives to connections
+        if "MASTER_PORT" not in environ:  # below the ports that Linux uses for connections
             variables["MASTER_PORT"] = str(20000 + number % 9000)
     return variables
 
 
 def use_rendezvous_variables() -> None:
-    """Set torch's variables in this process, where only mpirun's are set."""
+    """Set torch's variables in this process if only mpirun's are set."""
     os.environ.update(rendezvous_variables(os.environ))
 
 

@@ -1,7 +1,7 @@
-"""torch's tensors, reductions and calls in MPI's terms.
+"""Mapping of torch's tensors, reductions and calls to MPI.
 
-mpi4py's MPI is initialized and finalized by this package. mpi4py would call MPI_Finalize in every
-process that ends, and a rank that has failed would wait there for others that wait for it.
+This package initializes and finalizes mpi4py's MPI. By default mpi4py would call MPI_Finalize in
+every process that ends, and a failed rank would wait there for ranks that wait for it.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ mpi4py.rc.initialize = mpi4py.rc.finalize = False
 
 from mpi4py import MPI as MPI  # noqa: E402 - the import acts on the settings above
 
-INTEL_BFLOAT16 = 0x4C000247  # MPIX_C_BF16 in the mpi.h of Intel MPI 2021.18; MPI 5 has a type
+INTEL_BFLOAT16 = 0x4C000247  # MPIX_C_BF16 in mpi.h of Intel MPI 2021.18; MPI 5 has a type
 
 TYPES = {
     torch.float64: MPI.DOUBLE, torch.float32: MPI.FLOAT, torch.float16: MPI.FLOAT16_T,
@@ -35,7 +35,7 @@ OPERATORS = {
     dist.ReduceOp.BXOR: MPI.BXOR,
 }  # fmt: skip
 KINDS = list(OPERATORS)
-# of bytes that are 0 or 1, these are "or" and "and"
+# for bytes that are 0 or 1, MAX and MIN mean "or" and "and"
 OPERATORS_OF_BOOL = OPERATORS | {SUM: MPI.MAX, dist.ReduceOp.PRODUCT: MPI.MIN}
 
 LEAVE = "nothing, it has left the group"
@@ -49,10 +49,10 @@ Tensors = Sequence[torch.Tensor]
 
 
 def kind_of(reduction: dist.ReduceOp) -> Any:
-    """torch's reduction as a member of `OPERATORS`.
+    """Return torch's reduction as a key of `OPERATORS`.
 
     Raises:
-        ValueError: the backend does not have it.
+        ValueError: the backend does not support the reduction.
     """
     for kind in KINDS:
         if reduction == kind:
@@ -61,13 +61,13 @@ def kind_of(reduction: dist.ReduceOp) -> Any:
 
 
 def check_bfloat16() -> None:
-    """Have reductions of bf16 refused where MPI's type for it is another; MPI is initialized."""
+    """Disable bf16 reductions if MPI's type for bf16 is another; MPI must be initialized."""
     if not adds_bfloat16(TYPES[torch.bfloat16]):
         TYPES[torch.bfloat16] = MPI.DATATYPE_NULL
 
 
 def adds_bfloat16(kind: MPI.Datatype) -> bool:
-    """Whether MPI adds values of a type as bf16."""
+    """Return True if MPI adds values of a type as bf16."""
     values = torch.tensor([1.5, -2.0], dtype=torch.bfloat16)
     others = torch.tensor([2.25, 0.5], dtype=torch.bfloat16)
     sums = others.clone()
@@ -82,10 +82,10 @@ def adds_bfloat16(kind: MPI.Datatype) -> bool:
 
 
 def operator_of(kind: Any, dtype: torch.dtype) -> MPI.Op:
-    """MPI's operator for a reduction of tensors of this type.
+    """Return MPI's operator for a reduction of tensors of this type.
 
     Raises:
-        ValueError: MPI has none.
+        ValueError: MPI has no such operator.
     """
     if TYPES.get(dtype, MPI.DATATYPE_NULL) == MPI.DATATYPE_NULL:
         raise ValueError(f"MPI cannot reduce {dtype}")
@@ -93,17 +93,17 @@ def operator_of(kind: Any, dtype: torch.dtype) -> MPI.Op:
 
 
 def as_elements(tensor: torch.Tensor) -> list[Any]:
-    """The memory of a contiguous tensor, for reductions."""
+    """Return the memory of a contiguous tensor, for reductions."""
     return [_memory(tensor), TYPES[tensor.dtype]]
 
 
 def as_bytes(tensor: torch.Tensor) -> list[Any]:
-    """The memory of a contiguous tensor, which MPI moves without looking at it."""
+    """Return the memory of a contiguous tensor as bytes, for moves."""
     return [_memory(tensor), MPI.BYTE]
 
 
 def as_parts(tensor: torch.Tensor, elements: list[int]) -> list[Any]:
-    """The memory of a contiguous tensor in parts, one for each rank."""
+    """Return the memory of a contiguous tensor in parts, one for each rank."""
     counts = [count * tensor.element_size() for count in elements]
     return [_memory(tensor), counts, MPI.BYTE]
 
@@ -115,7 +115,7 @@ def _memory(tensor: torch.Tensor) -> Any:
 def signature(
     call: str, data: torch.Tensor | None = None, kind: Any = None, root: int = -1
 ) -> tuple[int, ...]:
-    """What has to be the same on all ranks."""
+    """Return the properties of a call that must be the same on all ranks."""
     return (
         CALLS.index(call),
         -1 if data is None else DTYPES.index(data.dtype),
@@ -126,7 +126,7 @@ def signature(
 
 
 def describe(values: Sequence[int]) -> str:
-    """The text for a signature.
+    """Return the text for a signature.
 
     >>> describe(signature("all_reduce", torch.zeros(3), dist.ReduceOp.SUM))
     'all_reduce (sum) of 3 float32'
@@ -144,10 +144,10 @@ def describe(values: Sequence[int]) -> str:
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy of it, that MPI can read.
+    """Return the tensor, or a copy of it, that MPI can read.
 
     Raises:
-        ValueError: it is not a dense tensor in the memory of a CPU.
+        ValueError: the tensor is not a dense tensor in CPU memory.
     """
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         raise ValueError(
@@ -157,7 +157,7 @@ def contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def empty_for(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if MPI can write into it, else one that is copied into it."""
+    """Return the tensor itself if MPI can write into it, else a buffer to copy from."""
     return (
         tensor.detach()
         if tensor.is_contiguous()
@@ -166,28 +166,28 @@ def empty_for(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def apart_from(data: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """As `empty_for`, in other memory than `data`."""
+    """Return the result of `empty_for`, but never in the memory of `data`."""
     shared = tensor.untyped_storage().data_ptr() == data.untyped_storage().data_ptr()
     return torch.empty_like(tensor) if shared else empty_for(tensor)
 
 
 def flat(tensors: Tensors) -> torch.Tensor:
-    """All elements one after the other."""
+    """Return all elements one after the other."""
     return torch.cat([contiguous(tensor).view(-1) for tensor in tensors])
 
 
 def unflatten(
     tensors: Tensors, parts: Sequence[torch.Tensor]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The copies from the parts of a flat tensor into others."""
+    """Return pairs of a tensor and the part of a flat tensor to copy into it."""
     return list(zip(tensors, parts, strict=True))
 
 
 def elements_of(tensor: torch.Tensor, rows: Sequence[int], ranks: int) -> list[int]:
-    """The elements of each rank's part.
+    """Return the number of elements of each rank's part.
 
     Raises:
-        ValueError: the parts are not the tensor.
+        ValueError: the parts do not add up to the tensor.
     """
     have = tensor.shape[0] if tensor.dim() else 1
     if not rows:
@@ -201,7 +201,7 @@ def elements_of(tensor: torch.Tensor, rows: Sequence[int], ranks: int) -> list[i
 
 
 def require_equal(what: str, elements: int, other: str, expected: int) -> None:
-    """Compare numbers of elements.
+    """Check that two numbers of elements are equal.
 
     Raises:
         ValueError: they differ.
@@ -211,13 +211,13 @@ def require_equal(what: str, elements: int, other: str, expected: int) -> None:
 
 
 def counts_of_sparse(said: Sequence[Sequence[int]]) -> list[int]:
-    """How many elements each rank's sparse tensor has.
+    """Return the number of elements of each rank's sparse tensor.
 
     Args:
-        said: by rank, elements, sparse dimensions and shape.
+        said: number of elements, sparse dimensions and shape of each rank's tensor.
 
     Raises:
-        DistBackendError: they differ in more than the first.
+        DistBackendError: the tensors differ in more than the number of elements.
     """
     if any(numbers[1:] != said[0][1:] for numbers in said):
         raise dist.DistBackendError(
@@ -229,8 +229,8 @@ def counts_of_sparse(said: Sequence[Sequence[int]]) -> list[int]:
 def set_sparse(
     tensor: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, divisor: int
 ) -> None:
-    """Make a sparse tensor the sum of elements, with their indices of shape (elements, dims)."""
+    """Set a sparse tensor to the sum of elements whose indices have shape (elements, dims)."""
     values = values / divisor if divisor != 1 else values
     total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
-    with torch.no_grad():  # what detach() gives would have indices and values of its own
+    with torch.no_grad():  # a result of detach() would have its own indices and values
         tensor.copy_(total)

@@ -1,4 +1,4 @@
-"""Calls of torch.distributed in flight over MPI, and torch's handle of them."""
+"""Calls of torch.distributed in flight over MPI, and torch's handles for them."""
 
 import sys
 import threading
@@ -16,15 +16,15 @@ import torch.distributed as dist
 
 from ftcluster_mpi.types import MPI
 
-RECENT = 64  # of them that keep the caller's tensors
-HOLDERS = 3  # of a work that nothing else in Python has: the deque, a variable, an argument
+RECENT = 64  # number of works that keep the caller's tensors
+HOLDERS = 3  # references to an unused work: the deque, a variable, an argument
 
 
 class CallbackThreads:
-    """Runs callbacks beside the thread that makes all calls of MPI, because they may block.
+    """Threads for callbacks, which may block, beside the thread that makes all MPI calls.
 
-    A callback may wait for another collective, whose callbacks need a thread then. As many threads
-    are made as callbacks block at a time.
+    A callback may wait for another collective, whose callbacks then need another thread. There are
+    as many threads as callbacks block at the same time.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class CallbackThreads:
         self._work: SimpleQueue[Sequence[Callable[[], None]]] = SimpleQueue()
 
     def run(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Call them in their order, in a thread that nothing blocks."""
+        """Call the callbacks in order, in a thread that nothing blocks."""
         with self._lock:
             if self._idle:
                 self._idle -= 1
@@ -52,7 +52,7 @@ callback_threads = CallbackThreads()
 
 
 def timed_out(name: str, seconds: float, where: str = "") -> str:
-    """What scripts look for that catch torch's time-outs, in gloo's words."""
+    """Return gloo's message of a timeout, which scripts compare with to catch timeouts."""
     return f"{name}: Timed out waiting {seconds * 1000:.0f}ms{' on ' * bool(where)}{where}"
 
 
@@ -69,16 +69,18 @@ class Operation:
     """One call of torch.distributed.
 
     Attributes:
-        name: of torch's function, with what it is called on, for messages.
-        start: starts the transfers, if any, each when the one before is complete.
-        finish: called when the transfer is complete.
-        signature: what has to be the same on all ranks; empty for a message between two ranks.
-        splits: for all-to-all, the elements for each rank and those from each.
-        deadline: of time.monotonic(); infinite: none.
-        number: of this call among the group's; 0 for a message between two ranks.
-        source: the rank that a message came from.
-        waited_for: whether a thread waits for it.
-        done: set when it is complete or has failed with `error`.
+        name: name of torch's function with its data, for messages.
+        start: function that starts the transfers, if any, each when the previous one is complete.
+        finish: function that is called when the transfer is complete.
+        signature: properties that must be the same on all ranks; empty for a message between two
+            ranks.
+        splits: elements for each rank and from each rank, for all-to-all.
+        deadline: time limit on the clock of time.monotonic(); infinite: none.
+        number: number of this call in the group; 0 for a message between two ranks.
+        source: rank that sent a message.
+        waited_for: True if a thread waits for the operation.
+        told: True if other ranks were informed that this rank waits.
+        done: event that is set when the operation is complete or has failed with `error`.
     """
 
     name: str
@@ -98,16 +100,16 @@ class Operation:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def end(self, error: Exception | None = None) -> None:
-        """Complete it, or let it fail."""
+        """Mark the operation as complete, or as failed with `error`."""
         with self._lock:
             self.error = error
             self.done.set()
-        self.start, self.finish = _no_transfer, _nothing  # they have the caller's tensors
+        self.start, self.finish = _no_transfer, _nothing  # these kept the caller's tensors alive
         if self.callbacks:
             callback_threads.run(self.callbacks)
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once it is done, at once if it is."""
+        """Call `callback` once the operation is done; at once if it already is."""
         with self._lock:
             if not self.done.is_set():
                 self.callbacks.append(callback)
@@ -116,7 +118,7 @@ class Operation:
 
 
 class Transfer:
-    """An operation whose data moves."""
+    """An operation whose data is moving."""
 
     def __init__(self, operation: Operation) -> None:
         self.operation = operation
@@ -125,7 +127,7 @@ class Transfer:
         self._status = MPI.Status()
 
     def advance(self) -> bool:
-        """Whether everything has moved."""
+        """Return True if all data has moved."""
         while self._request is None or self._request.Test(self._status):
             if self._request is not None:
                 self.operation.source = self._status.source
@@ -136,22 +138,22 @@ class Transfer:
 
 
 class MpiWork(dist.Work):  # type: ignore[misc]
-    """Operations that were called together.
+    """A handle for operations that were called together.
 
     Args:
-        outputs: the caller's tensors, the value of the future.
+        outputs: the caller's tensors, which are the value of the future.
     """
 
     def __init__(self, operations: Sequence[Operation], outputs: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self.operations, self.outputs = operations, outputs
         self._future: Any = None
-        self._events: list[Any] = []  # futures: the profiler's have ended
+        self._events: list[Any] = []  # futures that end with the profiler's events
         _keep(self)
 
     @classmethod
     def joined(cls, works: "Sequence[MpiWork]") -> "MpiWork":
-        """One handle for several."""
+        """Return one handle for several works."""
         operations = [operation for work in works for operation in work.operations]
         work = cls(operations, [tensor for work in works for tensor in work.outputs])
         work._events = [event for one in works for event in one._events]
@@ -167,7 +169,7 @@ class MpiWork(dist.Work):  # type: ignore[misc]
         return next((operation.error for operation in self.operations if operation.error), None)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Until it is complete, or the group's timeout; 0: no other one."""
+        """Wait for completion or the group's timeout; a `timeout` of 0 adds no other limit."""
         seconds = timeout.total_seconds()
         for operation in self.operations:
             operation.waited_for = True
@@ -175,12 +177,12 @@ class MpiWork(dist.Work):  # type: ignore[misc]
                 raise dist.DistBackendError(timed_out(operation.name, seconds))
             if operation.error:
                 raise operation.error
-        for event in self._events:  # else the profiler may be stopped beside it
+        for event in self._events:  # otherwise the profiler may be stopped too early
             event.wait()
         return True
 
     def profile(self, event: Any) -> None:
-        """End an event of torch's profiler with the operations, before any caller goes on."""
+        """End a profiler event with the operations, before any caller continues."""
         self._future = event._call_end_callbacks_on_future(self.get_future())
         self._events = [self._future]
 
@@ -191,10 +193,10 @@ class MpiWork(dist.Work):  # type: ignore[misc]
         return list(self.outputs)
 
     def get_future(self) -> Any:
-        """A future whose value is the outputs, also for torch's C++ code.
+        """Return a future whose value is the outputs, also for torch's C++ code.
 
-        `set_exception` would give that an exception as the value; what a callback raises is an
-        error there too.
+        `set_exception` would set an exception as the value for C++ code. An exception that a
+        callback raises is an error there too.
         """
         if self._future is None:
             done = [torch.futures.Future() for _ in self.operations]
@@ -214,7 +216,7 @@ class MpiWork(dist.Work):  # type: ignore[misc]
     _source_rank = source_rank
 
 
-# Works that C++ may have alone: torch calls methods of the Python object, which it does not keep.
+# Works that only C++ may refer to: torch calls methods of the Python object, but does not keep it.
 _works: deque[MpiWork] = deque(maxlen=4096)
 
 

@@ -1,4 +1,4 @@
-"""Errors for a user, and how a rank passes them on to the supervisor."""
+"""Errors for users, and the format in which ranks send them to the supervisor."""
 
 import json
 import os
@@ -8,14 +8,14 @@ from ftcluster_common.protocol.events import is_event
 from ftcluster_common.protocol.launch import own_rank
 
 MARKER = "FTCLUSTER-ERROR "
-STOPPED_LINE = "FTCLUSTER-STOPPED"  # of rank 0, once a training has saved its state to be ended
+STOPPED_LINE = "FTCLUSTER-STOPPED"  # rank 0 prints it once a stopped training is saved
 
 
 class TrainError(Exception):
-    """Something that a user can fix.
+    """An error that a user can fix.
 
     Args:
-        restartable: whether a new start of all ranks may succeed.
+        restartable: True if a restart of all ranks may succeed.
     """
 
     def __init__(self, message: str, hint: str = "", restartable: bool = False) -> None:
@@ -26,16 +26,16 @@ class TrainError(Exception):
 
 
 class TrainingStopped(Exception):
-    """Every rank has ended its training after the same step, and its state is saved."""
+    """Every rank has stopped training after the same step, and the state is saved."""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, or its type where that is empty."""
+    """Return the first line of an exception's message, or its type if the message is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def error_line(error: TrainError) -> str:
-    """One line of a rank's output that the supervisor turns into an `error` event."""
+    """Return an error as a line of a rank's output, for an `error` event of the supervisor."""
     return MARKER + json.dumps(
         {
             "message": error.message,
@@ -48,7 +48,7 @@ def error_line(error: TrainError) -> str:
 
 
 def read_error_line(line: str) -> dict[str, object] | None:
-    """The fields of an event `error`, also behind mpirun's label; None for any other line."""
+    """Return the fields of an event `error`, also after mpirun's label; None for other lines."""
     _, marker, text = line.partition(MARKER)
     if not marker:
         return None

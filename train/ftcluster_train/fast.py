@@ -1,13 +1,13 @@
-"""The training engine's kernels for a script of one's own: Trainer, Accelerate, plain torch.
+"""The training engine's kernels for users' own scripts: Trainer, Accelerate, plain torch.
 
     from ftcluster_train import fast
     fast.enable(model)
 
 Dropout, attention, activations, LayerNorm, the cross entropy of a large vocabulary and AdamW are
-replaced in the whole process, for models that exist and for those to come; RMSNorm, gated MLPs and
-rotary positions in those to come. `ftcluster run --fast` does it before the script starts. What
-does not fit is left to torch, and said once. After `import ftcluster_train.fast` a model can also
-have nothing but the attention:
+replaced in the whole process, for existing and for later models. RMSNorm, gated MLPs and rotary
+positions are replaced in later models. `ftcluster run --fast` does this before the script starts.
+Unsupported parts keep torch's functions, which is reported once. After `import
+ftcluster_train.fast` a model can also use the attention alone:
 
     AutoModel.from_pretrained(..., attn_implementation="ftcluster")
 """
@@ -28,11 +28,11 @@ MODELS = "transformers.modeling_utils"  # a script may set what transformers rea
 
 
 def enable(model: Any = None) -> None:
-    """Train with our kernels from now on; another call has no effect.
+    """Use our kernels for training from now on; another call has no effect.
 
     Args:
-        model: one that was made before; it also leaves out what nothing reads and has its modules
-            replaced, and what does not fit is said, see `patching.script_models`.
+        model: existing model. Its modules are replaced, and computations that nothing reads are
+            skipped. Unsupported modules are reported, see `patching.script_models`.
     """
     if replace_functions():
         after_import(MODELS, patch_transformers)

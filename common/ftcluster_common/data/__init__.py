@@ -1,1 +1,1 @@
-"""Rows of data files: how they are read, checked and shown."""
+"""Rows of data files: reading, checking and displaying them."""

@@ -1,4 +1,4 @@
-"""The names of classes: how labels are read, compared and matched. Standard library only."""
+"""The names of classes: reading, comparing and matching labels. Standard library only."""
 
 import math
 import re
@@ -14,8 +14,8 @@ MOST_CLASSES = 1000
 SHOWN = 8
 WHOLE = re.compile(r"-?[0-9]+(\.0*)?")
 NUMBER = re.compile(r"\+?(-?)([0-9]+)(?:\.([0-9]*))?")
-GENERIC = re.compile(r"LABEL_\d+")  # transformers' names for classes without names
-# small letters of Cyrillic and Greek, and the Latin ones that they or their capitals look like
+GENERIC = re.compile(r"LABEL_\d+")  # names that transformers gives to unnamed classes
+# lowercase Cyrillic and Greek letters, and the Latin letters that they or their capitals resemble
 LETTERS = str.maketrans("авекмнорстухіѕјһαεζηικμνορτυχ", "abekmhopctyxisjhaezhikmnoptyx")
 QUOTES = "\"'`\u201c\u201d\u201e\u2018\u2019\u00ab\u00bb"
 LIST = re.compile(r"\[.*\]|\(.*,.*\)|\{.*\}", re.DOTALL)
@@ -31,14 +31,14 @@ def as_word(label: Any) -> str:
         return ""
     if isinstance(label, bool):
         return str(label).lower()
-    whole = isinstance(label, float) and label.is_integer()  # of pandas, where others are missing
+    whole = isinstance(label, float) and label.is_integer()  # from pandas, which had NaNs
     return str(int(label)) if whole else str(label).strip()
 
 
 def name_key(name: str) -> str:
-    """Return what a name has in common with names that people take for the same.
+    """Return a key that is equal for names that people take for the same.
 
-    These differ in case, in blanks, in their Unicode form, or in characters without a width.
+    Such names differ only in case, blanks, Unicode form, or characters without a width.
 
     >>> name_key("New\\u00a0York ") == name_key("new york") == name_key("\\u200bNEW  YORK")
     True
@@ -49,9 +49,9 @@ def name_key(name: str) -> str:
 
 
 def look_key(name: str) -> str:
-    """Return what a name has in common with names that look alike.
+    """Return a key that is equal for names that look alike.
 
-    These have letters that print alike, are the same number, or differ in quotes around them.
+    Such names have letters that print alike, are the same number, or differ in their quotes.
 
     >>> look_key("c\\u043ede") == look_key("Code"), look_key("1.0") == look_key("01")
     (True, True)
@@ -66,9 +66,9 @@ def look_key(name: str) -> str:
 
 
 def match_names(wanted: Sequence[str], names: Sequence[str]) -> list[int | None]:
-    """Return for each wanted name the number of the same one of `names`, None where none is.
+    """Return the index in `names` of each wanted name, or None if `names` does not have it.
 
-    A name that differs only as `name_key` ignores is the same, if no other one is as near.
+    Names with the same `name_key` match if there is only one such candidate.
 
     >>> match_names(["Neutral", "entailment"], ["ENTAILMENT", "NEUTRAL", "CONTRADICTION"])
     [1, 0]
@@ -91,7 +91,7 @@ def match_names(wanted: Sequence[str], names: Sequence[str]) -> list[int | None]
 
 
 def are_unnamed(names: Sequence[str]) -> bool:
-    """Return True if classes have numbers or transformers' LABEL_0 and so on instead of names.
+    """Return True if classes are called 0, 1, ... or LABEL_0, LABEL_1, ... (transformers).
 
     >>> are_unnamed(["LABEL_0", "LABEL_1"]), are_unnamed(["0", "1"]), are_unnamed(["1", "2"])
     (True, True, False)
@@ -117,20 +117,21 @@ def is_list_as_text(word: str) -> bool:
 
 
 def flat_labels(cells: Iterable[Any]) -> Iterator[Any]:
-    """Return the labels of cells that have a label or a list of them each."""
+    """Return the labels of cells that each hold one label or a list of labels."""
     return (label for cell in cells for label in (cell if isinstance(cell, list) else [cell]))
 
 
 def find_labels(labels: Iterable[Any], column: str, trains: bool = True) -> list[str]:
-    """Return the different labels of a column, numbers by their size and words by their letters.
+    """Return the distinct labels of a column: numbers by value, words in alphabetical order.
 
     Args:
-        labels: of each row one, or a list.
-        trains: whether a training is for these labels; else a trained model decides what they are.
+        labels: one label or a list of labels for each row.
+        trains: True if a model is trained on these labels; False if a trained model defines the
+            classes.
 
     Raises:
-        DataError: they are too many to be classes, are numbers with fractions, or some of them
-            are words, or lists, and others are not. Has the problem and the remedy.
+        DataError: there are too many different labels for classes, labels have fractions, or only
+            some labels are words or lists. The message has the remedy.
     """
     rows, kinds, words, lists = 0, set(), set(), set()
     for label in labels:

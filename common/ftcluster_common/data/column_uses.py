@@ -1,4 +1,4 @@
-"""The columns of data by what a task reads them for, and those that it does not read."""
+"""The columns of a data set by their use in a task, and the columns that the task ignores."""
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
@@ -7,13 +7,13 @@ from ftcluster_common.data.columns import LOOKED_AT
 from ftcluster_common.data.data_files import Row
 
 UNREAD = "not read"
-WORDS = 3  # a text has as many; numbers, dates, ids and names have fewer
+WORDS = 3  # minimum mean words of a cell of text; numbers, dates, ids and names have fewer
 
-Columns = Mapping[str, tuple[str, ...]]  # by what they are for
+Columns = Mapping[str, tuple[str, ...]]  # column names by use
 
 
 def unread_texts(columns: Columns, rows: Iterable[Row]) -> list[str]:
-    """The columns that are not read although most of their cells hold texts, by the first rows.
+    """Return the ignored columns whose first cells mostly hold texts.
 
     >>> rows = [{"id": "a 1", "text": "so it is", "body": "It is not so."}]
     >>> unread_texts({"text": ("text",), UNREAD: ("id", "body")}, rows)
@@ -30,6 +30,6 @@ def unread_texts(columns: Columns, rows: Iterable[Row]) -> list[str]:
 
 
 def _is_text(cell: str) -> bool:
-    # of Chinese or Japanese texts, which have no spaces, each letter is about a word
+    # Chinese and Japanese texts have no spaces: count each character as a word
     words = cell.split()
     return len(words) >= WORDS or sum(ord(letter) > 0x2E80 for letter in cell) > 2 * WORDS

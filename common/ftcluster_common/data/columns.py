@@ -1,4 +1,4 @@
-"""The columns of data that tasks read: columns that are known for texts, pairs and labels."""
+"""Columns of data: usual names of columns with texts, pairs and labels, and how to read them."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ TEXTS = (
     "text", "sentence", "review", "content", "comment", "tweet", "message", "body", "document",
     "description", "utterance", "query", "question", "title",
 )  # fmt: skip
-# a query and the text that belongs to it
+# usual names of columns with a query and the text that belongs to it
 SEARCHES = (
     *((query, text) for query in ("query", "anchor", "question")
       for text in ("positive", "document", "passage", "context", "text", "answer",
@@ -24,7 +24,7 @@ SEARCHES = (
 )  # fmt: skip
 TOGETHER = ("1", "1.0", "true")
 FLAGS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
-LOOKED_AT = 100  # rows
+LOOKED_AT = 100  # number of first rows that decide how columns are read
 NEGATIVE = re.compile(r"(hard_)?neg(ative)?s?[ _-]?\d*", re.IGNORECASE)
 LABELS = (
     "label", "labels", "class", "category", "target", "sentiment", "intent", "emotion", "topic",
@@ -33,7 +33,7 @@ LABELS = (
 
 
 def as_flag(cell: Any) -> bool | None:
-    """Return whether a row has the class of a column of 0 and 1; None if its cell is no flag.
+    """Return True or False for a cell with a flag (1 or 0), or None if the cell is not a flag.
 
     >>> as_flag("1"), as_flag(0.0), as_flag(False), as_flag("2"), as_flag(None)
     (True, False, False, None, None)
@@ -42,7 +42,7 @@ def as_flag(cell: Any) -> bool | None:
 
 
 def is_incomplete(row: Row, columns: Iterable[str]) -> bool:
-    """Return True if a row lacks a value in one of these columns.
+    """Return True if a row has no value in one of these columns.
 
     >>> is_incomplete({"text": " ", "label": "a"}, ["text", "label"])
     True
@@ -54,7 +54,7 @@ def is_incomplete(row: Row, columns: Iterable[str]) -> bool:
 
 
 def find_texts(columns: Sequence[str]) -> tuple[str, ...]:
-    """One or two columns that are known for texts.
+    """Return one or two columns with a usual name for texts, or ().
 
     >>> find_texts(["id", "Review", "stars"]), find_texts(["premise", "label", "hypothesis"])
     (('Review',), ('premise', 'hypothesis'))
@@ -66,12 +66,11 @@ def find_texts(columns: Sequence[str]) -> tuple[str, ...]:
 
 
 class SearchColumns(NamedTuple):
-    """The columns of a query, of the text that belongs to it, and of texts that do not.
+    """The columns with a query, the matching text, and texts that do not match.
 
     Attributes:
-        label: the column of whether the two belong together, or how alike they are; "" where
-            nothing says so.
-        loss: what is learned of the label, if that is a score.
+        label: column with a 0/1 label or a similarity score of the pair, or "".
+        loss: name of the loss that reads the label as a score, or "".
     """
 
     query: str
@@ -82,7 +81,7 @@ class SearchColumns(NamedTuple):
 
 
 def number_in(cell: Any) -> float | None:
-    """Return a cell's finite number, where true is 1 and false is 0; None if it is none."""
+    """Return a cell's finite number (true is 1, false is 0), or None if there is none."""
     flag = FLAGS.get(str(cell).strip().lower())
     return as_number(cell) if flag is None else float(flag)
 
@@ -90,7 +89,7 @@ def number_in(cell: Any) -> float | None:
 def find_search(
     query: str | None, text: str | None, columns: Sequence[str]
 ) -> tuple[str | None, str | None]:
-    """The columns that are wanted, and for those that are None the known ones."""
+    """Return the columns with query and text: the requested names, or usual names for None."""
     names = {name.lower(): name for name in columns}
     for search in SEARCHES:
         present = tuple(names.get(name, "") for name in search)
@@ -100,13 +99,13 @@ def find_search(
 
 
 def search_texts(row: Row, columns: SearchColumns) -> list[str]:
-    """A row's query, the text that belongs to it, and those that do not.
+    """Return a row's query, the matching text, and the texts that do not match.
 
-    A column of negatives has a text, a list of texts, or nothing.
+    A cell of negatives has a text, a list of texts, or nothing.
 
     Raises:
-        DataError: a column is missing, is not a text, or is empty, or the label says that query and
-            text do not belong together; says which one.
+        DataError: a column is missing, is not a text, or is empty, or the label is that of a pair
+            that does not match. The message names the column.
     """
     missing = [name for name in (*columns[:2], *columns.negatives) if name not in row]
     if missing:
@@ -126,17 +125,17 @@ def search_texts(row: Row, columns: SearchColumns) -> list[str]:
         score_of(row, columns)
     elif columns.label and str(label).lower() not in TOGETHER:
         raise DataError(
-            f"{columns.label} is {short(label)}, and a query is learned with the text that belongs "
-            "to it (1); leave out other rows or the column, or learn scores with loss=cosent"
+            f"{columns.label} is {short(label)}, but each query needs a matching text (label 1): "
+            "remove other rows or the column, or train on scores with loss=cosent"
         )
     return [text for _, text in texts]
 
 
 def score_of(row: Row, columns: SearchColumns) -> float:
-    """The score of a row's pair.
+    """Return the score of a row's pair.
 
     Raises:
-        DataError: it has none that the loss can learn.
+        DataError: the cell is not a score that the loss accepts.
     """
     score = number_in(row.get(columns.label))
     if score is None:
@@ -151,7 +150,7 @@ def score_of(row: Row, columns: SearchColumns) -> float:
 
 
 def named_column(wanted: str, candidates: Sequence[str], columns: Sequence[str]) -> str:
-    """The column that is wanted; if that is the field's default, one that is known; else ""."""
+    """Return the requested column; for the field's default name, also a usual name; else ""."""
     if wanted in columns or wanted != candidates[0]:
         return wanted if wanted in columns else ""
     names = {name.lower(): name for name in columns}

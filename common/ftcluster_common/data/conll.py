@@ -1,4 +1,4 @@
-"""Sentences in the form of CoNLL: a word a line with its tags, a blank line after each sentence.
+"""Sentences in CoNLL format: one word with its tags on each line, a blank line after each sentence.
 
 Standard library only.
 """
@@ -7,17 +7,17 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
-DOCUMENT = "-DOCSTART-"  # begins a document in CoNLL-2003
+DOCUMENT = "-DOCSTART-"  # marks the start of a document in CoNLL-2003
 TAG = re.compile(r"O|[BIOLUESM]-\S+")
-LOOKED_AT = 20  # lines
-# by the number of cells: those of CoNLL-2003 as its data set on the Hub has them
+LOOKED_AT = 20  # number of first lines that are checked
+# column names by number of cells; those with four cells are named as in CoNLL-2003 on the Hub
 COLUMNS = {1: ("tokens",), 4: ("tokens", "pos_tags", "chunk_tags", "ner_tags")}
 
-Sentence = dict[str, list[str]]  # its words and their tags, by the column
+Sentence = dict[str, list[str]]  # words and tags of a sentence, by column
 
 
 def looks_like_conll(lines: Iterable[str]) -> bool:
-    """Whether each of the first lines that are not blank ends with a tag behind a word.
+    """Return True if each of the first non-blank lines has a word and ends with a tag.
 
     >>> looks_like_conll(["-DOCSTART- -X- -X- O", "", "EU NNP B-NP B-ORG"])
     True
@@ -30,10 +30,10 @@ def looks_like_conll(lines: Iterable[str]) -> bool:
 
 
 def sentences(lines: Iterable[str]) -> Iterator[tuple[int, Sentence | str]]:
-    """The sentences of a file, or what is wrong with a line; with the number of its first line.
+    """Yield each sentence, or the problem of a line, with the number of its first line.
 
     The word is in the first cell of a line and its tag in the last one; cells are divided by tabs
-    or else by spaces. Lines of -DOCSTART- and comments before a sentence are left out.
+    or else by spaces. Lines with -DOCSTART- and comments before a sentence are skipped.
 
     >>> list(sentences(["EU B-ORG", "rejects O", "", "Peter"]))[0]
     (1, {'tokens': ['EU', 'rejects'], 'ner_tags': ['B-ORG', 'O']})

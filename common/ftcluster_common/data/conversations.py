@@ -1,4 +1,4 @@
-"""Conversations in rows of data: messages, or a prompt with its completion.
+"""Conversations in rows of data: messages, or a prompt and its completion.
 
 The forms are those of OpenAI's and Anthropic's files, ShareGPT (from, value), Alpaca (instruction,
 input, output), Dolly (instruction, context, response) and hh-rlhf (texts with Human: and
@@ -22,11 +22,12 @@ from ftcluster_common.data.messages import (
 
 
 class ConversationColumns(NamedTuple):
-    """The column with messages; or those of a prompt and a completion, and "" for messages.
+    """The column with messages, or the columns of a prompt and a completion; unused ones are "".
 
     Attributes:
-        context: what the prompt is about, written behind it; may be "", as may its cells.
-        system: a message to begin with; likewise.
+        context: column with the text that the prompt refers to, which is appended to the prompt; ""
+            if there is none. Its cells may be empty.
+        system: column with the system message; "" if there is none. Its cells may be empty.
     """
 
     messages: str
@@ -37,17 +38,17 @@ class ConversationColumns(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those that there are."""
+        """Return the configured column names, without empty ones."""
         return tuple(filter(None, self))
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages, and which of them are learned.
+    """Messages, and the part of them that contributes to the loss.
 
     Attributes:
-        first: the number of the first message that may be learned, from 0.
-        tools: descriptions of functions, for the chat template.
+        first: index of the first message that may contribute to the loss.
+        tools: descriptions of functions for the chat template.
     """
 
     messages: Sequence[Message]
@@ -56,9 +57,9 @@ class Conversation:
 
     @property
     def learned(self) -> list[int]:
-        """The numbers of the messages that are learned.
+        """Return the indices of the messages that contribute to the loss.
 
-        Those are not that have `weight: 0` (OpenAI) or `train: false` (axolotl).
+        Messages with `weight: 0` (OpenAI) or `train: false` (axolotl) do not.
         """
         return [
             number
@@ -73,14 +74,14 @@ class Conversation:
 def read_conversation(
     row: Row, columns: ConversationColumns, chat_template: bool = True
 ) -> Conversation:
-    """The conversation of a row.
+    """Return the conversation of a row.
 
     Args:
-        chat_template: False: a prompt and a completion have to be texts.
+        chat_template: False if prompt and completion must be plain texts.
 
     Raises:
-        DataError: a column is missing, a message is not one or is empty, or there is no message to
-            learn; says which one.
+        DataError: a column is missing, a message is invalid or empty, or no message contributes to
+            the loss. The message names the column.
     """
     _need(row, columns.names)
     if not chat_template and columns.messages:
@@ -105,7 +106,7 @@ def read_conversation(
     if not conversation.learned:
         raise DataError(
             f"{columns.messages or columns.completion} has no message of the role {ASSISTANT} "
-            "that is learned"
+            "that contributes to the loss"
         )
     return conversation
 
@@ -119,7 +120,7 @@ def _need(row: Row, columns: Sequence[str]) -> None:
 def _prompt(
     row: Row, columns: "ConversationColumns | PreferenceColumns", chat_template: bool
 ) -> list[Message]:
-    """The messages before the answer; without a template, one text."""
+    """Return the messages before the answer; without a template, one text."""
     cell = row[columns.prompt]
     if not isinstance(cell, str) and chat_template:
         return [*_system(row, columns.system), *read_messages(columns.prompt, cell)]
@@ -140,11 +141,11 @@ def _system(row: Row, column: str) -> list[Message]:
 
 
 class PreferenceColumns(NamedTuple):
-    """The columns of two answers, and that of their prompt, or "" where the answers have it.
+    """The columns of two answers and of their prompt; "" if the answers contain the prompt.
 
     Attributes:
-        context: see `ConversationColumns`.
-        system: likewise.
+        context: column with context, see `ConversationColumns`.
+        system: column with the system message, see `ConversationColumns`.
     """
 
     chosen: str
@@ -155,23 +156,23 @@ class PreferenceColumns(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those that there are."""
+        """Return the configured column names, without empty ones."""
         return tuple(filter(None, self))
 
 
 def read_preference(
     row: Row, columns: PreferenceColumns, chat_template: bool = True
 ) -> tuple[Conversation, Conversation]:
-    """The conversations of a row with the chosen and with the rejected answer.
+    """Return the conversations of a row with the chosen and with the rejected answer.
 
-    Answers that are lists of messages may begin with their prompt: it is what they have in common.
+    Answers that are lists of messages may include the prompt, which is their common beginning.
 
     Args:
-        chat_template: False: prompt and answers have to be texts.
+        chat_template: False if prompt and answers must be plain texts.
 
     Raises:
-        DataError: a column is missing, a message is not one or is empty, or an answer has no
-            message of the assistant; says which one.
+        DataError: a column is missing, a message is invalid or empty, or an answer has no message
+            of the assistant. The message names the column.
     """
     _need(row, columns.names)
     answers = columns[:2]

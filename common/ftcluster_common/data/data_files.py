@@ -1,6 +1,6 @@
-"""Files of data: the split that each belongs to, and their rows. Standard library only.
+"""Data files: the split of each file, and the rows. Standard library only.
 
-Rows of Parquet are read in `ftcluster_train.engine.data.sources`.
+Parquet files are read in `ftcluster_train.engine.data.sources`.
 """
 
 import codecs
@@ -20,32 +20,32 @@ from ftcluster_common.given_files import parse_json
 PARQUET, TEXT = ".parquet", ".txt"
 CONLL = ".conll"
 TABLES = (".csv", ".tsv", ".json", ".jsonl", PARQUET)
-SENTENCES = (TEXT, ".tsv", ".bio", ".iob", ".iob2")  # where they are in the form of CoNLL
+SENTENCES = (TEXT, ".tsv", ".bio", ".iob", ".iob2")  # extensions that may hold CoNLL
 TRAIN, VALIDATION = "train", "validation"
-WORDS = {  # in names of files, as `datasets` knows them
+WORDS = {  # in file names, as in `datasets`
     "train": TRAIN, "training": TRAIN,
     "validation": VALIDATION, "valid": VALIDATION, "val": VALIDATION, "dev": VALIDATION,
     "test": "test", "testing": "test", "eval": "test",
 }  # fmt: skip
-# BEIR's folder: texts, queries, and in qrels/*.tsv which texts belong to which queries
+# files of BEIR: texts, queries, and qrels/*.tsv with the matching texts of each query
 CORPUS, QUERIES, JUDGEMENTS = "corpus.jsonl", "queries.jsonl", "qrels"
-INDEX = "Unnamed: 0"  # pandas writes an index without a name, and so calls it when it reads it
+INDEX = "Unnamed: 0"  # pandas' name for an index column without a name
 SEPARATOR = re.compile(r"\ufeff?sep=(.)\r?\n")
-BLOCK = 1 << 20  # bytes read at a time
-# a half of what UTF-16 writes as a pair; as escapes of JSON
+BLOCK = 1 << 20  # bytes per read
+# JSON escape of half of a surrogate pair
 HALF = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
-SHARD = re.compile(r"-\d+-of-\d+$")  # of a file that the Hub has in parts
+SHARD = re.compile(r"-\d+-of-\d+$")  # suffix of a file that the Hub has in parts
 
 WESTERN = "cp1252"
-ACCENTED = bytes(range(0xC0, 0x100))  # its letters beside those of ASCII
+ACCENTED = bytes(range(0xC0, 0x100))  # its letters outside ASCII
 LETTERS = ascii_letters.encode()
-MOST_ACCENTED = 0.25  # of all letters; in French and German texts it is below 0.05
+MOST_ACCENTED = 0.25  # maximum share of all letters; below 0.05 in French and German texts
 CONVERT = "convert it: iconv -f ENCODING -t UTF-8 FILE > NEW"
 
-SHOWN = 60  # characters of a value
+SHOWN = 60  # maximum characters of a value in a message
 
 Row = Mapping[str, Any]
 Files = tuple[Path, ...]
@@ -56,13 +56,13 @@ class DataError(ValueError):
 
 
 def short(value: Any) -> str:
-    """A value as messages show it: a cell may have a whole file."""
+    """Return a value shortened for a message, because a cell may hold a whole file."""
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
 def found_columns(columns: Iterable[Any]) -> str:
-    """Return which columns there are, in one line, for a message.
+    """Return a list of the columns in one line, for a message.
 
     >>> print(found_columns(["id", "a\\nb"]), found_columns([]))
     found id, 'a\\nb' found none
@@ -73,18 +73,18 @@ def found_columns(columns: Iterable[Any]) -> str:
 
 
 def kind_of(path: Path) -> str:
-    """The ending of a file's name, which says what it holds, in small letters."""
+    """Return the lowercase extension of a file's name."""
     return path.suffix.lower()
 
 
 def files_of(path: Path) -> dict[str, Files]:
-    """The files with rows of each split.
+    """Return the files with rows of each split.
 
-    Files with names that are no split's (reviews.csv) are those of `train` where no other file is.
-    Of BEIR's folders, validation are the judgements dev.tsv, or else test.tsv.
+    Files without the name of a split (reviews.csv) belong to `train` if no other file does. In
+    a BEIR folder, the validation set is qrels/dev.tsv, or test.tsv if there is no dev.tsv.
 
     Args:
-        path: a file; or a folder, with the files in it or in its folder `data`.
+        path: a file, or a folder that has the files in it or in its subfolder `data`.
 
     Raises:
         DataError: a split has files of several formats.
@@ -119,11 +119,11 @@ def files_of(path: Path) -> dict[str, Files]:
 
 
 def texts_of(path: Path) -> dict[str, Files]:
-    """The files of text of each split; none where the data are rows.
+    """Return the text files of each split; {} if the data are rows.
 
     Args:
-        path: a file, or a folder: all texts are those of `train` but those whose name says that
-            they are for validation or tests, such as validation.txt and wiki.test.txt.
+        path: a file or a folder. All texts belong to `train`, except files named for validation or
+            tests, such as validation.txt and wiki.test.txt.
     """
     if path.is_file():
         return {TRAIN: (path,)} if kind_of(path) == TEXT else {}
@@ -138,7 +138,7 @@ def texts_of(path: Path) -> dict[str, Files]:
 
 
 def _split_of(file: Path) -> str:
-    """The split that a file's name says; else the name.
+    """Return the split that a file's name stands for, or else the name.
 
     >>> [_split_of(Path(name)) for name in ("imdb_Train.csv", "dev-00000-of-00002.parquet")]
     ['train', 'validation']
@@ -154,7 +154,7 @@ def _split_of(file: Path) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of files, which can be gone through several times; not of Parquet."""
+    """The rows of files other than Parquet; can be iterated several times."""
 
     paths: Files
 
@@ -165,7 +165,7 @@ class Table:
             yield row
 
     def with_places(self) -> Iterator[tuple[str, Row | DataError]]:
-        """Each row, or what is wrong with it, and where it is, such as train.csv:7.
+        """Yield each row, or its problem, with its place, such as train.csv:7.
 
         Raises:
             DataError: a file cannot be read.
@@ -183,14 +183,14 @@ class Table:
 
 
 def encoding_of(path: Path) -> str:
-    """The encoding of a file of CSV or TSV: UTF-8, UTF-16 with its mark, or else Windows-1252.
+    """Return the encoding of a CSV or TSV file: UTF-8, UTF-16 with its mark, or Windows-1252.
 
-    Any text in one byte a character can be read as Windows-1252, and only texts of western Europe
-    mean that: where most letters would be accented ones, it is another alphabet's.
+    Any single-byte text decodes as Windows-1252, but only western European texts are meant that
+    way. If most letters would be accented, the text has another alphabet.
 
     Raises:
-        DataError: it is none of these; says the line, where one does not fit.
-        OSError: it cannot be read.
+        DataError: the encoding is none of these; names the line that does not fit, if there is one.
+        OSError: the file cannot be read.
     """
     lines = 1
     decoders = {name: codecs.getincrementaldecoder(name)() for name in ("utf-8-sig", WESTERN)}
@@ -214,7 +214,7 @@ def encoding_of(path: Path) -> str:
 
 
 def _accented(path: Path) -> float:
-    """The share of accented letters among the letters of a file in Windows-1252."""
+    """Return the share of accented letters among the letters of a file in Windows-1252."""
     counts = {ACCENTED: 0, LETTERS: 0}
     with path.open("rb") as content:
         while block := content.read(BLOCK):
@@ -224,9 +224,9 @@ def _accented(path: Path) -> float:
 
 
 def _csv(path: Path) -> Iterator[tuple[str, Any]]:
-    """Rows of a file whose first line has the names of the columns.
+    """Yield the rows of a file whose first line has the names of the columns.
 
-    In TSV a quote is a character like others, as in GLUE's files.
+    In TSV a quote is an ordinary character, as in GLUE's files.
     """
     csv.field_size_limit(sys.maxsize)
     with path.open(encoding=encoding_of(path), newline="") as lines:
@@ -265,14 +265,14 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _header(cells: Sequence[str], where: str) -> list[str]:
-    """The names of columns; those at the end without a name are left out."""
+    """Return the names of the columns, without unnamed ones at the end."""
     header = [cell.strip() for cell in cells]
     while header and not header[-1]:
         header.pop()
     if header:
         header[0] = header[0] or INDEX
     if "" in header or not header:
-        raise DataError(f"{where}: names of columns are needed, not {cells}")
+        raise DataError(f"{where}: the first line must have column names, not {cells}")
     if twice := sorted({name for name in header if header.count(name) > 1}):
         raise DataError(f"{where}: there are several columns {', '.join(twice)}; rename them")
     return header
@@ -286,7 +286,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
-    """Rows of one document: a list, or the only list in an object; or those of JSON lines."""
+    """Yield the rows of one document (a list, or the only list in an object) or of JSON lines."""
     text = path.read_text(encoding="utf-8-sig")
     try:
         document = parse_json(text)
@@ -306,11 +306,11 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
         for number, row in enumerate(_flat(document), start=1):
             yield f"{path}: row {number}", row
     except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: not as SQuAD has its paragraphs: {error!r}") from error
+        raise DataError(f"{path}: not in SQuAD's format: {error!r}") from error
 
 
 def _by_columns(document: dict[str, Any]) -> list[Any]:
-    """The rows of a document with the cells of each column by their rows, as pandas writes them.
+    """Return the rows of a document that pandas wrote by columns.
 
     >>> _by_columns({"text": {"0": "a", "1": "b"}, "label": {"0": 1, "1": 0}})
     [{'text': 'a', 'label': 1}, {'text': 'b', 'label': 0}]
@@ -327,7 +327,7 @@ def _by_columns(document: dict[str, Any]) -> list[Any]:
 
 
 def _flat(rows: Iterable[Any]) -> Iterator[Any]:
-    """Rows; of articles, as SQuAD's own files have them, a row for each question."""
+    """Yield rows; articles as in SQuAD's original files become one row for each question."""
     for row in rows:
         if not isinstance(row, dict) or "paragraphs" not in row:
             yield row
@@ -347,10 +347,10 @@ def _flat(rows: Iterable[Any]) -> Iterator[Any]:
 
 
 def _judged(path: Path) -> Iterator[tuple[str, Any]]:
-    """Rows of a query and a text that belongs to it, from judgements of BEIR.
+    """Yield rows of a query and a matching text from BEIR's judgements.
 
-    Where they are not for training, the first row has all texts of the corpus as its negatives:
-    that is where queries look for theirs.
+    For an evaluation, the first row has all texts of the corpus as negatives, so that each query
+    is searched in the whole corpus.
     """
     queries, corpus = (_by_id(path.parents[1] / name) for name in (QUERIES, CORPUS))
     others = None if _split_of(path) == TRAIN else [text for text in corpus.values() if text]
@@ -372,10 +372,10 @@ def _judged(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _by_id(path: Path) -> dict[str, str]:
-    """Titles and texts of a file of BEIR.
+    """Return the titles and texts of a BEIR file by their ids.
 
     Raises:
-        DataError: a line has no _id or text; says which one.
+        DataError: a line has no _id or text; the message names the line.
     """
     found: dict[str, str] = {}
     for where, row in _json_lines(path):
@@ -403,7 +403,7 @@ def _has_rows(path: Path) -> bool:
 
 
 def is_conll(path: Path) -> bool:
-    """Whether a file has sentences in the form of CoNLL, by its first lines."""
+    """Return True if a file has sentences in CoNLL format, judged by its first lines."""
     try:
         with path.open(encoding="utf-8-sig") as lines:
             return looks_like_conll(lines)

@@ -1,4 +1,4 @@
-"""Messages of conversations, in each form that files have, as chat templates read them."""
+"""Messages of conversations: all common file formats are converted to what chat templates read."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,17 +8,17 @@ from ftcluster_common.data.data_files import DataError, Row, short
 from ftcluster_common.given_files import parse_json
 
 ASSISTANT = "assistant"
-ROLES = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT}  # ShareGPT's
+ROLES = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT}  # ShareGPT
 SPEAKERS = re.compile(r"\n\n(Human|Assistant):")
 
-Message = Mapping[str, Any]  # role and content, and what else the chat template reads
+Message = Mapping[str, Any]  # fields that a chat template may read
 
 
 def read_tools(row: Row) -> Any:
-    """Descriptions of functions, also as the text of a JSON document, as TRL's files have them.
+    """Return descriptions of functions, which TRL's files store as JSON text.
 
     Raises:
-        DataError: they are something else.
+        DataError: the cell holds anything else.
     """
     tools = row.get("tools") or None
     if isinstance(tools, str):
@@ -29,10 +29,10 @@ def read_tools(row: Row) -> Any:
 
 
 def text_message(column: str, cell: Any, role: str) -> list[Message]:
-    """A text as the one message of a role.
+    """Return a text as the only message of a role.
 
     Raises:
-        DataError: it is none, or is empty.
+        DataError: the value is not a text, or is empty.
     """
     if not isinstance(cell, str):
         raise DataError(f"{column} is {short(cell)}, not a text")
@@ -42,12 +42,12 @@ def text_message(column: str, cell: Any, role: str) -> list[Message]:
 
 
 def is_dialogue(cell: Any) -> bool:
-    """Whether a text begins with the line Human: or Assistant:."""
+    """Return True if a text begins with the line Human: or Assistant:."""
     return isinstance(cell, str) and bool(SPEAKERS.match(f"\n\n{cell.lstrip()}"))
 
 
 def read_dialogue(text: str) -> list[Message]:
-    """The messages of a text with the lines "Human:" and "Assistant:", as hh-rlhf has them.
+    """Return the messages of a text with the lines "Human:" and "Assistant:" (hh-rlhf).
 
     >>> [message["role"] for message in read_dialogue("Human: Hi.\\n\\nAssistant: Hello.")]
     ['user', 'assistant']
@@ -61,10 +61,10 @@ def read_dialogue(text: str) -> list[Message]:
 
 
 def read_messages(column: str, cell: Any, _role: str = "") -> list[Message]:
-    """The messages of a cell: a list, or the text of a JSON document with one.
+    """Return the messages of a cell: a list, or JSON text with a list.
 
     Raises:
-        DataError: it is none, or one of them is not a message or is empty; says which one.
+        DataError: the cell is not such a list, or a message is invalid or empty; names the message.
     """
     if isinstance(cell, str) and cell.lstrip().startswith("["):
         cell = _json(column, cell)
@@ -79,7 +79,7 @@ def read_messages(column: str, cell: Any, _role: str = "") -> list[Message]:
 
 
 def _message(which: str, given: Any) -> Message:
-    """A message as chat templates read it: role, content as a text, arguments as objects."""
+    """Return a message for chat templates: role, content as text, arguments as objects."""
     if not _is_object(given):
         raise DataError(f"{which} is {short(given)}, not an object with role and content")
     message = dict(given)
@@ -98,25 +98,26 @@ def _message(which: str, given: Any) -> Message:
         if message.get(key) is None:
             message.pop(key, None)
         elif message[key] not in allowed:
-            raise DataError(f"{which} has the {key} {short(message[key])}: it is learned or not")
+            choices = " or ".join(map(str, allowed))
+            raise DataError(f"{which} has the {key} {short(message[key])}, not {choices}")
     if calls := message.get("tool_calls"):
         message["tool_calls"] = _calls(which, calls)
-    elif not (content or "").strip() and role != "tool":  # a tool may have nothing to say
+    elif not (content or "").strip() and role != "tool":  # a tool may return nothing
         raise DataError(f"{which}, of the role {role}, is empty")
     return message
 
 
 def _joined(which: str, parts: Sequence[Any]) -> str:
-    """The text of content in parts, as OpenAI and Anthropic have it."""
+    """Return the text of content that OpenAI's and Anthropic's files split into parts."""
     for part in parts:
         if not (_is_object(part) and isinstance(part.get("text"), str)):
             kind = part.get("type") if _is_object(part) else part
-            raise DataError(f"{which} has a part {short(kind)}, and only texts are learned")
+            raise DataError(f"{which} has a part {short(kind)}; only text is supported")
     return "".join(part["text"] for part in parts)
 
 
 def _calls(which: str, calls: Any) -> list[Any]:
-    """Tool calls with arguments as objects: OpenAI's files have them as texts of JSON."""
+    """Return tool calls with arguments as objects; OpenAI's files store them as JSON text."""
     if not (isinstance(calls, list) and all(map(_is_object, calls))):
         raise DataError(f"{which} has the tool_calls {short(calls)}, not a list of objects")
     read = []
@@ -144,7 +145,7 @@ def _is_object(value: Any) -> bool:
 
 
 def _without_nulls(value: Any) -> Any:
-    """A value without the keys that Parquet filled, because other rows have them."""
+    """Return a value without null keys, which Parquet adds if other rows have them."""
     if isinstance(value, list):
         return [_without_nulls(item) for item in value]
     if isinstance(value, dict):

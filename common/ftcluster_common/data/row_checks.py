@@ -1,4 +1,4 @@
-"""Checks of rows that several tasks have in common. Standard library only."""
+"""Checks of rows that several tasks share. Standard library only."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -6,11 +6,11 @@ from typing import Any
 
 from ftcluster_common.data.data_files import DataError, Row, found_columns, short
 
-CheckRow = Callable[[Row], str]  # returns the problem, or ""
+CheckRow = Callable[[Row], str]  # returns the problem of a row, or ""
 
 
 def check_by_reading(read: Callable[[Row], object]) -> CheckRow:
-    """Return a check that finds in a row what reading it raises."""
+    """Return a check that reports the error of reading a row."""
     return partial(_reading_problem, read)
 
 
@@ -23,7 +23,7 @@ def _reading_problem(read: Callable[[Row], object], row: Row) -> str:
 
 
 def check_columns(texts: Sequence[str], others: Sequence[str], row: Row) -> str:
-    """Return the problem of a row that lacks a column, or has no text in one of `texts`; or ""."""
+    """Return the problem of a row that lacks a column or has no text in one of `texts`, or ""."""
     missing = [name for name in (*texts, *others) if name not in row]
     if missing:
         return f"no column {', '.join(missing)}; {found_columns(row)}"

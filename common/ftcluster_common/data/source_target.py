@@ -1,4 +1,4 @@
-"""The columns of a text that is read and of one that is written, and both texts of a row."""
+"""The columns with a source text and a target text, and both texts of a row."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -7,11 +7,11 @@ from ftcluster_common.data.data_files import DataError, Row, found_columns, shor
 
 
 class SourceTarget(NamedTuple):
-    """The columns with the text to read and the one to write.
+    """The columns with the source text and the target text.
 
     Attributes:
-        target: "" where it is not needed.
-        languages: the keys of both, where a cell has texts by their language.
+        target: column with the target; "" if no target is needed.
+        languages: keys of source and target if a cell has texts by language.
     """
 
     source: str
@@ -20,15 +20,15 @@ class SourceTarget(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Each column once."""
+        """The names of the columns without duplicates."""
         return tuple(dict.fromkeys(filter(None, (self.source, self.target))))
 
 
 def source_and_target(row: Row, columns: SourceTarget) -> tuple[str, str]:
-    """Both texts of a row; the target is "" where it is not needed.
+    """Return both texts of a row; the target is "" if it is not needed.
 
     Raises:
-        DataError: a column is missing, or is not a text, or is empty; says which one.
+        DataError: a column is missing, is not a text, or is empty. The message names the column.
     """
     missing = [name for name in columns.names if name not in row]
     if missing:
@@ -49,7 +49,7 @@ def source_and_target(row: Row, columns: SourceTarget) -> tuple[str, str]:
 
 
 def language_code(language: str) -> str:
-    """Return the name in data of a language that a tokenizer calls en_XX or eng_Latn."""
+    """Return the code that data use for a language that a tokenizer calls en_XX or eng_Latn."""
     return language.partition("_")[0]
 
 

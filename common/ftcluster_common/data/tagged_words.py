@@ -1,8 +1,9 @@
-"""Words with their tags: the rows of token classification, and the schemes of tags.
+"""Words with their tags: the rows of token classification, and the tagging schemes.
 
-An entity is a run of words of one type. IOB2 begins each with B- and goes on with I-; IOB1 has a B-
-only between two neighbours of a type; IOBES also has E- for the last word and S- for a single one.
-BILOU and BMES are read as IOBES. Tags without such prefixes are plain ones, as of parts of speech.
+An entity is a run of words of one type. IOB2 tags its first word B- and the others I-. IOB1
+uses B- only if an entity follows another one of the same type. IOBES also has E- for the last word
+and S- for a single word. BILOU and BMES are read as IOBES. Tags without such prefixes are plain
+tags, such as parts of speech.
 Standard library only.
 """
 
@@ -19,11 +20,11 @@ PREFIXED = re.compile(r"([BILOUESM])-(.+)")
 AS_IOBES = {"L": "E", "U": "S", "M": "I"}
 
 Scheme = Literal["", "plain", "IOB1", "IOB2", "IOBES"]
-Entity = tuple[str, int, int]  # its type, the first of its words or characters, the one behind
+Entity = tuple[str, int, int]  # type, first word or character, end (exclusive)
 
 
 class TaggedColumns(NamedTuple):
-    """The columns of words and their tags, or of a text and its spans; "" for what is not there."""
+    """The columns of words and their tags, or of a text and its spans; unused ones are ""."""
 
     tokens: str
     text: str
@@ -32,13 +33,13 @@ class TaggedColumns(NamedTuple):
 
 @dataclass(frozen=True)
 class Tagged:
-    """A row.
+    """The words and tags, or the text and spans, of a row.
 
     Attributes:
-        text: of words, joined by spaces.
-        words: the characters of each; () of a text, whose words the tokenizer finds.
-        tags: of each word; () where there are none.
-        spans: the entities of a text, by its characters, in their order.
+        text: the text; words are joined by spaces.
+        words: character range of each word; () for a text, which the tokenizer splits.
+        tags: tag of each word; () if there are none.
+        spans: entities of a text as character ranges, in order.
     """
 
     text: str
@@ -48,13 +49,13 @@ class Tagged:
 
 
 def read_tagged(row: Row, columns: TaggedColumns, names: Sequence[str] = ()) -> Tagged:
-    """The words or the text of a row, with its tags or spans.
+    """Return the words or the text of a row, with its tags or spans.
 
     Args:
-        names: of tags that are numbers.
+        names: names of numeric tags.
 
     Raises:
-        DataError: it is not as it should be; says in which column.
+        DataError: the row is invalid; the message names the column.
 
     >>> columns = TaggedColumns("tokens", "", "tags")
     >>> read_tagged({"tokens": ["New", "York"], "tags": ["B-LOC", "L-LOC"]}, columns).tags
@@ -86,7 +87,7 @@ def _tag(tag: Any, names: Sequence[str]) -> str:
     if isinstance(tag, int) and not isinstance(tag, bool):
         if not names:
             raise DataError(
-                f"the tag {short(tag)} is a number, and nothing names it: tag_names=O,B-PER,I-PER"
+                f"the tag {short(tag)} is a number without a name: tag_names=O,B-PER,I-PER"
             )
         if not 0 <= tag < len(names):
             raise DataError(f"the tag {short(tag)} is not one of {len(names)} (tag_names)")
@@ -97,7 +98,7 @@ def _tag(tag: Any, names: Sequence[str]) -> str:
 
 
 def plain_tag(tag: str) -> str:
-    """A tag as IOB and IOBES write it.
+    """Return a tag in the notation of IOB and IOBES.
 
     >>> plain_tag("U-PER"), plain_tag("o"), plain_tag("NN")
     ('S-PER', 'o', 'NN')
@@ -109,7 +110,7 @@ def plain_tag(tag: str) -> str:
 def _spans(cell: Any, text: str) -> tuple[Entity, ...]:
     """Return the spans of a cell: objects with start, end and label, or lists of these three.
 
-    Exports of doccano have start_offset and end_offset; those of Label Studio a list of labels.
+    doccano's exports have start_offset and end_offset; Label Studio's have a list of labels.
     """
     if not isinstance(cell, list):
         raise DataError(f"{short(cell)} is not a list of spans, objects with start, end and label")
@@ -132,7 +133,7 @@ def _spans(cell: Any, text: str) -> tuple[Entity, ...]:
                 f"the span {short(one)} needs whole numbers start and end, and one label, a text"
             )
         if not start < end <= len(text) or not text[start:end].strip():
-            raise DataError(f"the span {short(one)} is no part of the text, of {len(text)} letters")
+            raise DataError(f"the span {short(one)} is outside the text of {len(text)} characters")
         part = text[start:end]
         start, end = start + len(part) - len(part.lstrip()), end - len(part) + len(part.rstrip())
         found.append((label.strip(), start, end))
@@ -148,7 +149,7 @@ def _is_place(value: Any) -> bool:
 
 
 def parts(tag: str) -> tuple[str, str]:
-    """A tag's prefix and type; of a plain one `I`, or `O` for none, and the tag.
+    """Return a tag's prefix and type. For a plain tag: `I`, or `O` for none, and the tag.
 
     >>> parts("B-PER"), parts("O"), parts("NN")
     (('B', 'PER'), ('O', ''), ('I', 'NN'))
@@ -160,7 +161,7 @@ def parts(tag: str) -> tuple[str, str]:
 
 
 def entities(tags: Iterable[str]) -> list[Entity]:
-    """The entities of a row as conlleval finds them, which also takes tags of no scheme.
+    """Return the entities of a row as conlleval finds them, which accepts invalid sequences too.
 
     >>> entities(["I-PER", "O", "I-LOC", "B-LOC"])
     [('PER', 0, 1), ('LOC', 2, 3), ('LOC', 3, 4)]
@@ -178,7 +179,7 @@ def entities(tags: Iterable[str]) -> list[Entity]:
 
 
 def whole_entities(tags: Iterable[str]) -> list[Entity]:
-    """The entities of a row whose tags are as IOBES has them: S-, or B-, any I- and E-.
+    """Return the entities of a row with valid IOBES tags: S-, or B-, any number of I-, and E-.
 
     >>> whole_entities(["B-PER", "I-PER", "S-LOC", "B-LOC", "E-LOC"])
     [('LOC', 2, 3), ('LOC', 3, 5)]
@@ -197,7 +198,7 @@ def whole_entities(tags: Iterable[str]) -> list[Entity]:
 
 
 def tags_of(found: Iterable[Entity], count: int, scheme: Scheme) -> list[str]:
-    """The tags of `count` words with these entities, in IOB1, IOB2 or IOBES.
+    """Return the tags of `count` words with these entities, in IOB1, IOB2 or IOBES.
 
     >>> tags_of([("A", 0, 3), ("B", 3, 4)], 5, "IOBES")
     ['B-A', 'I-A', 'E-A', 'S-B', 'O']
@@ -216,7 +217,7 @@ def tags_of(found: Iterable[Entity], count: int, scheme: Scheme) -> list[str]:
 
 
 def names_of_tags(tags: Iterable[str], scheme: Scheme) -> list[str]:
-    """The tags of a model: all of each type, whether or not the data have them.
+    """Return the tags of a model: all tags of each type, even if the data lack some.
 
     >>> names_of_tags(["I-B", "B-A"], "IOB2"), names_of_tags(["VB", "NN"], "plain")
     (['O', 'B-A', 'I-A', 'B-B', 'I-B'], ['NN', 'VB'])
@@ -229,7 +230,7 @@ def names_of_tags(tags: Iterable[str], scheme: Scheme) -> list[str]:
 
 
 def scheme_of(names: Iterable[str]) -> Scheme:
-    """The scheme of a model's tags; IOB1 only where a type has no B-, for else it cannot be told.
+    """Return the scheme of a model's tags; IOB1 only if a type has no B-, else it is ambiguous.
 
     >>> scheme_of(["O", "B-A", "I-A"]), scheme_of(["O", "I-A"]), scheme_of(["O", "S-A"])
     ('IOB2', 'IOB1', 'IOBES')
@@ -243,10 +244,10 @@ def scheme_of(names: Iterable[str]) -> Scheme:
 
 
 class TagCheck:
-    """Finds the scheme of tags row by row, and what is not as that has it.
+    """Detects the tagging scheme row by row, and tags that violate it.
 
     Attributes:
-        scheme: "" as long as no row has an entity.
+        scheme: the detected scheme; "" until a row has an entity.
     """
 
     def __init__(self) -> None:
@@ -254,10 +255,10 @@ class TagCheck:
         self._example = ""
 
     def problem(self, tags: Sequence[str], words: Callable[[int], str]) -> str:
-        """What is wrong with a row, or "".
+        """Return the problem of a row, or "".
 
         Args:
-            words: the word with a number, from 0.
+            words: function that returns the word with an index.
         """
         prefixed = [tag for tag in tags if tag != OUTSIDE and PREFIXED.fullmatch(tag)]
         if not prefixed:
@@ -268,7 +269,7 @@ class TagCheck:
         if any(tag[0] in "ES" for tag in prefixed):
             wrong = next(_breaks_of_iobes(tags), None)
             if wrong is not None:
-                return _said(tags, words, wrong, "which IOBES (BILOU) does not have there")
+                return _said(tags, words, wrong, "which is invalid there in IOBES (BILOU)")
             return self._same("IOBES", tags, words, 0)
         before = (OUTSIDE, "")
         for number, (prefix, kind) in enumerate(map(parts, tags)):
@@ -287,8 +288,8 @@ class TagCheck:
         self.scheme = self.scheme or found
         if found == self.scheme:
             return ""
-        what = f"as {found} has it, and the data are {self.scheme} before ({self._example})"
-        return _said(tags, words, number, what) + "; read it as it is meant: repair_tags=true"
+        what = f"which is {found}, but earlier rows are {self.scheme} ({self._example})"
+        return _said(tags, words, number, what) + "; to repair such tags: repair_tags=true"
 
 
 def _said(tags: Sequence[str], words: Callable[[int], str], number: int, what: str) -> str:

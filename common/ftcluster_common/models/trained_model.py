@@ -1,6 +1,6 @@
-"""The fields of a training that a trained model's folder names. Standard library only.
+"""The task's fields and the hashes of training rows in a trained model's folder.
 
-ftcluster.json: how the model reads data. ftcluster.rows: the hashes of what it was trained on.
+ftcluster.json has the fields, ftcluster.rows the hashes. Standard library only.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ HASH_BYTES = 8
 
 
 def pipeline_of(task: str, options: Mapping[str, Any]) -> str:
-    """The name that transformers and the Hub have for what a model does.
+    """Return the Hub's name for the model's task, which transformers uses too.
 
     Args:
         options: fields of the task.
@@ -30,10 +30,10 @@ def pipeline_of(task: str, options: Mapping[str, Any]) -> str:
 
 
 def trained_document(recipe: Recipe, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """What the file has: recipe, task, and the task's fields that later uses need.
+    """Return the content of ftcluster.json: recipe, task, and the fields that later uses need.
 
     Args:
-        recipe: of the training, or by which the model is used from then on.
+        recipe: name of the training's recipe, or of the recipe for further uses of the model.
         columns: fields with the columns that were found by their names.
     """
     options = {**asdict(recipe.options), **columns}
@@ -45,18 +45,18 @@ def trained_document(recipe: Recipe, columns: Mapping[str, Any]) -> dict[str, An
 
 
 def hash_of(ids: Sequence[int]) -> int:
-    """What a document is known by: a hash of its tokens."""
+    """Return the hash of a document's tokens."""
     digest = hashlib.blake2b(array("q", ids).tobytes(), digest_size=HASH_BYTES).digest()
     return int.from_bytes(digest, "little")
 
 
 def write_rows(path: Path, hashes: Collection[int]) -> None:
-    """Write the hashes of documents that a model is trained on."""
+    """Write the hashes of the documents that a model is trained on."""
     path.write_bytes(array("Q", sorted(hashes)).tobytes())
 
 
 def read_rows(folder: Path) -> set[int]:
-    """The hashes in a model's folder; none where they are not known."""
+    """Return the hashes in a model's folder; empty if they are unknown."""
     try:
         content = (folder / ROWS).read_bytes()
         return set(array("Q", content[: len(content) // HASH_BYTES * HASH_BYTES]))
@@ -65,10 +65,10 @@ def read_rows(folder: Path) -> set[int]:
 
 
 def read_trained(folder: Path) -> dict[str, Any]:
-    """Return the content of the file in a model's folder; empty if none can be read.
+    """Return the content of the file in a model's folder; empty if it cannot be read.
 
     Raises:
-        GivenFileError: a newer ftcluster has written it.
+        GivenFileError: a newer ftcluster has written the file.
     """
     try:
         document = opened(TRAINED, read_json(folder / FILE))

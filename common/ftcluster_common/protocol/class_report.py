@@ -1,4 +1,4 @@
-"""How well each class is predicted, as scikit-learn's classification_report has it.
+"""Quality of the predictions of each class, as in scikit-learn's classification_report.
 
 Standard library only.
 """
@@ -8,19 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-MOST_CLASSES = 200  # in an event: readers of a run's first and last events take 64 kB
-MOST_CONFUSED = 400  # all cells of 20 classes
+MOST_CLASSES = 200  # maximum in an event: readers of a run's first and last events take 64 kB
+MOST_CONFUSED = 400  # enough for all cells of 20 classes
 
 
 @dataclass(frozen=True)
 class ClassScores:
-    """A class, by its rows.
+    """The counts of one class.
 
     Attributes:
-        support: rows that have it.
-        predicted: rows for which it is predicted.
-        right: rows of both kinds.
-        threshold: the probability from which it is predicted, where a row may have several.
+        support: number of rows that have the class.
+        predicted: number of rows for which the class is predicted.
+        right: number of rows of both kinds.
+        threshold: minimum probability of a prediction if rows may have several classes.
     """
 
     name: str
@@ -31,34 +31,35 @@ class ClassScores:
 
     @property
     def precision(self) -> float:
-        """The share of what is predicted that is right; 0 where nothing is predicted."""
+        """Correct predictions / predictions; 0 if there are no predictions."""
         return self.right / self.predicted if self.predicted else 0.0
 
     @property
     def recall(self) -> float:
-        """The share of its rows that is found; 0 where there is none."""
+        """Correct predictions / rows of the class; 0 if there are no rows."""
         return self.right / self.support if self.support else 0.0
 
     @property
     def f1(self) -> float:
-        """2 TP / (2 TP + FP + FN); 0 where the class is neither predicted nor true."""
+        """2 TP / (2 TP + FP + FN); 0 if the class is neither predicted nor true."""
         both = self.predicted + self.support
         return 2 * self.right / both if both else 0.0
 
 
 @dataclass(frozen=True)
 class ClassReport:
-    """The classes of a set's rows.
+    """The scores of the classes in a data set.
 
     Attributes:
-        classes: in the order of their numbers; of very many those with the lowest F1 alone.
-        confused: the cells of the confusion matrix beside its diagonal, the largest first: class,
-            what is predicted for its rows, and how many. Empty where a row may have several.
-        rows: of the set.
-        positive: the class that the metric f1 is of; "" where there are more than two.
-        several: whether a row may have several classes, or none; as of the entities of a text.
-        left_out: classes and cells that are not here.
-        whole: `averages` over all classes, where some are not here.
+        classes: scores in the order of class numbers; if there are very many, only those with the
+            lowest F1.
+        confused: off-diagonal cells of the confusion matrix, largest first: true class, predicted
+            class, number of rows. Empty if a row may have several classes.
+        rows: number of rows in the data set.
+        positive: class that the metric f1 refers to; "" if there are more than two classes.
+        several: True if a row may have several classes or none, such as the entities of a text.
+        left_out: numbers of omitted classes and cells.
+        whole: `averages` over all classes if some are omitted.
     """
 
     classes: tuple[ClassScores, ...]
@@ -71,33 +72,33 @@ class ClassReport:
 
     @property
     def thresholds(self) -> bool:
-        """Whether classes are predicted from thresholds on; entities of a text are not."""
+        """True if classes are predicted from thresholds on, unlike entities of a text."""
         return self.several and all(one.threshold is not None for one in self.classes)
 
     @property
     def never_predicted(self) -> list[str]:
-        """The classes that have rows and are not predicted for any row."""
+        """The classes that have rows but no predictions."""
         return [one.name for one in self.classes if one.support and not one.predicted]
 
     @property
     def averages(self) -> dict[str, tuple[float, float, float]]:
-        """Precision, recall and F1 over the classes, by the names of averages.
+        """Return precision, recall and F1 over the classes, by kind of average.
 
-        As in scikit-learn, classes that are neither predicted nor true do not count where a row
-        has one class.
+        As in scikit-learn, classes that are neither predicted nor true do not count if each row has
+        one class.
         """
         if self.whole is not None:
             return dict(self.whole)
         counted = [c for c in self.classes if self.several or c.support or c.predicted]
         equal, sizes = [1] * len(counted), [one.support for one in counted]
         found = {"macro": _mean(counted, equal), "weighted": _mean(counted, sizes)}
-        if self.several:  # else they are all the accuracy
+        if self.several:  # with one class per row, all micro averages equal the accuracy
             return {"micro": _scores(_total(counted)), **found}
         return found
 
     @property
     def matrix(self) -> list[list[int]] | None:
-        """The confusion matrix, a row a class; None where it is not whole, or there is none."""
+        """Return the confusion matrix, one row per class; None if it is incomplete or undefined."""
         if self.several or self.left_out:
             return None
         cells = {(true, predicted): count for true, predicted, count in self.confused}
@@ -106,9 +107,9 @@ class ClassReport:
         return [[cells.get((true, predicted), 0) for predicted in names] for true in names]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON of an event."""
+        """Return the report as JSON for an event."""
         kept = self.classes
-        if not self.thresholds:  # else they are read from it again
+        if not self.thresholds:  # otherwise the event must have all thresholds
             worst = {one.name for one in sorted(kept, key=lambda one: one.f1)[:MOST_CLASSES]}
             kept = tuple(one for one in kept if one.name in worst)
         left = len(self.classes) - len(kept) + max(0, len(self.confused) - MOST_CONFUSED)
@@ -123,7 +124,7 @@ class ClassReport:
         }
 
     def document(self) -> dict[str, Any]:
-        """The report for `--json`."""
+        """Return the report for `--json`."""
         return {
             "classes": [
                 {
@@ -149,10 +150,10 @@ class ClassReport:
 
 
 def read_report(data: Mapping[str, Any]) -> ClassReport:
-    """A report from the JSON of an event.
+    """Read a report from the JSON of an event.
 
     Raises:
-        KeyError, TypeError, ValueError: it is none.
+        KeyError, TypeError, ValueError: the JSON is not a report.
     """
     classes = tuple(
         ClassScores(str(name), _count(n), _count(m), _count(k), None if at is None else float(at))
@@ -175,10 +176,10 @@ def _three(values: Sequence[Any]) -> tuple[float, float, float]:
 def report_of_classes(
     predictions: Sequence[int], labels: Sequence[int], names: Sequence[str]
 ) -> ClassReport:
-    """The report of rows that have one class each.
+    """Return the report of rows that have one class each.
 
     Args:
-        names: of the classes, by their numbers.
+        names: class names by number.
 
     >>> report_of_classes([0, 0, 0], [0, 1, 0], ["no", "yes"]).never_predicted
     ['yes']
@@ -197,11 +198,11 @@ def report_of_sets(
     predictions: Sequence[Sequence[int]], labels: Sequence[Sequence[int]], names: Sequence[str],
     thresholds: Sequence[float],
 ) -> ClassReport:  # fmt: skip
-    """The report of rows that have any number of classes each.
+    """Return the report of rows that have any number of classes each.
 
     Args:
-        predictions: for each row the numbers of its classes.
-        names: of the classes, by their numbers; likewise thresholds.
+        predictions: class numbers of each row.
+        names: class names by number.
     """
     support = Counter(n for row in labels for n in row)
     predicted = Counter(n for row in predictions for n in row)

@@ -1,18 +1,19 @@
-"""Lists of CPUs as taskset writes them: 0-15,32 or 0-38:2."""
+"""Lists of CPUs in taskset's notation: 0-15,32 or 0-38:2."""
 
 from collections.abc import Iterable
 
-MOST = 1 << 16  # the largest number of a CPU; kernels are built for at most 8192
+MOST = 1 << 16  # largest CPU number; kernels support at most 8192
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
-    """The CPU numbers of a list as the kernel or taskset writes it, in its order.
+    """Return the CPU numbers, in order, of a list in the notation of the kernel or taskset.
 
     >>> parse_cpus("0-3,8,10-14:2")
     (0, 1, 2, 3, 8, 10, 12, 14)
 
     Raises:
-        ValueError: it is none, or has a number, or as many numbers, as no kernel has.
+        ValueError: the text is no such list, or a CPU number or the number of CPUs exceeds any
+            kernel's.
     """
     numbers: list[int] = []
     for part in text.split(","):
@@ -28,7 +29,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 
 
 def format_cpus(cpus: Iterable[int]) -> str:
-    """The inverse, as taskset takes it; a stride as some firmware numbers sockets by turns.
+    """Return CPU numbers in taskset's notation; strides occur if firmware numbers sockets in turn.
 
     >>> format_cpus([0, 1, 2, 3, 8]), format_cpus(range(0, 40, 2)), format_cpus([1, 4])
     ('0-3,8', '0-38:2', '1,4')
@@ -41,7 +42,7 @@ def format_cpus(cpus: Iterable[int]) -> str:
         while count < len(numbers) and numbers[count] == first + step * count:
             count += 1
         if count < 3 and step > 1:
-            count = 1  # two numbers make no stride
+            count = 1  # two CPUs are not written as a stride
         last = numbers[count - 1]
         stride = f":{step}" if step > 1 and count > 1 else ""
         parts.append(f"{first}-{last}{stride}" if count > 1 else str(first))

@@ -1,6 +1,7 @@
-"""events.jsonl in a run's folder: what a run reports, one JSON object a line.
+"""The format of events.jsonl in a run's folder: one JSON object per line.
 
-Rank 0 writes while there are ranks; the supervisor writes before and after. Standard library only.
+Rank 0 writes it while there are ranks; the supervisor writes before and after. Standard library
+only.
 """
 
 from collections.abc import Mapping
@@ -12,17 +13,17 @@ Number = int | float
 # the fields of each kind of event, besides `event` (the kind) and `time` (seconds since the epoch)
 EVENTS: dict[str, dict[str, Any]] = {
     "phase": {"doing": str},
-    # what a user should know, such as that samples were truncated
+    # a notice to the user, such as that samples were truncated
     "notice": {"message": str},
-    # what is read and learned, see `ftcluster_train.engine.data_report`
+    # size and contents of the data, see `ftcluster_train.engine.data_report`
     "data": {"columns": dict, "sets": list, "samples": list},
-    # the ranks are started again; its number, and why
+    # the ranks are restarted; number of this restart, and the reason
     "restart": {"restart": int, "max_restarts": int, "message": str},
-    # where each rank really is: rank, host, cpus (such as 0-15), threads, memory_nodes (NUMA nodes
-    # that it prefers; [] for the kernel's default policy, null where that is not known)
+    # measured placement of each rank: rank, host, cpus (such as 0-15), threads, memory_nodes (its
+    # preferred NUMA nodes; [] for the kernel's default policy, null if unknown)
     "placement": {"ranks": list},
-    # how fast each rank computes the model's matrix products alone, by rank, and how many weights
-    # they have, see `ftcluster_train.health.host_benchmark`
+    # matmul speed of each rank alone, by rank, and the number of weights in these matmuls,
+    # see `ftcluster_train.health.host_benchmark`
     "products": {"gflops": list, "weights": int},
     "start": {
         "world_size": int,
@@ -35,7 +36,7 @@ EVENTS: dict[str, dict[str, Any]] = {
         "train_samples": int,
         "parameters": int,
     },
-    # of the first step, see `ftcluster_train.patching.patch_model`
+    # about the first step, see `ftcluster_train.patching.patch_model`
     "kernels": {"used": list},
     "step": {
         "step": int,
@@ -44,7 +45,7 @@ EVENTS: dict[str, dict[str, Any]] = {
         "grad_norm": Number,
         "learning_rate": Number,
         "samples_per_second": Number,
-        # without evaluation and checkpoints, also before a restart
+        # excludes evaluation and checkpoints, also those before a restart
         "train_seconds": Number,
         "remaining_seconds": Number,
     },
@@ -66,17 +67,16 @@ EVENTS: dict[str, dict[str, Any]] = {
         "collectives": int,
         "latency_seconds": Number,
     },
-    # a host that has fallen behind, and why; ratio: how many times as long as usual its steps take,
-    # 0 where it has recovered
+    # a host that has fallen behind, and the reason; ratio: its time per step relative to its usual
+    # time, 0 once it has recovered
     "slow_host": {"host": str, "step": int, "ratio": Number, "message": str},
-    # of a classification also `classes`: a `ClassReport` for each set; of a model that writes texts
-    # `texts`: for each set some sources, references and texts; `result` may have both
+    # classification adds `classes`: a `ClassReport` for each set; generation adds `texts`: some
+    # sources, references and generated texts for each set; `result` may have both
     "evaluation": {"step": int, "epoch": Number, "metrics": dict, "seconds": Number},
     "parameters": {"step": int, "equal": bool, "sha256": str},
     "checkpoint": {"step": int, "folder": str, "seconds": Number},
-    # a saved model that was loaded again and found to be the trained one: its tensors, their bytes
-    # that were mapped from its files, and the relative difference of outputs, null where they were
-    # not computed
+    # a saved model was loaded again and equals the trained one: its tensors, the bytes mapped from
+    # its files, and the relative difference of outputs, null if they were not computed
     "reloaded": {
         "folder": str,
         "tensors": int,
@@ -84,8 +84,8 @@ EVENTS: dict[str, dict[str, Any]] = {
         "difference": Number | None,
         "seconds": Number,
     },
-    # model: "" where it was not trained; of a prediction also `predictions`, a folder; of texts
-    # `answers` and `tokens`; of the evaluation of answers `examples`, each texts by name
+    # model: "" if it was not trained. A prediction also has `predictions`, a folder; generation has
+    # `answers` and `tokens`; an evaluation of answers has `examples`, each with texts by name
     "result": {
         "model": str,
         "metrics": dict,
@@ -93,13 +93,13 @@ EVENTS: dict[str, dict[str, Any]] = {
         "train_seconds": Number,
         "world_size": int,
     },
-    # what a model writes, in pieces: the number of the prompt, from 0
+    # a piece of generated text; prompts are numbered from 0
     "text": {"prompt": int, "text": str},
-    # its answer to a prompt is whole
+    # the end of the answer to a prompt
     "answered": {"prompt": int},
-    # of `bench allreduce`; the numbers of two ranks, as `network_benchmark.Link` has them
+    # results of `bench allreduce` for a pair of ranks, as in `network_benchmark.Link`
     "link": {"ranks": list, "latency_us": Number, "mb_per_second": Number},
-    # a size in fp32 or bf16, see `all_reduce_benchmark.Times`
+    # results for one size in fp32 or bf16, see `all_reduce_benchmark.Times`
     "all_reduce": {
         "bytes": int,
         "type": str,
@@ -109,16 +109,16 @@ EVENTS: dict[str, dict[str, Any]] = {
         "spread": dict,
         "load": Number,
     },
-    # of torch.distributed, of the process group that a user's script has made
+    # torch.distributed's process group in a user's script
     "backend": {"name": str},
-    # what rank 0 of a user's script prints, to stdout or stderr
+    # output of rank 0 of a user's script to stdout or stderr
     "output": {"rank": int, "stream": str, "text": str},
-    # of what guardians report also `step` and `cause`, see ftcluster_train.supervisor.rank_life
+    # guardians' reports also have `step` and `cause`, see ftcluster_train.supervisor.rank_life
     "error": {"message": str, "hint": str, "host": str, "rank": int | None},
     # state: done, failed or stopped
     "end": {"state": str, "exit_code": int, "seconds": Number},
 }
-# what lists, and the values of dicts, are made of
+# types of the elements of lists and the values of dicts
 ELEMENTS: dict[str, Any] = {
     "gflops": Number,
     "input_seconds": Number,
@@ -134,7 +134,7 @@ MOST_NUMBER = 1 << 63
 
 
 def is_event(kind: str, fields: Mapping[str, Any]) -> bool:
-    """Whether an event of this kind has all of its fields, each of its type."""
+    """Return True if an event has all fields of its kind, with the right types."""
     wanted = EVENTS[kind]
     return (
         wanted.keys() <= fields.keys()
@@ -163,7 +163,7 @@ DATA_SET = {
 
 
 def is_data(fields: Mapping[str, Any]) -> bool:
-    """Whether an event `data`, or what a host says of data, has its form."""
+    """Return True if an event `data`, or a host's report on data, has the right form."""
     try:
         return (
             all(_is(fields[name], type_) for name, type_ in EVENTS["data"].items())
@@ -206,7 +206,7 @@ def _are(values: Any, type_: Any) -> bool:
 def _is(value: Any, type_: Any) -> bool:
     if type(value) is type_ is not int:
         return True
-    # Python takes true for a whole number, and one of any length
+    # bool is an int in Python, and ints have no size limit
     whole = isinstance(value, int)
     return (
         isinstance(value, type_)

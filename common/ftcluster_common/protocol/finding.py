@@ -8,10 +8,10 @@ class Finding:
     """One problem or warning.
 
     Attributes:
-        host: the inventory's name, or "" where it concerns all hosts.
-        what: what was found.
-        hint: what to do about it, or "".
-        kind: one of the kinds in docs/json.md.
+        host: inventory name of the host, or "" for all hosts.
+        what: description of the problem.
+        hint: advice for the user, or "".
+        kind: kind from the list in docs/json.md.
     """
 
     host: str

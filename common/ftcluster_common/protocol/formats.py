@@ -1,9 +1,9 @@
 """Format versions of the documents that ftcluster keeps or sends to other hosts. Pure functions.
 
-A document has its format as the number `format`; one without the number has format 0. Increase a
-kind's format when an older reader would fail on what is written now, or misread it, and have the
-kind's reader migrate the format before. An optional field that an older reader does not know needs
-no new format if it is left out at its default, see `Kind.first_fields`.
+The field `format` of a document holds the number of its format; without it the format is 0.
+Increase a kind's format when an older reader would fail on the new documents or misread them, and
+make the kind's reader migrate the previous format. A new optional field needs no new format if it
+is omitted at its default, see `Kind.first_fields`.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from typing import Any
 from ftcluster_common.given_files import FormatError
 
 FORMAT = "format"
-RUN_FORMAT = 1  # of launch.json and job.json; hosts' run_folder.py reads this line
+RUN_FORMAT = 1  # format of launch.json and job.json; run_folder.py on the hosts reads this line
 MOST_FORMAT = 1 << 31
 UPGRADE_HOSTS = "upgrade the ftcluster of these hosts: ftcluster setup"
 UPGRADE_HERE = "upgrade this ftcluster"
@@ -25,15 +25,15 @@ class Kind:
     """A kind of document.
 
     Attributes:
-        name: the name of the file.
-        format: the format that is written.
-        oldest: the oldest format that is read.
-        older_hint: what a user does about a document that is too old.
-        newer_hint: what a user does about a document of a newer ftcluster.
-        required: fields of every document of a format that is read; a document without a number
-            that lacks one of them is older than all formats.
-        first_fields: fields of format 0 that hosts know which refuse all others; a later field is
-            written only if it is set. Empty: readers ignore fields that they do not know.
+        name: file name.
+        format: format of new documents.
+        oldest: oldest format that can be read.
+        older_hint: advice for a document that is too old.
+        newer_hint: advice for a document of a newer ftcluster.
+        required: fields that all readable formats have; a document without a number and without one
+            of these fields is older than all formats.
+        first_fields: fields of format 0, for kinds whose old readers reject unknown fields; later
+            fields are written only if they are set. Empty if readers ignore unknown fields.
     """
 
     name: str
@@ -68,24 +68,24 @@ INPUTS = Kind(
     required=frozenset({"model", "tokenizer", "samples"}),
 )  # fmt: skip
 EVENTS = Kind("events.jsonl", 1)
-STATE = Kind("format.json", 1, newer_hint=UPGRADE_HOSTS)  # of a checkpoint or snapshot
+STATE = Kind("format.json", 1, newer_hint=UPGRADE_HOSTS)  # in a checkpoint or snapshot
 TRAINED = Kind("ftcluster.json", 1)
-CLUSTER = Kind("cluster.json", 1)  # of the control node
-RECORD = Kind("cluster.json", 1, oldest=1)  # of the head; plugins/module_utils/record.py writes it
+CLUSTER = Kind("cluster.json", 1)  # on the control node
+RECORD = Kind("cluster.json", 1, oldest=1)  # on the head; plugins/module_utils/record.py writes it
 RUN_RECORD = Kind("run.json", 1)
 CHECKS = Kind("checks.json", 1)
 KINDS = (LAUNCH, JOB, INPUTS, EVENTS, STATE, TRAINED, CLUSTER, RECORD, RUN_RECORD, CHECKS)
 
 
 def stamped(kind: Kind, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document of the kind's format, without later fields that are not set."""
+    """Return a document with its kind's format, without later fields that are not set."""
     later = {name for name in content if kind.first_fields and name not in kind.first_fields}
     kept = {name: value for name, value in content.items() if value or name not in later}
     return {FORMAT: kind.format, **kept}
 
 
 def later_fields(kind: Kind, document: Mapping[str, Any]) -> list[str]:
-    """Return the fields of a document that readers of format 0 refuse, besides the number."""
+    """Return the fields of a document that readers of format 0 reject, except `format`."""
     return sorted(document.keys() - kind.first_fields - {FORMAT}) if kind.first_fields else []
 
 
@@ -102,12 +102,12 @@ def format_of(document: Mapping[str, Any]) -> int:
 
 
 def opened(kind: Kind, document: Any) -> dict[str, Any]:
-    """Return the content of a document without its number.
+    """Return the content of a document without the field `format`.
 
     Raises:
-        FormatError: it is older or newer than what is read; says what to do. The file's name goes
-            before the text.
-        ValueError: it is no mapping, or its number is none.
+        FormatError: the format is too old or too new; the message has the advice and lacks the
+            file's name, which callers put before it.
+        ValueError: the document is no mapping, or `format` is no number.
     """
     if not isinstance(document, dict):
         raise ValueError("it is no mapping")

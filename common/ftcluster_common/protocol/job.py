@@ -1,4 +1,4 @@
-"""job.json in a run's folder: what every rank does. Standard library only."""
+"""The format of job.json in a run's folder, which tells every rank what to do."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -19,26 +19,25 @@ GENERATE: Purpose = "generate"
 
 @dataclass(frozen=True)
 class Job:
-    """A training; or an evaluation of a model, its predictions, or what it writes.
+    """A training, an evaluation, a prediction or a generation of texts.
 
     Attributes:
-        run_dir: its folder on this host.
+        run_dir: the run's folder on this host.
         prefix: the cluster's folder on this host.
         precision: bf16 or fp32, as the plan decided.
-        ipex: whether IPEX optimizes the model, as the plan decided.
-        resume: the runs whose states it continues from: the one before it, the one before that.
-        must_resume: whether it does not start where none of them has left a state.
-        snapshot_seconds: between two snapshots of the training's state; 0: none.
-        log_samples: whether each rank logs the samples of each step.
+        ipex: True if the plan has IPEX optimize the model.
+        resume: ids of the runs that this run continues, the newest first.
+        must_resume: True if it must not start without a saved state of one of these runs.
+        snapshot_seconds: interval between snapshots of the training's state; 0 for none.
+        log_samples: True if each rank logs the samples of each step.
         nodes: number of hosts with ranks; further ones are spares.
-        shard_optimizer: whether each rank has a part of the optimizer's state, as the plan decided.
-        shared_folder: whether all hosts have the same prefix, on a network's file system.
-        hardware: the hosts as text, for the model's card.
+        shard_optimizer: True if the plan shards the optimizer's state over the ranks.
+        shared_folder: True if all hosts share the prefix on a network file system.
+        hardware: description of the hosts for the model card.
         generation: `prompts`, a list of texts; `system`, `max_new_tokens`, `temperature`, `top_p`
-            and `seed`; `more`: whether further prompts come while it runs. Only where texts are
-            generated.
-        price_per_hour: of all hosts, in `currency`; None where it is not known.
-        code: the files of the user's own that the hosts execute.
+            and `seed`; `more`, True if further prompts arrive during the run. Only for generation.
+        price_per_hour: price of all hosts per hour in `currency`; None if unknown.
+        code: users' files that the hosts execute.
     """
 
     run: str
@@ -63,11 +62,11 @@ class Job:
 
     @property
     def run_dirs(self) -> tuple[Path, ...]:
-        """The folders of this run and of those that it continues from, the newest first."""
+        """The folders of this run and of the runs that it continues, the newest first."""
         return (self.run_dir, *(self.prefix / "runs" / run for run in self.resume))
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of job.json, which `read_job` reads."""
+        """Return the content of job.json, which `read_job` reads."""
         data = {**asdict(self), "prefix": str(self.prefix)}
         del data["run_dir"]
         if self.code == NO_CODE:
@@ -79,11 +78,11 @@ def read_job(run_dir: Path, load: Callable[[UserCode], None] = lambda _: None) -
     """Read `run_dir`/job.json of a training.
 
     Args:
-        load: is called with the user's own files before the recipe is read, whose task one of them
-            may define.
+        load: function that is called with the users' files before the recipe is read, because a
+            file may define the recipe's task.
 
     Raises:
-        GivenFileError: it is missing, damaged, or of a format that is not read.
+        GivenFileError: the file is missing, damaged, or has an unsupported format.
     """
 
     def job(document: Any) -> Job:
@@ -98,7 +97,7 @@ def read_job(run_dir: Path, load: Callable[[UserCode], None] = lambda _: None) -
 
 
 def recipe_of(data: Mapping[str, Any]) -> Recipe:
-    """A recipe from its JSON."""
+    """Return a recipe from its JSON."""
     recipe = dict(data)
     recipe["training"] = Training(**_with_tuples(recipe["training"]))
     recipe["options"] = TASKS[recipe["task"]].fields(**_with_tuples(recipe["options"]))
@@ -106,7 +105,7 @@ def recipe_of(data: Mapping[str, Any]) -> Recipe:
 
 
 def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has lists only."""
+    """Return a value with tuples for the lists of JSON."""
     return {
         key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
     }
@@ -119,8 +118,8 @@ class ScriptJob:
     Attributes:
         prefix: the cluster's folder on the hosts.
         program: the arguments of Python.
-        start: the folder that it starts in.
-        local_rank: the option that each rank is given with its local rank, or "".
+        start: working directory.
+        local_rank: option that passes the local rank to the script, or "".
     """
 
     run: str
@@ -130,7 +129,7 @@ class ScriptJob:
     local_rank: str = ""
 
     def arguments(self, local_rank: str) -> list[str]:
-        """Those of Python for a rank, as torch.distributed.launch gives them.
+        """Return Python's arguments for a rank, as torch.distributed.launch passes them.
 
         >>> ScriptJob("", "", ("-m", "train", "--x"), "", "--local-rank").arguments("1")
         ['-m', 'train', '--local-rank=1', '--x']
@@ -140,7 +139,7 @@ class ScriptJob:
         return [*self.program[:behind], *given, *self.program[behind:]]
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of job.json, which `read_script_job` reads."""
+        """Return the content of job.json, which `read_script_job` reads."""
         script = {
             "program": list(self.program), "start": self.start, "local_rank": self.local_rank,
         }  # fmt: skip
@@ -151,7 +150,7 @@ def read_script_job(run_dir: Path) -> ScriptJob:
     """Read `run_dir`/job.json of a script.
 
     Raises:
-        GivenFileError: it is missing, damaged, or of a format that is not read.
+        GivenFileError: the file is missing, damaged, or has an unsupported format.
     """
 
     def job(document: Any) -> ScriptJob:

@@ -1,5 +1,6 @@
-"""Up to which sizes kernels keep values; the plan estimates memory by them."""
+"""Maximum sizes up to which kernels keep values; the plan estimates memory from them."""
 
-ATTENTION_TOKENS = 1024  # of a sequence whose attention is kept as a matrix; longer ones are not
-EVAL_TOKENS = 8192  # that a rank evaluates at once; without gradients it keeps only one layer
-LOGITS = 1 << 27  # elements at once, equal to LOGITS of ftcluster_kernels.cross_entropy
+ATTENTION_TOKENS = 1024  # maximum length of a sequence whose attention matrix is kept
+# maximum tokens that a rank evaluates at once; without gradients it keeps only one layer
+EVAL_TOKENS = 8192
+LOGITS = 1 << 27  # maximum elements at once, equal to LOGITS of ftcluster_kernels.cross_entropy

@@ -1,6 +1,7 @@
-"""launch.json in a run's folder, and the variables of a launch. Standard library only.
+"""The format of launch.json in a run's folder, and the environment variables of a launch.
 
-Variables of Hydra and Intel MPI: Intel MPI Developer Reference, Hydra Environment Variables.
+Standard library only. Source for the variables of Hydra and Intel MPI: Intel MPI Developer
+Reference, Hydra Environment Variables.
 """
 
 import base64
@@ -17,40 +18,40 @@ from ftcluster_common.given_files import GivenFileError, read_form
 from ftcluster_common.protocol.formats import LAUNCH, opened, stamped
 from ftcluster_common.protocol.timeouts import DEFAULT_SECONDS, TIMEOUT_VARIABLE, Timeouts
 
-# TCP ports: all that the role firewall closes besides the local ones; torch's rendezvous; mpirun
-# and its ranks. The last two are for the cluster's account only, so they do not have the ports that
-# torch and accelerate take by default for other local users.
+# TCP ports: all ports that the role firewall closes besides the local ones; torch's rendezvous;
+# mpirun and its ranks. The last two are only for the cluster's account, so they avoid the ports
+# that torch and accelerate use by default for other local users.
 CLUSTER_PORTS = range(29500, 30000)
 RENDEZVOUS_PORTS = range(29550, 29600)
 MPI_PORTS = range(29600, 29800)
 
-RUN_VARIABLE = "FTCLUSTER_RUN"  # the run's id, by which its processes are known
-RESTART_VARIABLE = "FTCLUSTER_RESTART"  # how often the ranks were started again
-CHECKPOINT_VARIABLE = "FTCLUSTER_CHECKPOINT"  # from which a restarted script may resume
-BACKEND_VARIABLE = "FTCLUSTER_BACKEND"  # of torch.distributed
-ACCELERATE_CPU_VARIABLE = "ACCELERATE_USE_CPU"  # Accelerate's own
+RUN_VARIABLE = "FTCLUSTER_RUN"  # the run's id, which identifies its processes
+RESTART_VARIABLE = "FTCLUSTER_RESTART"  # number of restarts of the ranks so far
+CHECKPOINT_VARIABLE = "FTCLUSTER_CHECKPOINT"  # checkpoint that a restarted script may resume from
+BACKEND_VARIABLE = "FTCLUSTER_BACKEND"  # read by torch.distributed
+ACCELERATE_CPU_VARIABLE = "ACCELERATE_USE_CPU"  # read by Accelerate
 PLACEMENT_VARIABLE = "FTCLUSTER_PLACEMENT"  # see `rank_placement`
-SLURM_VARIABLE = "SLURM_JOB_ID"  # Slurm's own
-LAYER_VARIABLE = "FTCLUSTER_LAYER"  # the folder with a script's own packages
+SLURM_VARIABLE = "SLURM_JOB_ID"  # set by Slurm
+LAYER_VARIABLE = "FTCLUSTER_LAYER"  # folder with a script's additional packages
 TAGS_VARIABLE = "FTCLUSTER_TAGS"  # `team=nlp ticket=42`
-FAST_VARIABLE = "FTCLUSTER_FAST"  # whether a script is trained with our kernels
-MOST_SECONDS = 7 * 86400.0  # of a grace time in a damaged launch.json
+FAST_VARIABLE = "FTCLUSTER_FAST"  # set if a script is trained with our kernels
+MOST_SECONDS = 7 * 86400.0  # assumed if launch.json is damaged
 GRACE_SECONDS = 30.0  # for the last checkpoint of a training that is asked to stop
-GLOO, IMPI = "gloo", "impi"  # torch's own, and that of ftcluster_train.mpi
-CCL = "ccl"  # the backend of oneccl_bind_pt
-MPI = "mpi"  # MPI_Allreduce itself, where it is measured beside backends
+GLOO, IMPI = "gloo", "impi"  # torch's own backend, and the backend of ftcluster_train.mpi
+CCL = "ccl"  # backend of oneccl_bind_pt
+MPI = "mpi"  # MPI_Allreduce itself, for comparison with backends
 
-# in the run's folder on each host: what a guardian proves to the supervisor that it is one
+# file in the run's folder on each host by which a guardian authenticates to the supervisor
 GUARD_FILE = "guard"
 LAUNCH_FILE = "launch.json"
-PLANNED_FILE = "planned.json"  # its name until model and data are there
-HUB_TOKEN_FILE = "hub_token"  # in the run's folder, while its ranks are running
+PLANNED_FILE = "planned.json"  # its name until model and data are complete
+HUB_TOKEN_FILE = "hub_token"  # file in the run's folder while its ranks are running
 SECRET_ENV_FILE = "secret_env"  # likewise, see `pack_env`
-SECRET_ENV_VARIABLE = "FTCLUSTER_SECRET_ENV"  # names it to the ranks
-CREDENTIAL = re.compile("TOKEN(?!_PATH)|PASSWORD|SECRET|KEY")  # in names of variables
-# srun(1): beside the job's own script, with all of the job's CPUs
+SECRET_ENV_VARIABLE = "FTCLUSTER_SECRET_ENV"  # tells the ranks its path
+CREDENTIAL = re.compile("TOKEN(?!_PATH)|PASSWORD|SECRET|KEY")  # allowed in names of variables
+# srun(1): run beside the job's script, with all CPUs of the job
 SRUN_OPTIONS = "--overlap --cpu-bind=none"
-# ftcluster sets the ranks' affinity by itself
+# ftcluster sets the ranks' affinity itself
 MPI_VARIABLES = {
     "I_MPI_PIN": "0",
     "I_MPI_PORT_RANGE": f"{MPI_PORTS.start}:{MPI_PORTS.stop - 1}",
@@ -58,8 +59,10 @@ MPI_VARIABLES = {
 
 
 def may_hold_credentials(name: str, value: str) -> bool:
-    """Return True if a variable's name is that of a credential, or its value is a URL with more
-    than scheme, host and path: user information, a query or a fragment. A proxy needs no scheme.
+    """Return True if a variable may hold a credential.
+
+    This is the case if its name looks like one, or if its value is a URL with more than scheme,
+    host and path: user information, a query or a fragment. The URL of a proxy needs no scheme.
 
     >>> may_hold_credentials("MLFLOW_TRACKING_URI", "https://me:secret@tracking/")
     True
@@ -73,7 +76,7 @@ def may_hold_credentials(name: str, value: str) -> bool:
 
 
 def mesh_variables(ssh_config: str, interface: str) -> dict[str, str]:
-    """Variables that make Hydra start other hosts over the mesh.
+    """Return the variables that make Hydra start other hosts over the mesh.
 
     Args:
         interface: the head's network interface, or "". Without it Hydra gives the hosts the head's
@@ -91,10 +94,10 @@ def mesh_variables(ssh_config: str, interface: str) -> dict[str, str]:
 
 
 def slurm_variables(job: str, interface: str) -> dict[str, str]:
-    """Variables that make Hydra start the hosts of a Slurm job by srun; none where `job` is "".
+    """Return the variables that make Hydra start a Slurm job's hosts with srun; {} without a job.
 
     Args:
-        interface: as for `mesh_variables`.
+        interface: the head's network interface, see `mesh_variables`.
     """
     if not job:
         return {}
@@ -107,15 +110,15 @@ def slurm_variables(job: str, interface: str) -> dict[str, str]:
 
 
 def pack_env(variables: Mapping[str, str]) -> str:
-    """Variables as one word, in which nothing is a template; "" of none."""
+    """Return variables as one argument without template characters; "" if there are none."""
     return base64.b64encode(json.dumps(variables).encode()).decode() if variables else ""
 
 
 def unpack_env(text: str) -> dict[str, str]:
-    """The inverse of `pack_env`.
+    """Return the variables that `pack_env` has packed.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text is not from `pack_env`.
     """
     try:
         found = json.loads(base64.b64decode(text, validate=True))
@@ -127,16 +130,16 @@ def unpack_env(text: str) -> dict[str, str]:
 
 
 def head_variables(stack: str, path: str, port: str) -> dict[str, str]:
-    """What the head adds to a launch's variables.
+    """Return the variables that the head adds to a launch.
 
     Args:
-        stack: the stack's folder; mpirun finds its own programs on PATH.
+        stack: the stack's folder, whose programs mpirun must find on PATH.
     """
     return {"PATH": f"{stack}/bin{os.pathsep}{path}", "MASTER_PORT": port}
 
 
 def own_rank(environ: Mapping[str, str]) -> int:
-    """The rank of this process: `bind` and torchrun set RANK, Hydra sets PMI_RANK.
+    """Return the rank of this process: `bind` and torchrun set RANK, Hydra sets PMI_RANK.
 
     Raises:
         KeyError: neither is set.
@@ -145,7 +148,7 @@ def own_rank(environ: Mapping[str, str]) -> int:
 
 
 def own_size(environ: Mapping[str, str]) -> int:
-    """The number of ranks, from the same sources.
+    """Return the number of ranks, from the same sources.
 
     Raises:
         KeyError: it is not set.
@@ -154,18 +157,18 @@ def own_size(environ: Mapping[str, str]) -> int:
 
 
 def label_pattern(run: str) -> str:
-    """mpirun's -prepend-pattern, which labels the output of the ranks: %r is the rank."""
+    """Return mpirun's -prepend-pattern, which labels the ranks' output: %r is the rank."""
     return f"[{run} %r] "
 
 
 @dataclass(frozen=True)
 class RankCores:
-    """Where one rank runs on its host.
+    """The cores and memory of one rank on its host.
 
     Attributes:
         cpus: the kernel's list of CPUs, such as 0-31.
         threads: OpenMP threads.
-        memory: the NUMA nodes that it prefers; none: the kernel's default policy.
+        memory: preferred NUMA nodes; () for the kernel's default policy.
     """
 
     cpus: str
@@ -178,8 +181,8 @@ class Host:
     """One host of a cluster.
 
     Attributes:
-        name: the inventory's name.
-        address: the address that the head reaches it by.
+        name: inventory name.
+        address: address at which the head reaches the host.
     """
 
     name: str
@@ -191,9 +194,9 @@ class RankHost(Host):
     """One host of a launch.
 
     Attributes:
-        ranks: where each of its ranks runs, by local rank.
-        preload: libraries for LD_PRELOAD; a relative path is below the stack.
-        env: further variables of its ranks.
+        ranks: placement of the host's ranks, by local rank.
+        preload: libraries for LD_PRELOAD; relative paths are below the stack.
+        env: additional variables of the host's ranks.
     """
 
     ranks: tuple[RankCores, ...] = ()
@@ -203,27 +206,27 @@ class RankHost(Host):
 
 @dataclass(frozen=True)
 class Launch:
-    """What the supervisor on the head starts; `mpirun_command` renders it.
+    """The run that the supervisor on the head starts; `mpirun_command` renders it.
 
     Attributes:
-        program: arguments of the stack's Python: what each rank becomes once it is bound.
+        program: arguments of the stack's Python for each rank, once it is bound to its cores.
         env: variables of mpirun and all ranks.
-        hosts: those with ranks, the head first.
+        hosts: hosts with ranks, the head first.
         stack: the link to the stack in use, or the stack's folder.
-        script: whether the ranks run a user's script; else it is a training.
-        restarts: how often the ranks have been started again so far.
-        max_restarts: how often the ranks are started again after a failure that is not theirs.
-        idle: hosts that are prepared but have no ranks: spares, and those that a restart left out.
-        spares: how many hosts have no ranks when all of them answer.
-        min_nodes: a restart leaves out hosts that are lost while this many are left; 0: it waits.
-        wait: whether it waits for other runs that use its hosts; else it is refused.
-        share_hosts: whether it starts on hosts that other runs use.
+        script: True if the ranks run a user's script, False for a training.
+        restarts: number of restarts of the ranks so far.
+        max_restarts: maximum number of restarts after failures that the ranks did not cause.
+        idle: prepared hosts without ranks: spares, and hosts that a restart dropped.
+        spares: number of hosts without ranks if all hosts respond.
+        min_nodes: minimum number of hosts after a restart without lost hosts; 0 waits for them.
+        wait: True to wait for other runs on its hosts, False to fail.
+        share_hosts: True to start on hosts that other runs use.
         timeout_seconds: see Timeouts.
-        hang_seconds: how long no rank may do anything; 0: for ever; None: timeout_seconds.
-        slurm_job: the Slurm job that has the hosts, which share the run's folder; "" for none.
-        grace_seconds: for the step that the ranks are in and its checkpoint, once they are asked
-            to stop.
-        started_by: who started it, such as `ops on bastion`.
+        hang_seconds: maximum time without progress of any rank; 0 for no limit, None for
+            timeout_seconds.
+        slurm_job: id of the Slurm job whose hosts share the run's folder, or "".
+        grace_seconds: time for the current step and its checkpoint after a request to stop.
+        started_by: user and machine that started the run, such as `ops on bastion`.
     """
 
     run_dir: str
@@ -253,37 +256,37 @@ class Launch:
 
     @property
     def hostfile_path(self) -> str:
-        """Where mpirun finds the hostfile."""
+        """The path of the hostfile for mpirun."""
         return f"{self.run_dir}/hostfile"
 
     @property
     def supervised_variables(self) -> dict[str, str]:
-        """Variables of ranks whose hosts are prepared: a training has model and data there."""
+        """The variables of ranks on prepared hosts, which have model and data."""
         offline = {} if self.script else {"HF_HUB_OFFLINE": "1"}
         return {TIMEOUT_VARIABLE: f"{self.timeout_seconds:g}", **offline}
 
     @property
     def timeouts(self) -> Timeouts:
-        """How long something is waited for."""
+        """The time-outs of the run."""
         return Timeouts(self.timeout_seconds)
 
     @property
     def nodes(self) -> int:
-        """How many hosts have ranks when all of them answer."""
+        """The number of hosts with ranks if all hosts respond."""
         return len(self.hosts) + len(self.idle) - self.spares
 
     @property
     def rank_hosts(self) -> list[RankHost]:
-        """The host of each rank: they are numbered in the order of `hosts`."""
+        """The host of each rank, by rank: ranks are numbered in the order of `hosts`."""
         return [host for host in self.hosts for _ in host.ranks]
 
     def on(self, hosts: Sequence[RankHost]) -> "Launch":
-        """The same launch with ranks on these of `hosts` and `idle`, the head first."""
+        """Return the same launch with ranks on these of `hosts` and `idle`, the head first."""
         idle = (host for host in (*self.idle, *self.hosts) if host not in hosts)
         return replace(self, hosts=tuple(hosts), idle=tuple(idle))
 
     def shown(self) -> dict[str, Any]:
-        """What `--json` shows of it."""
+        """The part of the launch that `--json` shows."""
         return {
             **asdict(mpirun_command(self)),
             "hosts": [{"name": host.name, "address": host.address} for host in self.hosts],
@@ -292,7 +295,7 @@ class Launch:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of launch.json, which `read_launch` reads."""
+        """Return the content of launch.json, which `read_launch` reads."""
         data = asdict(self)
         del data["run_dir"]
         return stamped(LAUNCH, data)
@@ -300,10 +303,10 @@ class Launch:
 
 @dataclass(frozen=True)
 class MpirunCommand:
-    """What starts the ranks of a launch; no shell is involved.
+    """The command that starts the ranks of a launch; no shell is involved.
 
     Attributes:
-        hostfile: the content of the file at `Launch.hostfile_path`.
+        hostfile: content of the file at `Launch.hostfile_path`.
     """
 
     argv: tuple[str, ...]
@@ -312,11 +315,11 @@ class MpirunCommand:
 
 
 def mpirun_command(launch: Launch) -> MpirunCommand:
-    """Render the command that starts a launch's ranks on its hosts."""
+    """Return the command that starts a launch's ranks on its hosts."""
     python = f"{launch.stack}/bin/python"
     argv = (
         f"{launch.stack}/bin/mpirun",
-        "-machinefile", launch.hostfile_path,  # -f fills the first host, whatever its count says
+        "-machinefile", launch.hostfile_path,  # -f fills the first host, whatever its count is
         "-n", str(len(launch.rank_hosts)),
         "-prepend-pattern", label_pattern(launch.run),
         python, "-m", "ftcluster_train.host.bind",
@@ -331,15 +334,15 @@ def mpirun_command(launch: Launch) -> MpirunCommand:
 
 
 def rank_placement(hosts: Sequence[RankHost], stack: str) -> dict[str, Any]:
-    """The placement of all ranks, which `ftcluster_train.host.bind` reads on the hosts.
+    """Return the placement of all ranks, which `ftcluster_train.host.bind` reads on the hosts.
 
-    Hosts that are alike share an entry, because a variable has a limit (128 KiB, MAX_ARG_STRLEN):
+    Identical hosts share an entry, because a variable has a limit (128 KiB, MAX_ARG_STRLEN):
 
         {"kinds": [{"env": {"LD_PRELOAD": "/usr/lib/..."}, "ranks":
             [{"cpus": "0-31", "threads": 31, "memory": [0]}, ...]}, ...],
          "hosts": [[0, 7], [1, 1]]}
 
-    are seven hosts of the first kind and then one of the second.
+    stands for seven hosts of the first kind and one of the second.
     """
     kinds: list[dict[str, Any]] = []
     numbers = []
@@ -358,7 +361,7 @@ def read_launch(run_dir: Path) -> Launch:
     """Read `run_dir`/launch.json.
 
     Raises:
-        GivenFileError: it is missing, damaged, or of a format that is not read.
+        GivenFileError: the file is missing, damaged, or has an unsupported format.
     """
 
     def host(data: Any) -> RankHost:
@@ -379,12 +382,12 @@ def read_launch(run_dir: Path) -> Launch:
 
 @dataclass(frozen=True)
 class LaunchOutline:
-    """The part of launch.json that ending a run needs, whatever version wrote the file.
+    """The part of launch.json that is needed to end a run of any version.
 
     Attributes:
-        head: the name of the first host, or "".
-        slurm_job: as for Launch.
-        grace_seconds: as for Launch.
+        head: name of the first host, or "".
+        slurm_job: see `Launch`.
+        grace_seconds: see `Launch`.
     """
 
     head: str = ""
@@ -393,10 +396,10 @@ class LaunchOutline:
 
 
 def read_outline(run_dir: Path) -> LaunchOutline:
-    """Read the outline of `run_dir`/launch.json; a field that cannot be read has its default.
+    """Read the outline of `run_dir`/launch.json; unreadable fields get their defaults.
 
     Raises:
-        GivenFileError: the file is there and this user may not read it.
+        GivenFileError: the file exists but this user may not read it.
     """
     try:
         data = read_form(run_dir / LAUNCH_FILE, dict)

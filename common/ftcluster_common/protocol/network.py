@@ -1,7 +1,7 @@
-"""How MPI's messages go from host to host: libfabric's provider. Standard library only.
+"""The choice of libfabric's provider for MPI's traffic between hosts. Standard library only.
 
-A run and verify choose by the same functions. The providers are those of the libfabric that comes
-with Intel MPI (impi_rt 2021.18), and the libraries are those that it takes from the host.
+Runs and verify use the same functions. The providers are part of the libfabric that comes with
+Intel MPI (impi_rt 2021.18), which loads the libraries from the host.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,14 @@ from typing import Any
 
 AUTO = "auto"
 TCP, VERBS, PSM3, PSM2, EFA = "tcp", "verbs;ofi_rxm", "psm3", "psm2", "efa"
-PROVIDER_VARIABLE = "FI_PROVIDER"  # libfabric's
+PROVIDER_VARIABLE = "FI_PROVIDER"  # names of libfabric
 LIBRARIES = {
     VERBS: ("libibverbs.so.1", "librdmacm.so.1"),
     PSM3: ("libibverbs.so.1", "libnuma.so.1", "libuuid.so.1"),
     PSM2: ("libpsm2.so.2",),
     EFA: ("libibverbs.so.1", "libefa.so.1"),
 }
-PROVIDERS = {  # by the device's driver
+PROVIDERS = {  # providers by the device's driver
     "efa": EFA,
     "hfi1": PSM2,  # Omni-Path
     "ice": PSM3,  # Intel's Ethernet
@@ -29,7 +29,7 @@ PROVIDERS = {  # by the device's driver
 
 @dataclass(frozen=True)
 class RdmaDevice:
-    """One RDMA device, as the module `ftcluster.cluster.host_facts` documents it."""
+    """One RDMA device, as documented by the module `ftcluster.cluster.host_facts`."""
 
     name: str
     driver: str
@@ -40,20 +40,20 @@ class RdmaDevice:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "RdmaDevice":
-        """Read a device as the module returned it; unknown keys are ignored."""
+        """Read a device from the module's result; unknown keys are ignored."""
         values = {key.name: data[key.name] for key in fields(cls) if key.name in data}
         return cls(**{**values, "interfaces": tuple(values["interfaces"])})
 
 
 @dataclass(frozen=True)
 class HostNetwork:
-    """What a host has for MPI.
+    """The network of a host, as far as it matters to MPI.
 
     Attributes:
-        interface: its network interface in the cluster, or "".
-        asked: the inventory's ftcluster_network_provider.
-        libraries: those of LIBRARIES that it has.
-        locks_memory: whether the ranks' account may lock all memory, as RDMA needs.
+        interface: the host's network interface in the cluster, or "".
+        asked: value of ftcluster_network_provider in the inventory.
+        libraries: members of LIBRARIES that are installed.
+        locks_memory: True if the ranks' account may lock all memory, as RDMA requires.
     """
 
     interface: str
@@ -64,19 +64,19 @@ class HostNetwork:
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> "HostNetwork":
-        """The network in the facts of a host; older facts have no RDMA."""
+        """Return the network in a host's facts; older facts have no RDMA."""
         return cls(
             interface=facts["network_interface"],
             asked=facts.get("network_provider", AUTO),
             devices=tuple(RdmaDevice.from_dict(device) for device in facts.get("rdma", ())),
             libraries=tuple(facts.get("rdma_libraries", ())),
-            # setup raises the limit of the account that it makes
+            # setup raises the limit of the account that it creates
             locks_memory=bool(facts["rank_user"]) or facts.get("locks_memory", False),
         )
 
 
 def choose_provider(hosts: Sequence[HostNetwork]) -> str:
-    """The inventory's, which the first host has; or RDMA where all can use the same; or TCP."""
+    """Return the inventory's provider, else RDMA if all hosts can use the same one, else TCP."""
     asked = hosts[0].asked
     if asked != AUTO:
         return VERBS if asked == "verbs" else asked
@@ -88,7 +88,7 @@ def choose_provider(hosts: Sequence[HostNetwork]) -> str:
 
 
 def best_device(host: HostNetwork) -> tuple[RdmaDevice | None, str]:
-    """The host's RDMA device on the cluster's network, and why it cannot be used, or ""."""
+    """Return the RDMA device on the cluster's network and the reason against it, or ""."""
     # EFA has no network interface
     near = [
         device
@@ -102,12 +102,12 @@ def best_device(host: HostNetwork) -> tuple[RdmaDevice | None, str]:
 
 
 def provider_of(device: RdmaDevice) -> str:
-    """The provider for a device, or ""."""
+    """Return the provider for a device, or ""."""
     return "" if device.iwarp else PROVIDERS.get(device.driver, "")
 
 
 def network_variables(provider: str, host: HostNetwork) -> dict[str, str]:
-    """Variables of one host's ranks that make a provider use the cluster's network."""
+    """Return variables of a host's ranks that make a provider use the cluster's network."""
     device, _ = best_device(host)
     if provider == TCP and host.interface:
         return {"FI_TCP_IFACE": host.interface}  # fi_tcp(7)
@@ -119,7 +119,7 @@ def network_variables(provider: str, host: HostNetwork) -> dict[str, str]:
 
 
 def _problem(host: HostNetwork, device: RdmaDevice) -> str:
-    """Why a device cannot be used, or ""."""
+    """Return the reason why a device cannot be used, or ""."""
     provider = provider_of(device)
     if not provider:
         kind = "iWARP" if device.iwarp else f"driver {device.driver or 'of software'}"

@@ -1,4 +1,4 @@
-"""Where the ranks' time went, from two events `communication`. Standard library only."""
+"""The time of each rank between two events `communication`. Standard library only."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RankTimes:
-    """Seconds of one rank, which add up to its training.
+    """Seconds of one rank, which add up to the time of its training.
 
     Attributes:
         compute: forward and backward passes, optimizer, and communication that they hide.
-        communication: blocked while data moved: what the rank that waited least was.
-        input: making batches.
-        waiting: blocked for slower ranks.
+        communication: blocked while data moved, which is the least time that any rank was blocked.
+        input: building batches.
+        waiting: blocked by slower ranks.
     """
 
     compute: float
@@ -24,22 +24,22 @@ class RankTimes:
 
     @property
     def work(self) -> float:
-        """Seconds in which the others may have to wait for it."""
+        """The seconds in which the other ranks may have to wait for this rank."""
         return self.compute + self.input
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Steps between two reports of the ranks.
+    """The steps between two reports of the ranks.
 
     Attributes:
-        step: the last of them.
-        steps: how many.
-        ended: seconds since 1970.
-        seconds: without evaluation and checkpoints.
-        ranks: by number.
-        tokens: those of all ranks, without padding.
-        sent_bytes: by rank 0.
+        step: number of the last step.
+        steps: number of steps.
+        ended: end in seconds since 1970.
+        seconds: duration without evaluation and checkpoints.
+        ranks: times of the ranks, by number.
+        tokens: tokens of all ranks, without padding.
+        sent_bytes: bytes sent by rank 0.
     """
 
     step: int
@@ -52,10 +52,10 @@ class Interval:
 
 
 def interval_between(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> Interval:
-    """The steps between two events `communication`, whose numbers are since the ranks started.
+    """Return the steps between two events `communication`, which count from the ranks' start.
 
     Args:
-        before: None for the first one since then.
+        before: event before, or None if `after` is the first since the start.
     """
     zero: dict[str, Any] = {
         **dict.fromkeys(after, 0.0),
@@ -78,6 +78,6 @@ def interval_between(before: Mapping[str, Any] | None, after: Mapping[str, Any])
 
 
 def straggler_scores(ranks: Sequence[RankTimes]) -> list[float]:
-    """How much longer each rank works than the median rank: 1 is usual, 1.2 a fifth longer."""
+    """Return each rank's work time relative to the median rank: 1.2 is a fifth longer."""
     usual = median(rank.work for rank in ranks)
     return [rank.work / usual if usual else 1.0 for rank in ranks]

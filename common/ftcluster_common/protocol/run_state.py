@@ -1,4 +1,4 @@
-"""What a run's folder on the head says of it: the rows of `ftcluster ps`. Standard library only."""
+"""The state of a run, from its folder on the head: a row of `ftcluster ps`."""
 
 import base64
 import json
@@ -9,15 +9,15 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 STATES = ("running", "done", "failed", "stopped")
-STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{4}$")  # behind a name
+STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{4}$")  # separator between a name and the rest of an id
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-WAITS = "waiting"  # how a phase begins in which a run waits for hosts
-INTERRUPTED = "interrupted"  # what a run is whose supervisor is gone, as after a reboot
-MOST_ROWS_BYTES = 64 << 20  # of the rows of a page as JSON: some 150,000
+WAITS = "waiting"  # prefix of phases in which a run waits for hosts
+INTERRUPTED = "interrupted"  # state of a run whose supervisor is gone, for example after a reboot
+MOST_ROWS_BYTES = 64 << 20  # maximum size of the rows of a page as JSON: some 150,000 rows
 
 
 def is_run_id(text: Any) -> bool:
-    """Whether a text names a run: a plain name, because it is a folder's on every machine.
+    """Return True if a text is a run id: a plain name, because run folders are named after it.
 
     >>> is_run_id("quickstart-20260131-101500-7f3a"), is_run_id(".."), is_run_id("/etc")
     (True, False, False)
@@ -26,7 +26,7 @@ def is_run_id(text: Any) -> bool:
 
 
 def name_of_run(run: str) -> str:
-    """What an id begins with: the recipe's or the script's name, or one that was given.
+    """Return the name in an id: that of the recipe or the script, or the name that the user chose.
 
     >>> name_of_run("my-model-20260131-101500-7f3a"), name_of_run("other")
     ('my-model', 'other')
@@ -36,21 +36,21 @@ def name_of_run(run: str) -> str:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run.
+    """The state of a run.
 
     Attributes:
         state: running, done, failed or stopped.
-        recipe: the recipe's name, or that of the script.
-        hosts: names of its hosts, the head first; none before the launch.
-        ranks: how many it was launched with; 0 before the launch.
-        steps: optimizer steps in all; 0 where they are not known, as of a script.
-        started: seconds since 1970.
-        seconds: from its start to its end, or until now.
-        model: the folder of the trained model on the head, or "".
-        checkpoint: the folder of the newest checkpoint on the head, or "".
-        started_by: who started it, such as `ops on bastion`; "" if that is not known.
-        tags: such as `team=nlp ticket=42`, or "".
-        doing: for which hosts it waits, or INTERRUPTED; else "".
+        recipe: name of the recipe or the script.
+        hosts: names of the hosts, the head first; empty before the launch.
+        ranks: number of ranks; 0 before the launch.
+        steps: total optimizer steps; 0 if unknown, for example for a script.
+        started: start in seconds since 1970.
+        seconds: duration from the start to the end, or until now.
+        model: folder of the trained model on the head, or "".
+        checkpoint: folder of the newest checkpoint on the head, or "".
+        started_by: user and machine that started the run, such as `ops on bastion`; "" if unknown.
+        tags: tags such as `team=nlp ticket=42`, or "".
+        doing: hosts that the run waits for, or INTERRUPTED, or "".
     """
 
     run: str
@@ -69,7 +69,7 @@ class RunState:
     tags: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready data."""
+        """Return the state as JSON-ready data."""
         return dict(vars(self))
 
 
@@ -77,9 +77,9 @@ FIELDS = {field.name: field.default is MISSING for field in fields(RunState)}
 
 
 def run_state_of(data: Mapping[str, Any]) -> RunState:
-    """A run from its JSON, whatever else is in it.
+    """Return a run from its JSON; unknown fields are ignored.
 
-    An older node package leaves out what has a default.
+    An older node package omits fields that have a default here.
 
     Raises:
         KeyError: a field is missing.
@@ -89,15 +89,15 @@ def run_state_of(data: Mapping[str, Any]) -> RunState:
 
 
 def pack(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as text, a tenth of their JSON: Ansible's runner brings no large answers."""
+    """Return rows as text, a tenth of their JSON, because ansible-runner drops large results."""
     return base64.b64encode(zlib.compress(json.dumps(rows).encode())).decode()
 
 
 def unpack(text: str) -> Any:
-    """The inverse of `pack`.
+    """Return the rows that `pack` has packed.
 
     Raises:
-        ValueError: it is something else, or more than MOST_ROWS_BYTES.
+        ValueError: the text is not from `pack`, or has more than MOST_ROWS_BYTES.
     """
     reader = zlib.decompressobj()
     try:

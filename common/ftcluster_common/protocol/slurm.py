@@ -1,29 +1,29 @@
-"""What squeue says of one job.
+"""Parser of squeue's output for one job.
 
-`squeue --jobs=ID` lists all tasks of an array where ID is the array's own, which its last task has,
-too: the line is that whose own id (%A) it is. %i is the name by which that task alone is meant:
-12_7 (squeue(1), scancel(1)).
+The id of an array is also the id of its last task, and `squeue --jobs=ID` lists all tasks of the
+array: the right line has ID in %A. %i is the name of that task alone: 12_7 (squeue(1), scancel(1)).
 """
 
 import subprocess
 from typing import NamedTuple
 
 SQUEUE = ("squeue", "--noheader", "--format=%A %i %T")
-SQUEUE_SECONDS = 20.0  # it asks a controller that is down for longer
+SQUEUE_SECONDS = 20.0  # squeue retries longer if the controller is down
 RUNNING = "RUNNING"
 UNKNOWN = "unknown"  # squeue failed
-NO_JOB = "Invalid job id"  # part of what it says, with exit code 1, of a job that ended long ago
+# part of squeue's message, with exit code 1, about a job that ended long ago
+NO_JOB = "Invalid job id"
 
 
 class Queued(NamedTuple):
-    """A job in the queue; fields are "" where it is not there."""
+    """A job in the queue; fields are "" if the job is not there."""
 
     name: str = ""
     state: str = ""
 
 
 def queued(output: str, job: str) -> Queued:
-    """Find a job in what SQUEUE with --jobs prints.
+    """Find a job in the output of SQUEUE with --jobs.
 
     >>> queued("11 12_0 RUNNING\\n12 12_7 COMPLETING\\n", "12")
     Queued(name='12_7', state='COMPLETING')
@@ -36,7 +36,7 @@ def queued(output: str, job: str) -> Queued:
 
 
 def job_in_queue(job: str) -> Queued:
-    """What Slurm says: nothing where there is none, UNKNOWN where it does not answer."""
+    """Return the job's entry; empty if there is no job, UNKNOWN if Slurm does not respond."""
     command = [*SQUEUE, f"--jobs={job}"]
     try:
         done = subprocess.run(

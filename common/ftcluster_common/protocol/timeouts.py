@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-TIMEOUT_VARIABLE = "FTCLUSTER_TIMEOUT"  # the setting, for ranks and guardians
+TIMEOUT_VARIABLE = "FTCLUSTER_TIMEOUT"  # the setting's variable, for ranks and guardians
 DEFAULT_SECONDS = 10.0
-BEAT_SECONDS = 1.0  # between two signs of life
+BEAT_SECONDS = 1.0  # interval between two signs of life
 
 
 def _times(factor: float) -> float:
@@ -14,14 +14,14 @@ def _times(factor: float) -> float:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds that are waited for something before it counts as failed."""
+    """Maximum seconds of waiting before something counts as failed."""
 
-    silence: float = DEFAULT_SECONDS  # for a sign of life of a rank or host; the setting
-    stopped = _times(0.25)  # for SIGCONT to a rank that is stopped
-    last_words = _times(0.5)  # for other ranks' errors, after one has failed
+    silence: float = DEFAULT_SECONDS  # for a sign of life of a rank or host; this is the setting
+    stopped = _times(0.25)  # for a stopped rank to get SIGCONT
+    last_words = _times(0.5)  # for errors of other ranks, after one has failed
     supervisor = _times(1.5)  # for its sign of life, before a guardian ends its rank
     ssh = _times(1.5)  # for a command on another host, before the ranks are started
-    ssh_again = _times(0.5)  # for a host that has answered before
+    ssh_again = _times(0.5)  # for a host that has responded before
     connect = _times(2)  # for the supervisor, before a rank is started
     # for mpirun to start a rank, and for ranks that start up without computing or reading
     start = _times(12)
@@ -34,5 +34,5 @@ class Timeouts:
 
 
 def timeouts_of(environment: Mapping[str, str]) -> Timeouts:
-    """Those of the run that a process belongs to."""
+    """Return the timeouts of the current run, read from its environment."""
     return Timeouts(float(environment.get(TIMEOUT_VARIABLE, DEFAULT_SECONDS)))

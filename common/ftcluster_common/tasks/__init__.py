@@ -1,1 +1,1 @@
-"""The tasks, a module for each family, and the list of them in `registry`."""
+"""The tasks: a module for each family, and their list in `registry`."""

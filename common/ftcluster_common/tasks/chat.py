@@ -24,9 +24,9 @@ PROMPTS = (
     ("instruction", "response"), ("question", "answer"), ("question", "response"),
     ("query", "response"), ("input", "output"),
 )  # fmt: skip
-CONTEXTS = ("input", "context")  # what an instruction is about
+CONTEXTS = ("input", "context")  # text that an instruction refers to
 SYSTEM = ("system", "system_prompt")
-# Where one of these is not read, what is learned may lack a part of its prompt.
+# If one of these columns is not read, the training prompts may be incomplete.
 QUESTIONS = ("instruction", "prompt", "question", "query", *CONTEXTS, *SYSTEM, "history")
 
 
@@ -93,11 +93,11 @@ class PreferenceTuning(DecoderTuning):
 
 
 def conversation_columns(options: InstructionTuning, columns: Sequence[str]) -> ConversationColumns:
-    """The columns with conversations.
+    """Return the columns with conversations.
 
     Raises:
-        DataError: there are none such, or another one may belong to them; has the columns and how
-            they are named in a recipe.
+        DataError: there are no such columns, or another column may belong to them. The message
+            lists the columns and shows how to name them in a recipe.
     """
     names = {name.lower(): name for name in columns}
     prompt, completion = options.prompt_column, options.completion_column
@@ -127,7 +127,8 @@ def conversation_columns(options: InstructionTuning, columns: Sequence[str]) -> 
             f"{what}; {found_columns(columns)}; name them: messages_column=NAME, or "
             f"prompt_column={prompt or 'NAME'} completion_column={completion or 'NAME'}"
         )
-    if not named and not chosen.messages:  # with messages some files have their first one again
+    # some files with messages repeat their first message in another column
+    if not named and not chosen.messages:
         _ask_for_unread(
             chosen.names,
             names,
@@ -137,10 +138,11 @@ def conversation_columns(options: InstructionTuning, columns: Sequence[str]) -> 
 
 
 def preference_columns(options: PreferenceTuning, columns: Sequence[str]) -> PreferenceColumns:
-    """The columns with prompts and answers.
+    """Return the columns with prompts and answers.
 
     Raises:
-        DataError: there are none such; has the columns and how they are named in a recipe.
+        DataError: there are no such columns. The message lists the columns and shows how to name
+            them in a recipe.
     """
     names = {name.lower(): name for name in columns}
     prompt, context = options.prompt_column, ""
@@ -164,12 +166,12 @@ def preference_columns(options: PreferenceTuning, columns: Sequence[str]) -> Pre
 
 
 def _ask_for_unread(read: Sequence[str], names: Mapping[str, str], way: str) -> None:
-    """Raise where a column is not read that may belong to the prompt."""
+    """Raise DataError if a column that may belong to the prompt is not read."""
     unread = [names[name] for name in QUESTIONS if name in names and names[name] not in read]
     if unread:
         raise DataError(
-            f"{', '.join(unread)} may belong to the prompt, and only {', '.join(read)} are read; "
-            f"leave out what does not belong to it, or say what is read: {way}"
+            f"{', '.join(unread)} may belong to the prompt, but only {', '.join(read)} are read; "
+            f"remove columns that do not belong to it, or name the columns to read: {way}"
         )
 
 
@@ -177,21 +179,21 @@ Chats = TypeVar("Chats", bound=DecoderTuning)
 
 
 class DecoderTuningSpec(TaskSpec[Chats]):
-    """The part that all declarations of tasks with conversations share."""
+    """The common part of the declarations of tasks with conversations."""
 
     exported_as = "CausalLM"
     pipeline = "text-generation"
     model_kind = "decoder"
     predicts_tokens = True
     generates = True
-    against_ipex = "conversations of a row are kept apart by kernels that do not go with IPEX"
+    against_ipex = "packed conversations need attention kernels that do not work with IPEX"
 
     def uses_chat_template(self, options: Chats) -> bool:
-        """Return True unless the recipe declines it."""
+        """Return True unless the recipe turns it off."""
         return options.chat_template
 
     def load_in_4bit(self, options: Chats) -> bool:
-        """Return True on request."""
+        """Return True if the recipe sets it."""
         return options.load_in_4bit
 
     def why_not_predicted(self) -> tuple[str, str]:
@@ -205,12 +207,12 @@ def _uses(named: ConversationColumns | PreferenceColumns, columns: Sequence[str]
 
 
 class InstructionTuningSpec(DecoderTuningSpec[InstructionTuning]):
-    """The declaration of the training with answers."""
+    """The declaration of instruction tuning."""
 
     name = "instruction-tuning"
     fields = InstructionTuning
     recipe = "sft"
-    model_recipes = {"ForCausalLM": ("sft", "clm")}  # a decoder learns texts alone as well
+    model_recipes = {"ForCausalLM": ("sft", "clm")}  # a decoder can also be trained on plain texts
 
     def columns(
         self,
@@ -244,11 +246,11 @@ class InstructionTuningSpec(DecoderTuningSpec[InstructionTuning]):
         )
 
     def metric_names(self, options: InstructionTuning) -> tuple[str, ...]:
-        """Return the loss and what is computed of it."""
+        """Return the loss and the perplexity."""
         return ("loss", "perplexity")
 
     def contradictions(self, options: InstructionTuning) -> Iterator[Contradiction]:
-        """Find two forms of rows at once, and messages without a template."""
+        """Yield an error for two forms of rows at once, and for messages without a template."""
         pair = [name for name in ("prompt_column", "completion_column") if getattr(options, name)]
         if options.messages_column and pair:
             yield (
@@ -261,7 +263,7 @@ class InstructionTuningSpec(DecoderTuningSpec[InstructionTuning]):
 
 
 class PreferenceTuningSpec(DecoderTuningSpec[PreferenceTuning]):
-    """The declaration of the training with two answers."""
+    """The declaration of preference tuning."""
 
     name = "preference-tuning"
     fields = PreferenceTuning
@@ -301,7 +303,7 @@ class PreferenceTuningSpec(DecoderTuningSpec[PreferenceTuning]):
         )
 
     def metric_names(self, options: PreferenceTuning) -> tuple[str, ...]:
-        """Return the loss and how the answers are told apart."""
+        """Return the loss, and the metrics that compare the two answers."""
         return ("loss", "accuracy", "margin")
 
     def texts_of_a_sample(self, options: PreferenceTuning) -> int:
@@ -311,7 +313,7 @@ class PreferenceTuningSpec(DecoderTuningSpec[PreferenceTuning]):
     def why_not_evaluated(self, model: str) -> tuple[str, str]:
         """Name the loss on answers, which can be measured."""
         return (
-            "what a model prefers is measured against the one that its training began with",
-            "the training's own evaluations have it; the loss on answers: ftcluster evaluate "
+            "preferences are measured relative to the model before its training",
+            "see the evaluations of its training; for the loss on answers: ftcluster evaluate "
             f"sft --model {model}",
         )

@@ -83,7 +83,7 @@ class TextClassification(Options):
 
 @dataclass(frozen=True)
 class Glue:
-    """A task of GLUE, as nyu-mll/glue on the Hub has it and run_glue evaluates it."""
+    """A task of GLUE: data as in nyu-mll/glue on the Hub, metrics as in run_glue."""
 
     text_columns: tuple[str, ...]
     metrics: tuple[Metric, ...] = ("accuracy",)
@@ -111,14 +111,15 @@ GLUE: dict[str, Glue] = {
 def classification_columns(
     options: TextClassification, columns: Sequence[str], labelled: bool = True
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The columns with the texts and the label, or with a class each.
+    """Return the columns with the texts, and the column with the label or one for each class.
 
     Args:
-        columns: those of the data.
-        labelled: whether the label is needed; if not, there may be none.
+        columns: names of the columns in the data.
+        labelled: False if the label may be missing.
 
     Raises:
-        DataError: there are none such; has the columns and how they are named in a recipe.
+        DataError: there are no such columns. The message lists the columns and shows how to name
+            them in a recipe.
     """
     texts = options.text_columns or find_texts(columns)
     label = "" if options.label_columns else named_column(options.label_column, LABELS, columns)
@@ -140,10 +141,10 @@ def classification_columns(
 
 
 def with_label_columns(options: TextClassification, rows: Iterable[Row]) -> TextClassification:
-    """The options with the columns of 0 and 1 that have a class each, as the first rows tell.
+    """Return the options with the columns of 0 and 1 as label_columns, judged by the first rows.
 
-    They are as they were where a column with the class is named or known, or where there are not
-    three such columns: of two, one may be the class and the other say something else.
+    The options stay unchanged if a column with the class is named or has a usual name, or if there
+    are fewer than three such columns: of two, only one may be a class.
 
     >>> row = {"text": "a b", "toxic": "1", "insult": "0", "threat": 0, "id": "7"}
     >>> with_label_columns(TextClassification(), [row]).label_columns
@@ -176,7 +177,7 @@ def _classification_problem(
     options: TextClassification, texts: Sequence[str], labels: Sequence[str], kinds: list[bool],
     row: Row,
 ) -> str:  # fmt: skip
-    """The problem of a row; `kinds` has whether the first row's label is a list."""
+    """Return the problem of a row; `kinds` holds True if the first row's label is a list."""
     if options.skip_incomplete and is_incomplete(row, [*texts, *labels]):
         return ""
     problem = check_columns(texts, labels, row)
@@ -203,7 +204,7 @@ def _classification_problem(
 
 
 def _check_labels(files: Files, options: TextClassification, trains: bool) -> list[str]:
-    """Return the problem of a column of labels as a whole, which the head would refuse too."""
+    """Return the problem of a whole column of labels, which the head would reject too."""
     if not files or options.label_columns or any(kind_of(file) == PARQUET for file in files):
         return []
     labels: list[Any] = []
@@ -221,7 +222,7 @@ def _check_labels(files: Files, options: TextClassification, trains: bool) -> li
 
 
 def _check_scores(files: Files, options: TextClassification) -> list[str]:
-    """The first label that is no class, of text files whose labels are all numbers."""
+    """Return the first label that is a score, if all labels of text files are numbers."""
     scores: list[str] = []
     if options.label_columns or any(kind_of(file) == PARQUET for file in files):
         return scores
@@ -257,14 +258,14 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
     def columns(
         self, options: TextClassification, columns: Sequence[str], answered: bool
     ) -> Columns:
-        """Find the texts and the label, or the columns of a class each."""
+        """Find the texts and the label, or the columns with one class each."""
         texts, labels = classification_columns(options, columns, answered)
         return {"text": texts, "label": labels if answered else ()}
 
     def row_check(
         self, options: TextClassification, answered: bool, columns: Sequence[str]
     ) -> CheckRow:
-        """Check texts, and labels by what they are in the first row."""
+        """Check texts, and labels by their kind in the first row."""
         return _classification(options, answered, columns)
 
     def row_form(self, options: TextClassification, answered: bool) -> str:
@@ -294,7 +295,7 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
         return tuple(f"{name}_{ending}" for ending in endings for name in names)
 
     def contradictions(self, options: TextClassification) -> Iterator[Contradiction]:
-        """Find fields for classes beside a regression, and weights that are none."""
+        """Yield errors for class fields beside a regression, and for invalid weights."""
         wrong = [
             name
             for name in options.metrics or ()
@@ -302,7 +303,7 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
         ]
         if wrong:
             kind = "a regression" if options.regression else "classes"
-            yield "metrics", f"{', '.join(wrong)} cannot be measured of {kind}"
+            yield "metrics", f"{', '.join(wrong)} cannot be measured for {kind}"
         for name in ("class_weights", "label_columns", "all_probabilities"):
             if options.regression and getattr(options, name):
                 yield name, f"{name} is for classes, and regression predicts a number"
@@ -317,11 +318,11 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
         return {**vars(GLUE[glue]), "data_config": glue} if glue else {}
 
     def with_rows(self, options: TextClassification, rows: Iterable[Row]) -> TextClassification:
-        """Return the options with the columns of 0 and 1 that have a class each."""
+        """Return the options with the columns of 0 and 1 as label_columns."""
         return with_label_columns(options, rows)
 
     def file_problems(self, options: TextClassification, files: Files, trains: bool) -> list[str]:
-        """Find labels that are numbers and no classes, and labels that are too many."""
+        """Find labels that are scores instead of classes, and too many different labels."""
         if options.regression:
             return []
         return _check_scores(files, options) or _check_labels(files, options, trains)
@@ -343,7 +344,7 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
         return options.class_weights is None
 
     def skips_incomplete(self, options: TextClassification) -> bool:
-        """Return True on request."""
+        """Return True if the recipe sets it."""
         return options.skip_incomplete
 
     def smooths_labels(self, options: TextClassification) -> bool:

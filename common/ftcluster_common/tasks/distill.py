@@ -1,4 +1,4 @@
-"""The task text-distillation: a classifier learns from a larger one, the recipe's teacher."""
+"""The task text-distillation: training a classifier on the outputs of a larger one, the teacher."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class TextDistillation(Options):
     Attributes:
         text_columns: one or two columns with text. Default: found by their names.
         label_column: column with one of the teacher's classes. Rows without a class, or data
-            without the column, are learned from the teacher alone.
+            without the column, have only the teacher's part of the loss.
         temperature: divisor of the logits of both models.
         alpha: share of the loss that compares with the teacher; the labels' cross entropy has the
             rest.
@@ -40,10 +40,10 @@ class TextDistillation(Options):
 def distilled_columns(
     options: TextDistillation, columns: Sequence[str]
 ) -> tuple[tuple[str, ...], str]:
-    """The columns with the texts, and the one with the class, "" where there is none.
+    """Return the columns with the texts, and the column with the class or "".
 
     Raises:
-        DataError: there are no texts, or no column that is asked for.
+        DataError: there are no texts, or a requested column is missing.
     """
     named = options.label_column != LABELS[0]
     plain = TextClassification(options.text_columns, options.label_column)
@@ -86,7 +86,7 @@ class TextDistillationSpec(TaskSpec[TextDistillation]):
         answered: bool,
         columns: Sequence[str],
     ) -> CheckRow:
-        """Check the texts, and that a label is a class or nothing."""
+        """Check the texts, and that a label is a class or empty."""
         return partial(_distillation_problem, *distilled_columns(options, columns))
 
     def row_form(self, options: TextDistillation, answered: bool) -> str:
@@ -95,7 +95,7 @@ class TextDistillationSpec(TaskSpec[TextDistillation]):
         return f"each row has {texts} and, if it is known, {options.label_column}"
 
     def metric_names(self, options: TextDistillation) -> tuple[str, ...]:
-        """Return the metrics of classes, and how often student and teacher agree."""
+        """Return the metrics of classification, and the agreement of student and teacher."""
         return ("loss", "accuracy", "f1_macro", "agreement")
 
     def has_classes(self, options: TextDistillation) -> bool:
@@ -103,5 +103,5 @@ class TextDistillationSpec(TaskSpec[TextDistillation]):
         return True
 
     def needs_teacher(self, options: TextDistillation) -> bool:
-        """Return True always."""
+        """Return True."""
         return True

@@ -1,4 +1,4 @@
-"""The task sentence-similarity: texts get embeddings, alike for a query and its text."""
+"""The task sentence-similarity: embeddings of texts that are similar for a query and its text."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,13 +24,13 @@ from ftcluster_common.limits import limited
 from ftcluster_common.tasks.classify import REGRESSION_METRICS
 from ftcluster_common.tasks.spec import RETRIEVAL_METRICS, Adapters, Contradiction, TaskSpec
 
-SCORE_LOSSES = ("cosent", "angle", "cosine")  # of pairs with a score
-DISTILL_LOSSES = ("mse", "cosine_distance")  # of a text and its teacher's embedding
+SCORE_LOSSES = ("cosent", "angle", "cosine")  # losses of pairs with a score
+DISTILL_LOSSES = ("mse", "cosine_distance")  # losses of a text and its teacher's embedding
 OF_PAIRS = (
     "positive_column", "negative_columns", "label_column", "query_prompt", "text_prompt",
     "symmetric", "matryoshka_dims", "matryoshka_weights", "hard_negatives",
 )  # fmt: skip
-# whether two texts belong together
+# usual names of columns with a label or score of a pair
 BELONGING = ("label", "labels", "score", "similarity", "similarity_score", "is_duplicate")
 
 
@@ -105,15 +105,16 @@ class SentenceSimilarity(Adapters):
 
     @property
     def distils(self) -> bool:
-        """Return True if single texts are learned from a teacher."""
+        """True if the embeddings of single texts are trained on a teacher's."""
         return self.loss in DISTILL_LOSSES
 
 
 def search_columns(options: SentenceSimilarity, columns: Sequence[str]) -> SearchColumns:
-    """The columns with queries and texts.
+    """Return the columns with queries and texts.
 
     Raises:
-        DataError: there are none such; has the columns and how they are named in a recipe.
+        DataError: there are no such columns. The message lists the columns and shows how to name
+            them in a recipe.
     """
     query, positive = find_search(options.query_column, options.positive_column, columns)
     scored = options.loss if options.loss in SCORE_LOSSES else ""
@@ -134,7 +135,7 @@ def search_columns(options: SentenceSimilarity, columns: Sequence[str]) -> Searc
 
 
 def with_loss(options: SentenceSimilarity, rows: Iterable[Row]) -> SentenceSimilarity:
-    """The options with the loss where it is auto, as the first rows tell.
+    """Return the options with the loss; `auto` is decided by the first rows.
 
     >>> row = {"sentence1": "a", "sentence2": "b", "score": 3.8}
     >>> with_loss(SentenceSimilarity(), [row]).loss
@@ -147,7 +148,7 @@ def with_loss(options: SentenceSimilarity, rows: Iterable[Row]) -> SentenceSimil
     first = list(islice(rows, LOOKED_AT))
     try:
         found = search_columns(options, list(first[0]) if first else [])
-    except DataError:  # who reads the rows says more of it
+    except DataError:  # the reader of the rows reports the error in more detail
         return options
     scores = [number_in(row.get(found.label)) for row in first] if found.label else []
     scored = not found.negatives and any(score != 1 for score in scores)
@@ -155,10 +156,10 @@ def with_loss(options: SentenceSimilarity, rows: Iterable[Row]) -> SentenceSimil
 
 
 def embedded_column(options: SentenceSimilarity, columns: Sequence[str]) -> str:
-    """The column whose texts get embeddings in a prediction.
+    """Return the column whose texts get embeddings in a prediction.
 
     Raises:
-        DataError: there is none.
+        DataError: there is no such column.
     """
     candidates = ("query", "anchor", *TEXTS)
     column = named_column(options.query_column or candidates[0], candidates, columns)
@@ -187,10 +188,13 @@ def _of_embeddings(options: SentenceSimilarity) -> Iterator[Contradiction]:
         plain = SentenceSimilarity(loss=options.loss)
         for name in OF_PAIRS:
             if getattr(options, name) != getattr(plain, name):
-                yield name, f"loss={options.loss} learns a teacher's embedding of each text alone"
+                yield (
+                    name,
+                    f"loss={options.loss} trains on single texts and their teacher's embeddings",
+                )
     dims, weights = options.matryoshka_dims, options.matryoshka_weights
     if any(dim < 1 for dim in dims) or len({*dims}) < len(dims):
-        yield "matryoshka_dims", "each is a whole number above 0, and none is there twice"
+        yield "matryoshka_dims", "they must be distinct whole numbers above 0"
     if weights and len(weights) != len(dims):
         yield (
             "matryoshka_weights",
@@ -209,7 +213,7 @@ def _of_embeddings(options: SentenceSimilarity) -> Iterator[Contradiction]:
             if getattr(options, name):
                 yield name, f"a pair with a score has no negatives: loss={options.loss}"
         if options.symmetric:
-            yield "symmetric", "it is of the loss ranking"
+            yield "symmetric", "it is only for loss=ranking"
 
 
 class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
@@ -232,7 +236,7 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
     def columns(
         self, options: SentenceSimilarity, columns: Sequence[str], answered: bool
     ) -> Columns:
-        """Find pairs of texts, or the texts of a prediction and of a distillation."""
+        """Find pairs of texts, or the single texts of a prediction or a distillation."""
         if not answered or options.distils:
             return {"text": (embedded_column(options, columns),)}
         pair = search_columns(options, columns)
@@ -253,7 +257,7 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
         return partial(check_columns, [embedded_column(options, columns)], [])
 
     def row_form(self, options: SentenceSimilarity, answered: bool) -> str:
-        """Describe pairs of texts, or texts."""
+        """Describe pairs of texts, or single texts."""
         if options.distils or not answered:
             return f"each row has {options.query_column or 'a column of text'}"
         query, positive = options.query_column, options.positive_column
@@ -268,7 +272,7 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
         return tuple(_embedding_metrics(options))
 
     def contradictions(self, options: SentenceSimilarity) -> Iterator[Contradiction]:
-        """Find fields that do not go with the loss, and wrong widths or ranges."""
+        """Yield an error for fields that contradict the loss, and for wrong widths or ranges."""
         yield from _of_embeddings(options)
         yield from super().contradictions(options)
 
@@ -285,7 +289,7 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
         return options.distils
 
     def compares_batch(self, options: SentenceSimilarity) -> bool:
-        """Return True unless a teacher is learned from, text by text."""
+        """Return False if each text is compared with the teacher's embedding alone."""
         return not options.distils
 
     def reads_modules(self, options: SentenceSimilarity) -> bool:
@@ -293,7 +297,7 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
         return "auto" in (options.pooling, options.normalize)
 
     def texts_of_a_sample(self, options: SentenceSimilarity) -> int:
-        """Return the texts of a row, without negatives in columns that are found by their names."""
+        """Return the texts of a row, without columns of negatives that are found by their names."""
         if options.distils:
             return 1
         return 2 + len(options.negative_columns) + options.hard_negatives

@@ -1,4 +1,4 @@
-"""The tasks causal-lm and masked-lm: models learn texts alone."""
+"""The tasks causal-lm and masked-lm: training language models on plain texts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from ftcluster_common.data.row_checks import CheckRow, check_columns
 from ftcluster_common.limits import limited
 from ftcluster_common.tasks.spec import Contradiction, Options, TaskSpec
 
-PREDICTS_NOTHING = "a language model predicts nothing of a row"
+PREDICTS_NOTHING = "a language model predicts nothing for a row"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModel(Options):
-    """Fields of the tasks that learn texts alone.
+    """Fields of the tasks that train on plain texts.
 
     Attributes:
         text_column: column with the text, if the data are rows.
@@ -66,10 +66,10 @@ class MaskedLm(LanguageModel):
 
 
 def text_column(options: LanguageModel, columns: Sequence[str]) -> str:
-    """The column with the text.
+    """Return the column with the text.
 
     Raises:
-        DataError: there is none.
+        DataError: there is no such column.
     """
     column = named_column(options.text_column, TEXTS, columns)
     if not column:
@@ -80,7 +80,7 @@ def text_column(options: LanguageModel, columns: Sequence[str]) -> str:
 
 
 def use_pipeline(pipeline: str) -> tuple[str, str]:
-    """Return why a language model has no answer to a row, and what to do instead."""
+    """Return the reason why a language model has no answer to a row, and what to do instead."""
     return (
         PREDICTS_NOTHING,
         f'its loss: ftcluster evaluate; its texts: transformers\' pipeline("{pipeline}", '
@@ -92,7 +92,7 @@ Texts = TypeVar("Texts", bound=LanguageModel)
 
 
 class LanguageModelSpec(TaskSpec[Texts]):
-    """The part that all declarations of tasks with texts alone share."""
+    """The common part of the declarations of tasks with plain texts."""
 
     file_kinds = (TEXT,)
     predicts_tokens = True
@@ -110,7 +110,7 @@ class LanguageModelSpec(TaskSpec[Texts]):
         return f"texts in *{TEXT}; or rows with {options.text_column} in {', '.join(TABLES)}"
 
     def metric_names(self, options: Texts) -> tuple[str, ...]:
-        """Return the loss and what is computed of it."""
+        """Return the loss and the perplexity."""
         return ("loss", "perplexity")
 
     def why_not_predicted(self) -> tuple[str, str]:
@@ -119,7 +119,7 @@ class LanguageModelSpec(TaskSpec[Texts]):
 
 
 class CausalLmSpec(LanguageModelSpec[CausalLm]):
-    """The declaration of the training of a decoder with texts."""
+    """The declaration of the training of a decoder on plain texts."""
 
     name = "causal-lm"
     fields = CausalLm
@@ -135,7 +135,7 @@ class CausalLmSpec(LanguageModelSpec[CausalLm]):
     def tokenizer_contradictions(
         self, options: CausalLm, from_scratch: bool, tokenizer: str | None
     ) -> Iterator[Contradiction]:
-        """Find the size of a vocabulary where no tokenizer is made."""
+        """Yield an error if vocab_size is set although no tokenizer is made."""
         if options.vocab_size is None:
             return
         if not from_scratch:
@@ -153,7 +153,7 @@ class CausalLmSpec(LanguageModelSpec[CausalLm]):
 
 
 class MaskedLmSpec(LanguageModelSpec[MaskedLm]):
-    """The declaration of the training of an encoder with texts."""
+    """The declaration of the training of an encoder on plain texts."""
 
     name = "masked-lm"
     fields = MaskedLm

@@ -12,7 +12,7 @@ from ftcluster_common.data.tagged_words import OUTSIDE, TagCheck, TaggedColumns,
 from ftcluster_common.limits import limited
 from ftcluster_common.tasks.spec import SPECIAL_TOKENS, Contradiction, Options, TaskSpec
 
-# the last but one are of tags that are no entities, as of parts of speech
+# f1_macro and f1_weighted are for plain tags, such as parts of speech
 ENTITY_METRICS = ("precision", "recall", "f1", "accuracy", "f1_macro", "f1_weighted", "loss")
 TOKENS = ("tokens", "words")
 TAGS = ("ner_tags", "tags", "labels", "ner", "tag")
@@ -58,13 +58,14 @@ class TokenClassification(Options):
 def tagged_columns(
     options: TokenClassification, columns: Sequence[str], labelled: bool = True
 ) -> TaggedColumns:
-    """The columns that are named, or known.
+    """Return the requested columns, or columns with usual names.
 
     Args:
-        labelled: whether tags or spans are needed; if not, neither is returned.
+        labelled: True if tags or spans are needed; otherwise neither is returned.
 
     Raises:
-        DataError: there are none such; has the columns and how they are named in a recipe.
+        DataError: there are no such columns. The message lists the columns and shows how to name
+            them in a recipe.
     """
     names = {name.lower(): name for name in columns}
 
@@ -120,7 +121,7 @@ class TokenClassificationSpec(TaskSpec[TokenClassification]):
     def row_check(
         self, options: TokenClassification, answered: bool, columns: Sequence[str]
     ) -> CheckRow:
-        """Check that all rows have tags of one scheme."""
+        """Check that all rows have tags of the same scheme."""
         tagged = tagged_columns(options, columns, answered)
         return partial(_tagging_problem, options, tagged, TagCheck())
 
@@ -141,11 +142,11 @@ class TokenClassificationSpec(TaskSpec[TokenClassification]):
         return True
 
     def metric_names(self, options: TokenClassification) -> tuple[str, ...]:
-        """Return the metrics of entities, and of tags that are no entities."""
+        """Return the metrics of entities and of plain tags."""
         return ENTITY_METRICS
 
     def contradictions(self, options: TokenClassification) -> Iterator[Contradiction]:
-        """Find windows that are too short, and two forms of rows at once."""
+        """Yield an error for windows that are too short, and for two forms of rows at once."""
         if options.max_length <= options.doc_stride + SPECIAL_TOKENS:
             yield (
                 "doc_stride",
@@ -161,11 +162,11 @@ class TokenClassificationSpec(TaskSpec[TokenClassification]):
         return True
 
     def labels_of(self, options: TokenClassification, uses: Columns, row: Row) -> list[Any]:
-        """Return the types of entities that a row has, or its tags without a scheme."""
+        """Return the types of entities in a row, or its plain tags."""
         tagged_by = TaggedColumns(*("".join(uses.get(use, ())) for use in TaggedColumns._fields))
         try:
             tagged = read_tagged(row, tagged_by, options.tag_names)
-        except DataError:  # who reads the rows reports it
+        except DataError:  # the reader of the rows reports it
             return []
         kinds = {parts(tag)[1] for tag in tagged.tags if tag != OUTSIDE}
         return sorted(kinds | {kind for kind, _, _ in tagged.spans})

@@ -1,4 +1,4 @@
-"""The tasks by their names in recipes, and a place to add one."""
+"""The registry of tasks by their names in recipes."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ AnyTask = TaskSpec[Any]
 TASKS: dict[str, AnyTask] = {}
 _BY_FIELDS: dict[type[Options], AnyTask] = {}
 DEFAULT_TASK = TextClassificationSpec.name
-# messages list kinds of tasks together, and all others behind them
+# order of the tasks in messages; other tasks follow
 LISTED = (
     "text-classification", "token-classification", "question-answering", "causal-lm", "masked-lm",
     "sentence-similarity", "text-ranking", "instruction-tuning", "preference-tuning", "seq2seq-lm",
@@ -27,36 +27,36 @@ LISTED = (
 
 
 def register(spec: AnyTask) -> None:
-    """Add a task, for recipes that name it.
+    """Register a task for recipes that name it.
 
     Raises:
         ValueError: another task has its name or its fields.
     """
     if spec.name in TASKS:
-        raise ValueError(f"there is a task {spec.name} already: name yours otherwise")
+        raise ValueError(f"there is a task {spec.name} already: choose another name")
     if spec.fields in _BY_FIELDS:
         raise ValueError(
             f"{spec.fields.__name__} are the fields of the task {_BY_FIELDS[spec.fields].name}: "
-            "make a dataclass of your own of it"
+            "derive your own dataclass from it"
         )
     TASKS[spec.name] = spec
     _BY_FIELDS[spec.fields] = spec
 
 
 def forget(spec: AnyTask) -> None:
-    """Remove a task, for recipes that are read from now on; recipes that were read keep it."""
+    """Remove a task for recipes that are read from now on; earlier recipes keep it."""
     if TASKS.get(spec.name) is spec:
         del TASKS[spec.name]
 
 
 def restore(spec: AnyTask) -> None:
-    """Add a task again that was removed.
+    """Register a task again after its removal.
 
     Raises:
-        ValueError: another task has its name by now.
+        ValueError: another task has the name now.
     """
     if TASKS.setdefault(spec.name, spec) is not spec:
-        raise ValueError(f"there is a task {spec.name} already: name yours otherwise")
+        raise ValueError(f"there is a task {spec.name} already: choose another name")
 
 
 def spec_of(options: Options) -> AnyTask:
@@ -69,11 +69,11 @@ def spec_of(options: Options) -> AnyTask:
 
 
 def task_names() -> tuple[str, ...]:
-    """Return the names of all tasks, as messages list them."""
+    """Return the names of all tasks in the order of messages."""
     return (*LISTED, *(name for name in TASKS if name not in LISTED))
 
 
-# a field that several tasks have is shown as the last one of them has it
+# if several tasks have the same field, the last task's description is shown
 for _spec in (
     TextClassificationSpec(), QuestionAnsweringSpec(), CausalLmSpec(), SentenceSimilaritySpec(),
     TextRankingSpec(), InstructionTuningSpec(), PreferenceTuningSpec(), Seq2SeqLmSpec(),

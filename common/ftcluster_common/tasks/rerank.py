@@ -1,4 +1,4 @@
-"""The task text-ranking: how well a text answers a query, read together (a cross-encoder)."""
+"""The task text-ranking: scoring how well a text answers a query (a cross-encoder)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,11 +54,11 @@ class TextRanking(Adapters):
 
 
 class RankingColumns(NamedTuple):
-    """The columns of a query and a text, and of either a label or texts that do not belong.
+    """The columns of a query and a text, and of either a label or texts that do not match.
 
     Attributes:
-        label: "" where there are negatives.
-        any_number: whether a label may be any number, and not only one from 0 to 1.
+        label: column with the label; "" if there are negatives.
+        any_number: True if labels may be any numbers, False for numbers from 0 to 1.
     """
 
     search: SearchColumns
@@ -69,13 +69,14 @@ class RankingColumns(NamedTuple):
 def ranking_columns(
     options: TextRanking, columns: Sequence[str], labelled: bool = True
 ) -> RankingColumns:
-    """The columns with queries, texts and what is said of them.
+    """Return the columns with queries, texts, and labels or negatives.
 
     Args:
-        labelled: whether a label or negatives are needed; if not, neither is returned.
+        labelled: True if a label or negatives are needed; otherwise neither is returned.
 
     Raises:
-        DataError: there are none such; has the columns and how they are named in a recipe.
+        DataError: there are no such columns. The message lists the columns and shows how to name
+            them in a recipe.
     """
     query, text = find_search(options.query_column, options.text_column, columns)
     negatives = options.negative_columns or tuple(filter(NEGATIVE.fullmatch, columns))
@@ -96,10 +97,11 @@ def ranking_columns(
 
 
 def ranked_texts(row: Row, columns: RankingColumns) -> tuple[str, list[tuple[str, float]]]:
-    """A row's query, and its texts with their labels.
+    """Return a row's query, and its texts with their labels.
 
     Raises:
-        DataError: a column is missing, is not a text or a label, or is empty; says which one.
+        DataError: a column is missing, is not a text or a label, or is empty. The message names the
+            column.
     """
     texts, labels = row.get(columns.search.positive), row.get(columns.label)
     if columns.label and isinstance(texts, list):

@@ -1,4 +1,4 @@
-"""Counts what is probably wrong with the classes of rows, and rows that an annotator rejected.
+"""Counts probable mistakes in the classes of rows, and rows that an annotator rejected.
 
 The control node and the hosts review rows with the same code. Standard library only.
 """
@@ -20,14 +20,14 @@ from ftcluster_common.data.numbers import has_comma
 from ftcluster_common.tasks.registry import spec_of
 from ftcluster_common.tasks.spec import Options
 
-SHOWN = 4  # examples in a note
+SHOWN = 4  # number of examples in a note
 NO_LABEL = frozenset(
     ("n/a", "na", "#n/a", "#na", "<na>", "n.a.", "n.a", "none", "null", "nil", "nan", "undefined",
      "missing", "unlabeled", "unlabelled", "unannotated", "tbd", "todo", "to do", "no label",
      "not labeled", "not labelled", "not annotated")
 )  # fmt: skip
-SEPARATORS = re.compile(r"[,;|]")  # in one cell, of classes that recur
-ANY_SEPARATORS = re.compile(r"[,;|/+&]")  # of classes that other rows have alone
+SEPARATORS = re.compile(r"[,;|]")  # separators of classes in one cell, if the parts recur
+ANY_SEPARATORS = re.compile(r"[,;|/+&]")  # separators of classes that other rows have on their own
 REJECTED = frozenset(
     ("reject", "rejected", "ignore", "ignored", "discard", "discarded", "skip", "skipped",
      "cancelled", "canceled")
@@ -36,16 +36,16 @@ FLAGS = re.compile(
     r"(is_?|was_?)?(reject|ignor|discard|skipp?|cancell?|exclud|delet)(e?d)?", re.IGNORECASE
 )
 MEDIA = re.compile(r"(image|audio|video|picture|photo)s?(_(path|url|file)s?)?", re.IGNORECASE)
-ALIKE = "with classes that look alike, learned as different ones"
+ALIKE = "with classes that look alike, trained as different classes"
 LISTS = "a row's classes are a list in JSON, JSONL or Parquet, or columns of 0 and 1"
 
 
 class RowReview:
-    """Counts what is odd in the rows of a set.
+    """Counter of suspicious rows in a data set.
 
     Args:
         options: the fields of the task.
-        uses: columns by what they are for.
+        uses: columns by use.
         names: class names by number, if the data have them.
     """
 
@@ -62,7 +62,7 @@ class RowReview:
 
     @property
     def is_needed(self) -> bool:
-        """True if rows have classes, or columns that are not read."""
+        """True if rows have classes, or columns that are ignored."""
         return bool(self._unread) or self._has_classes
 
     def add(self, row: Row) -> None:
@@ -79,7 +79,7 @@ class RowReview:
         words = [self._name(label) for label in labels]
         self._classes.update({*words})
         padded = {str(one) for one in labels if isinstance(one, str) and one != one.strip()}
-        self._padded.update(sorted(padded)[:1])  # a row counts once
+        self._padded.update(sorted(padded)[:1])  # count each row once
         repeated = sorted(word for word, count in Counter(words).items() if count > 1)
         self._repeated.update(repeated[:1])
 
@@ -118,16 +118,16 @@ class RowReview:
             (
                 _only(found, decimal_commas(found)),
                 "with a number with a comma as class",
-                "to learn numbers, write a decimal point and set regression=true",
+                "to predict numbers, write a decimal point and set regression=true",
             ),
             (
                 _only(found, filter(is_list_as_text, found)),
-                "with a list written as text, learned as one class",
+                "with a list written as text, trained as one class",
                 LISTS,
             ),
             (
                 _only(found, combinations(found)),
-                "with several classes in one text, learned as a class of its own",
+                "with several classes in one text, trained as a separate class",
                 LISTS,
             ),
             (
@@ -150,7 +150,7 @@ def _is_rejection(column: str, cell: Any) -> bool:
 
 
 def alike_names(counts: Mapping[str, int]) -> list[Counter[str]]:
-    """Return the groups of classes that people take for the same, with their rows.
+    """Return the groups of class names that people take for the same, with their numbers of rows.
 
     >>> alike_names({"Good": 2, "good": 1, "bad": 4})
     [Counter({'Good': 2, 'good': 1})]
@@ -162,7 +162,7 @@ def alike_names(counts: Mapping[str, int]) -> list[Counter[str]]:
 
 
 def no_labels(names: Iterable[str]) -> list[str]:
-    """Return the names that say that a row has no label.
+    """Return the class names that mean that a row has no label.
 
     Names without a letter or a digit count if other classes have some: + and - may be classes.
 
@@ -223,13 +223,13 @@ def _rows(count: int) -> str:
 
 
 def _shown(counts: Counter[str]) -> str:
-    """Return the most frequent names with their counts; what cannot be seen as its number."""
+    """Return the most frequent names with their counts; invisible characters are escaped."""
     first = ", ".join(f"{quoted(name)} {count}" for name, count in counts.most_common(SHOWN))
     return first + (", ..." if len(counts) > SHOWN else "")
 
 
 def quoted(name: str) -> str:
-    """Return a name in quotes, with escapes if it holds letters that another name may print as.
+    """Return a name in quotes, with escapes if it has letters that look like others.
 
     >>> print(quoted("good"), quoted("good\\u200b"))
     'good' 'good\\u200b'

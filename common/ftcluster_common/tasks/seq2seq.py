@@ -1,4 +1,4 @@
-"""The task seq2seq-lm: an encoder reads a text and a decoder writes another one."""
+"""The task seq2seq-lm: an encoder reads a source text and a decoder writes a target text."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,20 +60,21 @@ class Seq2SeqLm(Options):
 
     @property
     def max_length(self) -> int:
-        """Tokens of the text that is read."""
+        """The maximum number of tokens of a source."""
         return self.max_source_length
 
 
 def source_target_columns(
     options: Seq2SeqLm, columns: Sequence[str], answered: bool = True
 ) -> SourceTarget:
-    """The columns with sources and targets.
+    """Return the columns with sources and targets.
 
     Args:
-        answered: whether targets are needed.
+        answered: True if targets are needed.
 
     Raises:
-        DataError: there are none such; has the columns and how they are named in a recipe.
+        DataError: there are no such columns. The message lists the columns and shows how to name
+            them in a recipe.
     """
     source, target = options.source_column, options.target_column
     languages = (options.source_lang, options.target_lang)
@@ -109,7 +110,7 @@ def _column_of(language: str, columns: Sequence[str]) -> str | None:
 
 
 class Seq2SeqLmSpec(TaskSpec[Seq2SeqLm]):
-    """The declaration of summaries and translations."""
+    """The declaration of the training of an encoder-decoder."""
 
     name = "seq2seq-lm"
     fields = Seq2SeqLm
@@ -141,23 +142,23 @@ class Seq2SeqLmSpec(TaskSpec[Seq2SeqLm]):
         )
 
     def has_references(self, options: Seq2SeqLm) -> bool:
-        """Return True if evaluations write texts."""
+        """Return True if evaluations generate texts."""
         return options.predict_with_generate
 
     def metric_names(self, options: Seq2SeqLm) -> tuple[str, ...]:
-        """Return the loss, and on request the metrics of texts that are written."""
+        """Return the loss and, if evaluations generate texts, the metrics of these texts."""
         return ("loss", *(WRITING_METRICS if options.predict_with_generate else ()))
 
     def contradictions(self, options: Seq2SeqLm) -> Iterator[Contradiction]:
-        """Find a translation with one language."""
+        """Yield an error for a translation with only one language."""
         if bool(options.source_lang) != bool(options.target_lang):
             name = "target_lang" if options.source_lang else "source_lang"
             yield name, "a translation has two languages: source_lang and target_lang"
 
     def target_length(self, options: Seq2SeqLm) -> int:
-        """Return the tokens of the text to write."""
+        """Return the maximum number of tokens of a target."""
         return options.max_target_length
 
     def pipeline_of(self, options: Mapping[str, Any]) -> str:
-        """Tell translations from summaries by their languages."""
+        """Distinguish translations from summaries by their languages."""
         return "translation" if options.get("source_lang") else self.pipeline

@@ -1,4 +1,4 @@
-"""The declaration of a task: its fields, its data, and what planner, checks and commands ask.
+"""The declaration of a task: its fields and data, and what planner, checks and commands need.
 
 A task is one object of a subclass of `TaskSpec`, see `registry`. Its methods get the task's fields
 with their values in a recipe. Standard library only.
@@ -16,9 +16,9 @@ from ftcluster_common.data.data_files import VALIDATION, Files, Row
 from ftcluster_common.data.row_checks import CheckRow
 from ftcluster_common.limits import limited
 
-Contradiction = tuple[str, str]  # the key to change, and what is wrong with its value
+Contradiction = tuple[str, str]  # the key to change, and the problem of its value
 RETRIEVAL_METRICS = ("ndcg_at_10", "mrr_at_10", "accuracy_at_1")
-SPECIAL_TOKENS = 4  # <s> question </s></s> context </s>: no tokenizer is known to add more
+SPECIAL_TOKENS = 4  # <s> question </s></s> context </s>: no tokenizer that we know of adds more
 OF_ADAPTERS = (
     "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "merge_adapters",
 )  # fmt: skip
@@ -26,7 +26,7 @@ OF_ADAPTERS = (
 
 @dataclass(frozen=True)
 class Options:
-    """The fields of a recipe that belong to its task: a dataclass of its own for each task.
+    """The fields of a recipe that belong to its task: each task has its own dataclass.
 
     The names of fields are those of Hugging Face's example scripts run_glue, run_qa and run_clm,
     and of TRL, where they have one.
@@ -65,32 +65,32 @@ Fields = TypeVar("Fields", bound=Options)
 
 
 class TaskSpec(ABC, Generic[Fields]):
-    """A kind of training, as far as it is known without torch.
+    """A kind of training, described without torch.
 
     Attributes:
-        name: the task in recipes.
-        fields: the dataclass of the task's fields; no other task has the same.
-        recipe: a recipe that ships with ftcluster for any data of the task, or "".
-        model_recipes: recipes that fit a model, by the end of the name of its class.
-        pipeline: the Hub's name of the task, if it is another one.
-        model_kind: the kind of model that the task trains.
-        file_kinds: endings of files that the task reads besides tables.
+        name: name of the task in recipes.
+        fields: dataclass of the task's fields, which no other task may use.
+        recipe: built-in recipe for any data of the task, or "".
+        model_recipes: recipes that fit a model, by the suffix of its class name.
+        pipeline: the Hub's name of the task, if it differs.
+        model_kind: kind of model that the task trains.
+        file_kinds: extensions of files that the task reads besides tables.
         predicts_tokens: True if the loss is over the vocabulary.
         compares_with_start: True if the loss compares the model with the one before the first step.
         generates: True if the trained model answers prompts.
-        makes_tokenizer: True if a training from scratch makes a tokenizer of the data.
-        against_ipex: the reason why IPEX cannot optimize the model, or "".
-        scaled_by: metrics that are on another scale with another value of a field, by field.
+        makes_tokenizer: True if a training from scratch trains a tokenizer on the data.
+        against_ipex: reason why IPEX cannot optimize the model, or "".
+        scaled_by: metrics whose scale depends on a field, by field.
         sets_fields: fields that another field sets, by its names on a command line.
-        student: the kind of model that a distillation trains, and the recipe that uses the model.
-        exported_as: the end of the names of the classes that export the model, such as MaskedLM; ""
+        student: kind of model that a distillation trains, and the recipe that uses the model.
+        exported_as: suffix of the names of the classes that export the model, such as MaskedLM; ""
             if it is not exported.
-        compared_rows: the part of rows that an exported model is compared on, if rows can be.
+        compared_rows: part of rows on which an exported model is compared, or "".
         reads_pairs: True if the model reads two texts together.
         is_cross_encoder: True if sentence-transformers' CrossEncoder loads the model.
-        auto_class: the class of transformers that loads the model where no pipeline does.
+        auto_class: class of transformers that loads the model if no pipeline does.
         training_fields: fields that do not change how the trained model reads a row.
-        base_settings: fields of the configuration of the model that adapters belong to.
+        base_settings: fields in the configuration of an adapter's base model.
         adapter_type: peft's name of the task.
     """
 
@@ -120,14 +120,14 @@ class TaskSpec(ABC, Generic[Fields]):
 
     @abstractmethod
     def columns(self, options: Fields, columns: Sequence[str], answered: bool) -> Columns:
-        """Return the columns that the task reads by what they are for.
+        """Return the columns that the task reads, by use.
 
         Args:
-            columns: columns of the data.
-            answered: True if rows need what is predicted, such as a label.
+            columns: names of the columns in the data.
+            answered: True if rows need labels or answers.
 
         Raises:
-            DataError: the data have no such columns.
+            DataError: the data lack these columns.
         """
 
     @abstractmethod
@@ -135,19 +135,19 @@ class TaskSpec(ABC, Generic[Fields]):
         """Return a check of the rows of a file.
 
         Args:
-            answered: whether the rows need labels or answers; those to predict do not.
-            columns: those of the first row.
+            answered: True if rows need labels or answers; rows to predict do not.
+            columns: columns of the first row.
 
         Raises:
-            DataError: they are not those that the task reads.
+            DataError: columns that the task reads are missing.
         """
 
     @abstractmethod
     def row_form(self, options: Fields, answered: bool) -> str:
-        """Describe what each row has to have, for whoever has to change the data.
+        """Describe the required contents of a row, for users who must change their data.
 
         Args:
-            answered: whether it has what is predicted, such as a label.
+            answered: True if rows need labels or answers.
         """
 
     @abstractmethod
@@ -155,10 +155,10 @@ class TaskSpec(ABC, Generic[Fields]):
         """Return the metrics that may be measured, whatever classes the data have."""
 
     def column_uses(self, options: Fields, columns: Sequence[str], answered: bool) -> Columns:
-        """The columns of a task by what they are for, and those that it does not read.
+        """Return the columns that the task reads by use, and the columns that it ignores.
 
         Raises:
-            DataError: they are not those that the task reads.
+            DataError: columns that the task reads are missing.
         """
         uses = dict(self.columns(options, columns, answered))
         known = {name for names in uses.values() for name in names}
@@ -166,17 +166,17 @@ class TaskSpec(ABC, Generic[Fields]):
         return {use: names for use, names in uses.items() if names}
 
     def comparable_metrics(self, options: Fields, compared: Iterable[str]) -> tuple[str, ...]:
-        """Return the metrics by which runs with several values of some fields are compared.
+        """Return the metrics for comparing runs with several values of some fields.
 
         Args:
-            compared: names of fields, as on a command line.
+            compared: names of the fields, as on a command line.
         """
         plain = (name.removeprefix("options.").removeprefix("training.") for name in compared)
         others = {metric for name in plain for metric in self.scaled_by.get(name, ())}
         return tuple(name for name in self.metric_names(options) if name not in others)
 
     def contradictions(self, options: Fields) -> Iterator[Contradiction]:
-        """Fields of a task that are valid by themselves, but not together."""
+        """Yield errors of fields that are valid alone but not together."""
         if not isinstance(options, Adapters) or options.lora_r is not None:
             return
         plain = {field.name: field.default for field in fields(options)}
@@ -194,19 +194,19 @@ class TaskSpec(ABC, Generic[Fields]):
         return iter(())
 
     def implied(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return values of the recipe's fields that other values set where the recipe does not."""
+        """Return values of unset recipe fields that other fields imply."""
         return {}
 
     def with_rows(self, options: Fields, rows: Iterable[Row]) -> Fields:
-        """Return the options with what the first rows of the data decide.
+        """Return the options completed with values that depend on the first rows of the data.
 
         Raises:
-            DataError: the rows are not as the task needs them.
+            DataError: the task cannot use the rows.
         """
         return options
 
     def file_problems(self, options: Fields, files: Files, trains: bool) -> list[str]:
-        """Return what is wrong with files as a whole whose rows are right each by itself.
+        """Return problems of whole files whose rows are all valid.
 
         Args:
             trains: False if the files are for a trained model.
@@ -214,7 +214,7 @@ class TaskSpec(ABC, Generic[Fields]):
         return []
 
     def validation_splits(self, options: Fields) -> tuple[str, ...]:
-        """Return the sets that are evaluated."""
+        """Return the names of the sets that are evaluated."""
         return (VALIDATION,)
 
     def counts_classes(self, options: Fields) -> bool:
@@ -237,7 +237,7 @@ class TaskSpec(ABC, Generic[Fields]):
         return False
 
     def lacks_class_weights(self, options: Fields) -> bool:
-        """Return True if classes could have weights in the loss, and have none."""
+        """Return True if the loss could have class weights but has none."""
         return False
 
     def skips_incomplete(self, options: Fields) -> bool:
@@ -245,7 +245,7 @@ class TaskSpec(ABC, Generic[Fields]):
         return False
 
     def smooths_labels(self, options: Fields) -> bool:
-        """Return True if the loss is over classes or tokens, which labels can be smoothed over."""
+        """Return True if the loss is over classes or tokens and thus supports label smoothing."""
         return True
 
     def needs_teacher(self, options: Fields) -> bool:
@@ -257,32 +257,32 @@ class TaskSpec(ABC, Generic[Fields]):
         return False
 
     def uses_chat_template(self, options: Fields) -> bool:
-        """Return True if texts are written as the model's chat template says."""
+        """Return True if texts are rendered with the model's chat template."""
         return False
 
     def reads_modules(self, options: Fields) -> bool:
-        """Return True if files of sentence-transformers in the model's folder decide fields."""
+        """Return True if files of sentence-transformers in the model's folder set fields."""
         return False
 
     def max_length(self, options: Fields) -> int:
-        """Return the maximum tokens of a text, or of a sample, where that is one text."""
+        """Return the maximum number of tokens of a text, or of a sample that is one text."""
         length: int = options.max_length  # type: ignore[attr-defined]
         return length
 
     def target_length(self, options: Fields) -> int:
-        """Return the maximum tokens that a decoder beside an encoder learns; 0: no decoder."""
+        """Return the maximum number of target tokens of an encoder-decoder; 0 for other models."""
         return 0
 
     def learned_share(self, options: Fields) -> float:
-        """Return the share of a text's tokens that have logits, at most."""
+        """Return the maximum share of a text's tokens that have logits."""
         return 1.0
 
     def texts_of_a_sample(self, options: Fields) -> int:
-        """Return how many texts of a sample the model computes one by one."""
+        """Return the number of texts of a sample that the model encodes."""
         return 1
 
     def new_vocabulary(self, options: Fields) -> int | None:
-        """Return the number of tokens of a tokenizer that is made of the data, if it is set."""
+        """Return the vocabulary size of a tokenizer trained on the data, if it is set."""
         return None
 
     @property
@@ -291,15 +291,15 @@ class TaskSpec(ABC, Generic[Fields]):
         return issubclass(self.fields, Adapters)
 
     def adapters(self, options: Fields) -> Adapters | None:
-        """Return how low-rank adapters are trained, if they are."""
+        """Return the settings of low-rank adapters, or None."""
         return options if isinstance(options, Adapters) and options.lora_r is not None else None
 
     def load_in_4bit(self, options: Fields) -> bool:
-        """Return True if weights that are not trained are in NF4."""
+        """Return True if frozen weights are stored in NF4."""
         return False
 
     def pipeline_of(self, options: Mapping[str, Any]) -> str:
-        """Return the name that transformers and the Hub have for what a model does.
+        """Return the Hub's name for the model's task, which transformers uses too.
 
         Args:
             options: values of the task's fields, some of which may be missing.
@@ -307,13 +307,13 @@ class TaskSpec(ABC, Generic[Fields]):
         return self.pipeline or self.name
 
     def why_not_evaluated(self, model: str) -> tuple[str, str] | None:
-        """Return why `ftcluster evaluate` cannot measure a model, and what to do; None if it can.
+        """Return the reason why `ftcluster evaluate` cannot measure a model, and advice, or None.
 
         Args:
-            model: as the user has named it.
+            model: name of the model as the user typed it.
         """
         return None
 
     def why_not_predicted(self) -> tuple[str, str] | None:
-        """Return why `ftcluster predict` has no answer, and what to do; None if it has."""
+        """Return the reason why `ftcluster predict` has no answer, and advice, or None."""
         return None

@@ -50,7 +50,7 @@ class QuestionAnswering(Options):
 
 
 def answering_columns(options: QuestionAnswering, answered: bool = True) -> tuple[str, ...]:
-    """The columns with question, context and, if it is needed, the answers."""
+    """Return the columns with question, context and, if needed, the answers."""
     columns = (options.question_column, options.context_column, options.answers_column)
     return columns if answered else columns[:2]
 
@@ -62,7 +62,7 @@ def _answering(options: QuestionAnswering, columns: Sequence[str]) -> CheckRow:
 
 
 def _answering_problem(options: QuestionAnswering, row: Row) -> str:
-    """The problem of a row whose answers may not be at their places in the context."""
+    """Return the problem of a row whose answers may not be at their places in the context."""
     column = options.answers_column
     problem = check_columns([options.question_column, options.context_column], [column], row)
     if problem:
@@ -133,7 +133,7 @@ class QuestionAnsweringSpec(TaskSpec[QuestionAnswering]):
         return names
 
     def contradictions(self, options: QuestionAnswering) -> Iterator[Contradiction]:
-        """Find lengths that leave no room for a context, and a threshold without its use."""
+        """Yield errors for lengths that leave no room for a context, and an unused threshold."""
         if options.max_length <= options.max_query_length + options.doc_stride + SPECIAL_TOKENS:
             less = options.max_length // 4
             fits = 2 * less + SPECIAL_TOKENS < options.max_length
@@ -151,5 +151,5 @@ class QuestionAnsweringSpec(TaskSpec[QuestionAnswering]):
             )
 
     def smooths_labels(self, options: QuestionAnswering) -> bool:
-        """Return False: the labels are places in a text."""
+        """Return False: the labels are positions in a text."""
         return False

@@ -80,11 +80,11 @@ def test_hosts_without_the_root_that_is_required_are_named(
     assert done.returncode == wrong.returncode == 1
     assert "nothing was changed" in done.stderr
     of = failures(done.stderr, 3)
-    assert re.search("root is required, .* sudo wants a terminal", of[HEAD])
+    assert re.search("root is required, .* sudo requires a terminal", of[HEAD])
     assert re.search("root is required, but .* there is no sudo", of[OTHER])
     assert re.search("root is required, .* sudo asks for a password", of[THIRD])
     assert "sudo refuses the password" in wrong.stderr
-    assert "sudo wants a terminal" in wrong.stderr  # whatever the password
+    assert "sudo requires a terminal" in wrong.stderr  # whatever the password
     misspelled = bare.run("setup", inventory, "-e", "ftcluster_firewall=requird")
     assert misspelled.returncode == 1
     assert "ftcluster_firewall is 'requird'" in misspelled.stderr

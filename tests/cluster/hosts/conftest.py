@@ -52,6 +52,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             [name, name, address] for name, address in ADDRESS.items()
         ]
         assert "mpirun reached 3 hosts, the same" in rows[4]
-        assert "an all-reduce over all is right" in rows[4]
+        assert "an all-reduce over all ranks is correct" in rows[4]
         assert "their ports are closed to this machine, which is not one of them" in out
         yield Cluster(control, inventory, before)

@@ -24,7 +24,7 @@ REPORT: dict[str, Any] = {
     ],
     "samples": [[{"label": "good", "parts": [["[CLS] so\n", False], ["it is", True]]}]],
 }  # fmt: skip
-NOTICES = ["NOT READ, although it holds texts: column title; read are body, label"]
+NOTICES = ["NOT READ, although it holds texts: column title; the task reads body, label"]
 
 
 @pytest.fixture(autouse=True)
@@ -73,9 +73,9 @@ def test_dirty_labels_are_noted_and_lists_as_text_refused(shell: Shell, tmp_path
     text = shell([*arguments, "cells.csv"]).out
     for note in (
         "train: 2 rows that an annotator rejected, used like all others: 'answer: reject' 1",
-        "train: 2 rows with classes that look alike, learned as different ones: 'a' 1, 'A' 1",
+        "train: 2 rows with classes that look alike, trained as different classes: 'a' 1, 'A' 1",
         "train: 1 row with a class that looks like no label: 'N/A' 1",
-        "train: 1 row with several classes in one text, learned as a class of its own: 'a, b' 1",
+        "train: 1 row with several classes in one text, trained as a separate class: 'a, b' 1",
     ):
         assert note in text
 

@@ -67,7 +67,7 @@ def test_what_is_fetched_writes_nothing_elsewhere(
     assert [path.name for path in Path("honest").iterdir()] == ["good"]
     programs("find", f"printf '3 %s %s\\n' {ABC} ./good {ABC} './../../out\x1b]52;c;eA==\x07'")
     before = head.snapshot()
-    assert "the host lists what is no file" in refused(shell, ["fetch", RUN, "copy"])
+    assert "the host lists a name that is no file" in refused(shell, ["fetch", RUN, "copy"])
     assert head.snapshot() == before
     programs("find", f"printf '3 %s %s\\n' {ABC} ./good")
     programs("tail", "printf abd")  # another file than was listed, as by a link that was swapped

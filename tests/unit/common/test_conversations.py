@@ -94,7 +94,7 @@ def test_messages_that_are_not_to_be_learned() -> None:
         {"role": "assistant", "content": "plain", "weight": None},
     ]
     assert read({"messages": messages}).learned == [3, 4]
-    with pytest.raises(DataError, match="that is learned"):
+    with pytest.raises(DataError, match="that contributes to the loss"):
         read({"messages": messages[:3]})
     with pytest.raises(DataError, match=r"message 1 of messages has the weight 0\.5"):
         read({"messages": [{"role": "assistant", "content": "b", "weight": 0.5}]})

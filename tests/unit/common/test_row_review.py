@@ -34,7 +34,7 @@ def labelled(*labels: Any) -> list[dict[str, Any]]:
     ("labels", "wanted"),
     [
         (["Good", "good", "good", "bad"], "3 rows with classes that look alike, "
-         "learned as different ones: 'good' 2, 'Good' 1; write them alike"),
+         "trained as different classes: 'good' 2, 'Good' 1; write them alike"),
         (["caf\u00e9", "cafe\u0301", "bar"], "2 rows with classes that look alike"),
         (["\uff21\uff22", "AB", "c"], "2 rows with classes that look alike"),  # full-width letters
         (["new york", "new\u00a0york", "x"], "'new\\xa0york' 1"),

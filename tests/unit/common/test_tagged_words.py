@@ -93,7 +93,7 @@ def test_each_scheme_is_taken_by_itself(scheme: str) -> None:
 def test_two_schemes_are_refused(other: str) -> None:
     [good, found] = problems(GOOD["IOBES"], GOOD[other])
     assert good == ""
-    assert f"as {other} has it, and the data are IOBES before (B-PER of 'a')" in found
+    assert f"which is {other}, but earlier rows are IOBES (B-PER of 'a')" in found
 
 
 @pytest.mark.parametrize(
@@ -101,16 +101,16 @@ def test_two_schemes_are_refused(other: str) -> None:
     [
         (
             [["B-PER", "O", "I-LOC"]],
-            "word 3, 'c', has I-LOC, as IOB1 has it, and the data are IOB2",
+            "word 3, 'c', has I-LOC, which is IOB1, but earlier rows are IOB2",
         ),
-        ([["B-PER", "I-LOC"]], "word 2, 'b', has I-LOC, as IOB1 has it"),
-        ([["I-PER"], ["O", "B-PER"]], "word 2, 'b', has B-PER, as IOB2 has it, and the data are"),
+        ([["B-PER", "I-LOC"]], "word 2, 'b', has I-LOC, which is IOB1"),
+        ([["I-PER"], ["O", "B-PER"]], "word 2, 'b', has B-PER, which is IOB2, but earlier rows"),
         (
             [["B-PER", "I-PER", "S-LOC"]],
-            "word 3, 'c', has S-LOC, which IOBES (BILOU) does not have",
+            "word 3, 'c', has S-LOC, which is invalid there in IOBES (BILOU)",
         ),
-        ([["S-PER", "E-PER"]], "word 2, 'b', has E-PER, which IOBES"),
-        ([["S-PER", "B-PER"]], "word 2, 'b', has B-PER, which IOBES"),
+        ([["S-PER", "E-PER"]], "word 2, 'b', has E-PER, which is invalid there in IOBES"),
+        ([["S-PER", "B-PER"]], "word 2, 'b', has B-PER, which is invalid there in IOBES"),
         ([["B-PER", "NN"]], "NN has no prefix such as B- or I-"),
     ],
 )
@@ -124,15 +124,15 @@ def test_tags_that_are_not_of_their_scheme(rows: list[list[str]], said: str) -> 
     [
         ({"tokens": ["a", "b"], "tags": ["O"]}, "2 words in tokens, 1 in tags"),
         ({"tokens": "a b", "tags": ["O", "O"]}, "tokens is 'a b', not a list of words"),
-        ({"tokens": ["a"], "tags": [3]}, "the tag 3 is a number, and nothing names it: tag_names="),
+        ({"tokens": ["a"], "tags": [3]}, "the tag 3 is a number without a name: tag_names="),
         ({"tokens": ["a"], "tags": [""]}, "'' is no tag"),
         (
             {"text": "a b", "spans": [{"start": 2, "end": 9, "label": "X"}]},
-            "no part of the text, of",
+            "is outside the text of",
         ),
         (
             {"text": "a b", "spans": [{"start": 1, "end": 2, "label": "X"}]},
-            "is no part of the text",
+            "is outside the text",
         ),
         ({"text": "a b", "spans": [[0, 1]]}, "[0, 1] needs whole numbers start and end, "),
         (

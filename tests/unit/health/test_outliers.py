@@ -41,7 +41,7 @@ def test_a_lone_host_far_below_its_own_peak_is_named() -> None:
 
     (finding,) = findings(fp32_of_peak=0.41, bf16_of_peak=0.4)
     assert (finding.host, finding.kind) == ("alone", "kernel")
-    assert finding.what.startswith("products in fp32 reach 41% of what its instructions do")
+    assert finding.what.startswith("matrix multiplication in fp32 reaches 41% of the CPU's peak")
     # AMX products are at a fifth to a half; and a thread that had no CPU says nothing of kernels
     assert findings(fp32_of_peak=0.9, bf16_of_peak=0.2) == []
     assert findings(fp32_of_peak=0.41, cpu_share=0.5) == []

@@ -69,7 +69,7 @@ def test_a_rank_that_says_nothing_is_named_with_mpiruns_words(bin_dir: Path) -> 
     assert problems == [
         Finding(
             "node2",
-            "its rank gave no answer before mpirun ended; mpirun said:\n"
+            "its rank gave no answer before mpirun ended; mpirun printed:\n"
             "rank 1 was ended by signal 9",
             "",
             "launch",
@@ -179,7 +179,7 @@ def test_the_document_and_the_exit_code(tmp_path: Path) -> None:
     (problem,) = document["problems"]
     assert problem["host"] == "a"
     assert problem["kind"] == "launch"
-    assert problem["what"].endswith("mpirun said:\nno such host")
+    assert problem["what"].endswith("mpirun printed:\nno such host")
 
 
 def test_a_head_without_a_free_port_is_a_problem_of_the_head(

@@ -41,8 +41,8 @@ def test_answers_are_found_among_what_login_scripts_and_sudo_print() -> None:
 
 
 TTY = (
-    "sudo wants a terminal (requiretty in sudoers), which Ansible has none of: for the user that "
-    "Ansible logs in as, add Defaults:USER !requiretty"
+    "sudo requires a terminal (requiretty in sudoers), which Ansible does not provide: for the "
+    "user that Ansible logs in as, add Defaults:USER !requiretty"
 )
 
 
@@ -53,7 +53,7 @@ TTY = (
         ({"stdout": f"0\r\n{MARK} uid 1000\r\n"}, "becoming root gives the user 1000"),
         ({"stdout": "0\r\n", "rc": 0}, "0"),  # nobody's answer
         ({"msg": "Task failed: Missing sudo password"},
-         "sudo asks for a password, which -K would give"),
+         "sudo asks for a password; pass it with -K"),
         ({"msg": "Task failed: Incorrect sudo password"}, "sudo refuses the password"),
         ({"msg": "non-zero return code", "stdout": "bash: sudo: command not found\r\n"},
          "there is no sudo"),

@@ -252,7 +252,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     ),
     "a sparse wheel": (lambda path: sparse(path, 3000), f"'{TOOL}' is not in its list"),
     "a sparse wheel larger than any disk": (
-        lambda path: sparse(path, 1 << 50), "its list has more bytes than it has itself"
+        lambda path: sparse(path, 1 << 50), "its list claims more bytes than the file has"
     ),
     "a sparse file of old GNU tar": (before(header(b"S", TOOL, 0)), "is not a plain file"),
     "a file missing": (entries(lambda found: found.pop()), f"{TOOL} is missing"),

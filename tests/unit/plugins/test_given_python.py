@@ -66,10 +66,10 @@ def test_a_real_one_is_taken() -> None:
 
 def test_what_is_no_program_is_refused(brought: Path) -> None:
     program = brought / "bin/python3.11"
-    assert refused("bin/python3.11") == ("bin/python3.11", "is not a whole path")
+    assert refused("bin/python3.11") == ("bin/python3.11", "is not an absolute path")
     assert refused(brought / "bin") == (str(brought / "bin"), "is no program")
     missing = brought / "bin/python3.12"
-    assert refused(missing) == (str(missing), "cannot be looked at: No such file or directory")
+    assert refused(missing) == (str(missing), "cannot be inspected: No such file or directory")
     program.chmod(0o644)
     assert refused(program) == (str(program), "is no program")
     shutil.rmtree(brought / "lib")

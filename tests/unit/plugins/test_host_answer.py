@@ -232,7 +232,7 @@ def test_a_host_key_is_one_key(run_module: Any, tmp_path: Any) -> None:
     ):  # fmt: skip
         found = run_module(mesh_head.main, members=[{**member, **change}], **given)
         assert found["failed"], change
-        assert "not what the mesh can write down" in found["msg"]
+        assert "invalid values for the mesh" in found["msg"]
         assert "\n" not in found["msg"]
     assert not (tmp_path / "mesh").exists()
 

@@ -142,7 +142,7 @@ def test_wheels_come_through_a_proxy_from_a_mirror_with_a_ca_of_its_own(
         ("expired", 0, {}, "the certificate of mirror.site has expired", "have it renewed"),
         ("other", 0, {}, "the certificate of mirror.site is for another name", "name the mirror"),
         ("good", 403, {}, "does not lead to mirror.site: 403 Forbidden", "NO_PROXY=mirror.site"),
-        ("good", 407, {}, "wants a user and a password for mirror.site", "USER:PASSWORD@HOST"),
+        ("good", 407, {}, "requires a user and a password for mirror.site", "USER:PASSWORD@HOST"),
         ("good", 0, {"HTTPS_PROXY": "http://me:secret@127.0.0.1:1"},
          "the proxy http://****@127.0.0.1:1 does not answer: Connection refused", "start it"),
         ("good", 0, {"HTTPS_PROXY": "http://proxy.invalid:3128"},
@@ -230,10 +230,10 @@ def test_hosts_of_one_kind_need_the_same_wheels() -> None:
          "the proxy proxy.site does not answer: its name is not known; start it"),
         (FAILED + "Could not resolve 'mirror.site'", "Failed to fetch https://mirror.site/"),
         (f"{FAILED}407  Proxy Authentication Required [IP: 127.0.0.1 41973]",
-         "the proxy http://proxy:3128 wants a user and a password for mirror.site; give them"),
+         "the proxy http://proxy:3128 requires a user and a password for mirror.site; give them"),
         (f"{FAILED}403  Forbidden [IP: 127.0.0.1 44231]\nE: Download Failed",
-         f"Failed to fetch {INDEX} 403 Forbidden [IP: 127.0.0.1 44231] (by the proxy http://proxy"),
-        ("", "apt says nothing (by the proxy http://proxy:3128); name a source"),
+         f"Failed to fetch {INDEX} 403 Forbidden [IP: 127.0.0.1 44231] (through the proxy http://proxy"),
+        ("", "apt printed nothing (through the proxy http://proxy:3128); name a source"),
     ],
 )  # fmt: skip
 def test_apts_words(said: str, expected: str) -> None:
@@ -265,10 +265,11 @@ SETTINGS = "[main]\ngpgcheck=1\nproxy=http://me:secret@proxy:3128\n"
         (f"{FAILURE} [Received HTTP code 403 from proxy after CONNECT]",
          "the proxy http://****@proxy:3128 does not lead to mirror.site: 403; have it let"),
         (f"{FAILURE} [Received HTTP code 407 from proxy after CONNECT]",
-         "the proxy http://****@proxy:3128 wants a user and a password for mirror.site; give them"),
+         "the proxy http://****@proxy:3128 requires a user and a password for mirror.site; "
+         "give them"),
         ("Error: There are no enabled repositories in \"/etc/yum.repos.d\".",
          "There are no enabled repositories"),
-        ("", "dnf says nothing; have the source site in /etc/yum.repos.d"),
+        ("", "dnf printed nothing; have the source site in /etc/yum.repos.d"),
     ],
 )  # fmt: skip
 def test_dnfs_words(said: str, expected: str) -> None:
@@ -322,7 +323,7 @@ def test_dnf_through_a_proxy_from_a_mirror_with_a_ca_of_its_own(site: Site, tmp_
     for what, expected in {
         "name": f"the certificate of {NAME} is for another name; name the mirror in /etc/yum",
         "refused": f"the proxy of dnf's settings does not lead to {NAME}: 403; have it let",
-        "password": f"the proxy of dnf's settings wants a user and a password for {NAME}; give",
+        "password": f"the proxy of dnf's settings requires a user and a password for {NAME}; give",
         "off": "the proxy 127.0.0.1:1 does not answer; start it",
         "unknown": "the proxy proxy.invalid does not answer: its name is not known; start it",
     }.items():

@@ -78,7 +78,7 @@ def test_a_host_that_answers_something_else(
 ) -> None:
     said = {"rc": 0, "stdout": f"ftcluster-answer: {answer}", "stderr": ""}
     monkeypatch.setattr(node_program, "execute", lambda *_: json.loads(json.dumps(said)))
-    with pytest.raises(AnsibleActionFail, match="answer is none"):
+    with pytest.raises(AnsibleActionFail, match="response is invalid"):
         ran(tmp_path)
 
 

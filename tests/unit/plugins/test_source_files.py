@@ -48,14 +48,14 @@ def test_all_that_is_not_copied_is_named_at_once(folder: Path) -> None:
         with pytest.raises(SourceError) as caught:
             source_files(folder)
     assert str(caught.value).splitlines() == [
-        f"{folder} is not copied as it is:",
+        f"{folder} cannot be copied:",
         "  'README.md' -> '../secret': leads out of the folder",
         "  'chain' -> 'README.md': leads out of the folder",
         "  'etc' -> '/etc': leads out of the folder",
         "  'socket': is a socket",
         "  'sub/pipe': is a pipe",
         "  'zeros' -> '/dev/zero': leads out of the folder",
-        "replace links by copies, and remove what is no file",
+        "replace links by copies, and remove everything that is not a regular file",
     ]
 
 

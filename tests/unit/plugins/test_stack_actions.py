@@ -364,7 +364,7 @@ def test_the_wheels_of_a_bundle_are_sent_without_an_index(
     install(wheelhouse=str(target))
     assert there.sent == [WHEEL]
     (target / WHEEL).unlink()
-    with pytest.raises(AnsibleActionFail, match=f"^{target} is not whole: a wheel is missing"):
+    with pytest.raises(AnsibleActionFail, match=f"^{target} is incomplete: a wheel is missing"):
         install(wheelhouse=str(target))
 
 
@@ -401,7 +401,7 @@ def test_a_list_of_wheels_does_not_lead_out_of_its_folder(
     wheels = {f"../out/of/{name}": vars(wheel) for name, wheel in house.wheels.items()}
     listed = json.dumps({"wheels": wheels, "notices": []})
     (tmp_path / "named" / "wheels.json").write_text(listed)
-    with pytest.raises(AnsibleActionFail, match="is not whole"):
+    with pytest.raises(AnsibleActionFail, match="is incomplete"):
         install(wheelhouse=str(tmp_path / "named"))
     assert there.sent == []
 

@@ -147,10 +147,10 @@ def test_releases_that_were_taken_back_need_a_word(wanted: StackRequest) -> None
     [
         (
             StackRequest("listed"),
-            "stack listed has no lock with the hashes of its packages, so what an",
+            "stack listed has no lock with the hashes of its packages, so files from an index",
         ),
         (StackRequest("", bundle("listed")), "stack listed has no lock with the hashes"),
-        (StackRequest("bare"), "stack bare has no hash of ccl 1.2, so what"),
+        (StackRequest("bare"), "stack bare has no hash of ccl 1.2, so files from an index"),
     ],
 )
 def test_packages_without_a_hash_need_a_word(wanted: StackRequest, told: str) -> None:

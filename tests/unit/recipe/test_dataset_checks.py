@@ -243,7 +243,7 @@ def test_squads_own_files(tmp_path: Path) -> None:
     assert first["answers"] == {"text": ["1973"], "answer_start": [20]}
     assert second["answers"] == {"text": [], "answer_start": []}
     file.write_text(json.dumps({"data": [{"paragraphs": [{"qas": [{}]}]}]}))
-    assert "not as SQuAD has its paragraphs: KeyError('question')" in problems_of(tmp_path, SQUAD)
+    assert "not in SQuAD's format: KeyError('question')" in problems_of(tmp_path, SQUAD)
 
 
 def test_what_is_evaluated_and_predicted(tmp_path: Path) -> None:

@@ -275,7 +275,7 @@ def test_somebody_elses_run_is_not_stopped_and_said_in_a_line(
     monkeypatch.setattr(supervisor_module, "stop", denied)
     monkeypatch.setattr(sys, "argv", ["supervisor", "stop", str(run_dir)])
     with pytest.raises(
-        SystemExit, match=r"launch\.json cannot be read: Permission denied; its owner may"
+        SystemExit, match=r"launch\.json cannot be read: Permission denied; only its owner can"
     ):
         supervisor_module.main()
 

@@ -372,7 +372,7 @@ def test_a_run_whose_token_does_not_come_is_ended(
     assert not (run_dir / ".ftcluster-0f").exists()
     monkeypatch.setattr(rank_environment, "ARRIVAL_SECONDS", 0)
     request: Any = SimpleNamespace(check=lambda: None)
-    with pytest.raises(TrainError, match="the token for the Hub has not come"):
+    with pytest.raises(TrainError, match="the token for the Hub has not arrived"):
         rank_environment.take_secrets(read_launch(run_dir), request)
 
 

@@ -1,1 +1,1 @@
-"""torch.distributed: rendezvous, backends and the collectives of a step."""
+"""Communication with torch.distributed: rendezvous, backends and the collectives of a step."""

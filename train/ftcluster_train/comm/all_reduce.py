@@ -1,4 +1,4 @@
-"""All-reduces with bf16 or int8 on the wire, and fp32 in the sum."""
+"""All-reduces that send bf16 or int8 and sum in fp32."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
@@ -8,12 +8,12 @@ import torch.distributed as dist
 
 from ftcluster_train.comm.reduce_scatter import ReduceScatter, all_gather
 
-BLOCK = 256  # values of int8 with a common scale, which adds 1.6 % of bytes
+BLOCK = 256  # int8 values that share a scale, which adds 1.6 % of bytes
 CHUNK = 1 << 22  # elements that are sent at once
 
 
 def all_reduce_bf16(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
-    """Sum a contiguous tensor over the ranks, in place; the sums are those of bf16 too."""
+    """Sum a contiguous tensor over the ranks, in place; the sums are rounded to bf16 too."""
     flat, ranks = tensor.view(-1), dist.get_world_size(group)
     piece = -(-len(flat) // ranks)
     wire = torch.zeros(piece * ranks, dtype=torch.bfloat16)
@@ -27,10 +27,10 @@ def all_reduce_bf16(tensor: torch.Tensor, group: dist.ProcessGroup | None = None
 
 
 class Bf16AllReduces:
-    """All-reduces beside the backward pass; each rank makes it at the same time.
+    """All-reduces that run beside the backward pass; each rank creates this at the same time.
 
-    An all-reduce is two collectives, so that those of several tensors would mix in another order on
-    each rank: they run one after the other, in a thread and a process group that nothing else uses.
+    An all-reduce is two collectives. Those of several tensors would mix in another order on each
+    rank, so they run one after the other, in a thread and a process group that nothing else uses.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Bf16AllReduces:
         self._thread = ThreadPoolExecutor(1, "bf16-all-reduce")
 
     def start(self, tensor: torch.Tensor) -> "Future[None]":
-        """Start an all-reduce; all ranks call this in the same order."""
+        """Start an all-reduce; all ranks must call this in the same order."""
         return self._thread.submit(all_reduce_bf16, tensor, self._group)
 
 
@@ -48,11 +48,11 @@ def all_reduce_quantized(
     dtype: Literal["bf16", "int8"],
     group: dist.ProcessGroup | None,
 ) -> None:
-    """Sum a tensor over the ranks of a group. Every rank gets the same sums, to the last bit.
+    """Sum a tensor over the ranks of a group; every rank gets the same sums, to the last bit.
 
     Args:
-        values: fp32, shape (elements,); becomes the rounded values that other ranks receive.
-        total: fp32, shape (elements,), to be written.
+        values: fp32, shape (elements,); receives the rounded values that other ranks get.
+        total: fp32, shape (elements,); receives the sums.
     """
     for part, sums in zip(values.split(CHUNK), total.split(CHUNK), strict=True):
         _all_reduce(part, sums, dtype, group)

@@ -1,7 +1,7 @@
-"""Which hosts reach which by TCP, before a collective would wait for those that do not.
+"""A check of which hosts reach which by TCP, before a collective would wait for unreachable hosts.
 
-gloo connects every rank with every other one. A firewall between two hosts makes all ranks wait for
-minutes, and no message says for which host.
+gloo connects every rank with every other rank. A firewall between two hosts makes all ranks wait
+for minutes, and no message names the hosts.
 
     python -m ftcluster_train.comm.connectivity ADDRESS PORT    try to connect
 """
@@ -17,11 +17,11 @@ from typing import Any
 CONNECT_SECONDS = 3.0
 WAIT_SECONDS = 60.0  # other ranks may still be importing torch from a cold disk
 PARALLEL = 32
-BACKLOG = 4096  # strangers may connect as well; net.core.somaxconn is a limit of it
+BACKLOG = 4096  # strangers may connect too; net.core.somaxconn limits this
 
 
 def check_connections(store: Any, rank: int, addresses: Sequence[str]) -> list[list[int]]:
-    """For each rank the ranks that it cannot connect to; the same answer on every rank.
+    """Return for each rank the ranks that it cannot connect to, the same on every rank.
 
     Each rank listens at a port that the kernel chooses, as gloo does, and connects to all others.
     """
@@ -47,7 +47,7 @@ def check_connections(store: Any, rank: int, addresses: Sequence[str]) -> list[l
 
 
 def connected_ranks(unreached: Sequence[Sequence[int]]) -> list[int]:
-    """Rank 0 and others that all reach each other; ranks with most gaps are left out.
+    """Return rank 0 and others that all reach each other; ranks with most gaps are dropped.
 
     >>> connected_ranks([[], [2], [1], []])
     [0, 1, 3]
@@ -63,7 +63,7 @@ def connected_ranks(unreached: Sequence[Sequence[int]]) -> list[int]:
 
 
 def unconnected_pairs(unreached: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
-    """Pairs of ranks of which one does not reach the other, lower rank first."""
+    """Return pairs of ranks of which one does not reach the other, lower rank first."""
     return {
         (min(rank, other), max(rank, other))
         for rank, others in enumerate(unreached)
@@ -72,7 +72,7 @@ def unconnected_pairs(unreached: Sequence[Sequence[int]]) -> set[tuple[int, int]
 
 
 def connection_error(address: str, port: int) -> str:
-    """Why a TCP connection fails, or "" if it succeeds."""
+    """Return why a TCP connection fails, or "" if it succeeds."""
     try:
         with socket.create_connection((address, port), timeout=CONNECT_SECONDS):
             return ""
@@ -81,7 +81,7 @@ def connection_error(address: str, port: int) -> str:
 
 
 def listen(address: str, port: int, callers: int) -> socket.socket:
-    """Listen at this host's address, or at all of them if it has another one (NAT).
+    """Listen at this host's address, or at all addresses if it does not have that one (NAT).
 
     The kernel completes connections, so nothing needs to accept them.
     """
@@ -93,18 +93,18 @@ def listen(address: str, port: int, callers: int) -> socket.socket:
 
 
 def _read_all(store: Any, key: str, ranks: Sequence[int]) -> dict[int, str]:
-    """What each rank has stored under a key, without ranks that stored nothing in time."""
+    """Return the values that ranks have stored under a key in time, by rank."""
     keys = [f"{key}/{rank}" for rank in ranks]
     try:
         store.wait(keys, timedelta(seconds=WAIT_SECONDS))
         present = list(ranks)
-    except RuntimeError:  # torch's DistStoreError is one
+    except RuntimeError:  # the base class of torch's DistStoreError
         present = [rank for rank in ranks if store.check([keys[rank]])]
     return {rank: store.get(keys[rank]).decode() for rank in present}
 
 
 def main() -> int:
-    """Entry point; returns the exit code."""
+    """Try to connect; return the exit code."""
     address, port = sys.argv[1], int(sys.argv[2])
     error = connection_error(address, port)
     if error:

@@ -3,8 +3,8 @@
     from ftcluster_train.comm.collectives import bf16_hook
     model.register_comm_hook(None, bf16_hook)
 
-The hook sends half of the bytes of DDP's own all-reduce. torch's `bf16_compress_hook` is refused on
-CPUs, and sums in bf16.
+The hook sends half as many bytes as DDP's own all-reduce. torch's `bf16_compress_hook` is refused
+on CPUs, and sums in bf16.
 """
 
 from concurrent.futures import Future
@@ -34,5 +34,5 @@ def bf16_hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.
 
 @cache
 def _all_reduces() -> Bf16AllReduces:
-    """Return the all-reduces of this process, whose group is made in the first backward pass."""
+    """Return the all-reduces of this process; the first backward pass creates their group."""
     return Bf16AllReduces()

@@ -1,4 +1,4 @@
-"""Gather the rows of all ranks; in the backward pass their gradients are summed over the ranks."""
+"""A gather of the rows of all ranks; the backward pass sums their gradients over the ranks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from ftcluster_train.comm.traffic import Traffic
 
 
 def count_rows(count: int, traffic: Traffic) -> list[int]:
-    """Return the number of rows of each rank; every rank calls this."""
+    """Return the number of rows of each rank; every rank must call this."""
     counts = torch.empty(dist.get_world_size(), dtype=torch.int64)
     traffic.add(counts.nbytes, len(counts))
     with traffic:
@@ -20,10 +20,10 @@ def count_rows(count: int, traffic: Traffic) -> list[int]:
 
 
 def gather_rows(rows: torch.Tensor, counts: Sequence[int], traffic: Traffic) -> torch.Tensor:
-    """Return the rows of all ranks, by rank; every rank calls this.
+    """Return the rows of all ranks, ordered by rank; every rank must call this.
 
-    If they have gradients, every rank has to call `backward` on what it computes of them, because
-    these are summed over the ranks then.
+    If the rows have gradients, every rank must call `backward` on its results, because the backward
+    pass sums the gradients over the ranks.
 
     Args:
         rows: rows of this rank, shape (rows, width).

@@ -1,24 +1,24 @@
 """The two halves of an all-reduce: a reduce-scatter that sums in fp32, and an all-gather.
 
-Each rank sends every other rank its piece of a tensor, and each sums what it has received, in fp32
-and in the order of the ranks. A value is rounded before it is sent, and a sum is not rounded again.
-With gloo this is also the fastest reduce-scatter: its own is an all-reduce (torch 2.13), three
-times as slow.
+Each rank sends every other rank its piece of a tensor, and sums the received pieces in fp32 and in
+the order of the ranks. Values are rounded before they are sent; sums are not rounded again. With
+gloo this is also the fastest reduce-scatter: gloo's own is an all-reduce (torch 2.13), which takes
+three times as long.
 """
 
 import torch
 import torch.distributed as dist
 
-# torch 2.13 has another name for it, and warns of this one
+# torch 2.13 has renamed the function, and warns about the old name
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class ReduceScatter:
-    """A reduce-scatter that is under way.
+    """A reduce-scatter in flight.
 
     Args:
-        sent: shape (ranks * piece,), in the dtype that is sent; unchanged until `wait` returns.
-        received: like `sent`, to be written.
+        sent: shape (ranks * piece,), in the dtype to send; must not change until `wait` returns.
+        received: receive buffer of the same shape and dtype.
     """
 
     def __init__(
@@ -32,10 +32,11 @@ class ReduceScatter:
         self._work.wait()
 
     def sum(self, total: torch.Tensor, add: bool) -> None:
-        """Write the sum over the ranks of this rank's piece, or add it; call after `wait`.
+        """Write, or add, the sum over the ranks of this rank's piece; call this after `wait`.
 
         Args:
             total: shape (piece,).
+            add: True to add the sum to `total`.
         """
         first, *others = self.received.view(-1, len(total))
         if add:
@@ -52,5 +53,5 @@ def all_gather(whole: torch.Tensor, piece: torch.Tensor, group: dist.ProcessGrou
 
 
 def start_all_gather(whole: torch.Tensor, piece: torch.Tensor) -> dist.Work:
-    """Start an `all_gather` over all ranks; neither tensor may be used before it is waited for."""
+    """Start an `all_gather` over all ranks; do not use the tensors before it is complete."""
     return _all_gather(whole, piece, async_op=True)

@@ -1,10 +1,10 @@
-"""Backends of torch.distributed that torch does not have: impi, and ccl of oneccl_bind_pt.
+"""Backends that torch.distributed itself does not have: impi, and ccl of oneccl_bind_pt.
 
-The binding contains oneCCL and an MPI library, found by variables that its env/setvars.sh sets.
-That file is sourced before mpirun starts the ranks (torch-ccl's README).
+The binding contains oneCCL and an MPI library. Variables that its env/setvars.sh sets locate them,
+so that file is sourced before mpirun starts the ranks (torch-ccl's README).
 
-Not tested with the binding itself: the machines that ftcluster is tested on do not reach the index
-with its wheels. The tests use a substitute.
+This is not tested with the binding itself: the machines that ftcluster is tested on cannot reach
+the index with its wheels. The tests use a substitute.
 
 Standard library only: the supervisor uses it.
 """
@@ -34,10 +34,10 @@ SCRIPT = 'file=$1; shift; . "$file" >&2 && exec env -0'
 
 
 def find_setvars() -> Path:
-    """The env/setvars.sh of the binding that this Python imports.
+    """Return the env/setvars.sh of the binding that this Python imports.
 
     Raises:
-        TrainError: the binding is not installed, or has no such file.
+        TrainError: the binding is not installed, or lacks that file.
     """
     spec = importlib.util.find_spec(ONECCL)
     folders = list(spec.submodule_search_locations or ()) if spec else []
@@ -50,10 +50,10 @@ def find_setvars() -> Path:
 
 
 def sourced_variables(setvars: Path, path: str) -> dict[str, str]:
-    """The variables that a script sets or changes when bash sources it in a clean environment.
+    """Return the variables that a script sets when bash sources it in a clean environment.
 
     Args:
-        path: PATH, its only variable.
+        path: PATH, the only variable of that environment.
 
     Raises:
         TrainError: there is no bash, or the script fails.
@@ -70,8 +70,8 @@ def sourced_variables(setvars: Path, path: str) -> dict[str, str]:
     except subprocess.TimeoutExpired:
         raise TrainError(f"{setvars} did not end within {SETVARS_SECONDS} s", HINT) from None
     if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise TrainError(f"{setvars} failed: {said[-1] if said else done.returncode}", HINT)
+        stderr = done.stderr.decode(errors="replace").strip().splitlines()
+        raise TrainError(f"{setvars} failed: {stderr[-1] if stderr else done.returncode}", HINT)
     lines = done.stdout.decode(errors="surrogateescape").split("\0")
     after = dict(line.split("=", 1) for line in lines if "=" in line)
     return {
@@ -82,10 +82,10 @@ def sourced_variables(setvars: Path, path: str) -> dict[str, str]:
 
 
 def variables_for(launch: Mapping[str, str], path: str) -> dict[str, str]:
-    """Further variables for the ranks of a launch; none without ccl.
+    """Return further variables for the ranks of a launch; none without ccl.
 
     Raises:
-        TrainError: as `find_setvars` and `sourced_variables`.
+        TrainError: see `find_setvars` and `sourced_variables`.
     """
     if launch.get(BACKEND_VARIABLE) != CCL:
         return {}
@@ -100,12 +100,12 @@ def import_ccl() -> None:
     """
     try:
         importlib.import_module(ONECCL)
-    except (ImportError, OSError, RuntimeError) as error:  # its libraries are loaded by the import
+    except (ImportError, OSError, RuntimeError) as error:  # the import loads its libraries
         raise TrainError(f"{ONECCL} cannot be imported: {error}", HINT) from error
 
 
 def register() -> None:
-    """Register impi, and a stand-in for ccl that explains why the stack does not have it."""
+    """Register impi, and a stand-in for ccl that explains why the stack does not have ccl."""
     import torch.distributed as dist
 
     from ftcluster_mpi import registration
@@ -122,7 +122,7 @@ def _print_error_line(message: str, hint: str) -> None:
 
 
 def _explain_ccl(*_: Any) -> Any:
-    """What a script gets that asks for "ccl" where there is no oneccl_bind_pt."""
+    """Raise the error for a script that asks for "ccl" on a stack without oneccl_bind_pt."""
     import torch.distributed as dist
 
     raise dist.DistBackendError(

@@ -1,4 +1,4 @@
-"""Count what one rank sends during a training, and how long it waits."""
+"""Counters for a rank's communication volume and waiting time during a training."""
 
 import time
 from typing import Any
@@ -8,13 +8,13 @@ class Traffic:
     """The communication volume of one rank since the training began; a context manager for waits.
 
     Attributes:
-        waited: seconds in which the rank was blocked in collectives on gradients and weights, also
-            because another rank was slower. What moves while it computes is not in it.
-        sent: bytes of them that it has sent, as many as each rank has to at least: of an all-reduce
-            of S bytes over n ranks 2 (n - 1) / n S, of a reduce-scatter or all-gather half of that
+        waited: seconds in which collectives on gradients and weights blocked the rank, including
+            waits for slower ranks. Communication that overlaps with computing is excluded.
+        sent: bytes sent by these collectives, as the minimum for each rank: 2 (n - 1) / n S for an
+            all-reduce of S bytes over n ranks, and half of that for a reduce-scatter or all-gather
             (Thakur, Rabenseifner and Gropp 2005, Optimization of Collective Communication
             Operations in MPICH).
-        collectives: the number of them; an all-reduce in bf16 is two.
+        collectives: number of collectives; an all-reduce in bf16 counts as two.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Traffic:
         """Count a collective.
 
         Args:
-            size: bytes of all ranks together.
+            size: total bytes over all ranks.
             passes: 2 for an all-reduce, 1 for others.
         """
         self.collectives += 1

@@ -1,4 +1,4 @@
-"""The process group of a run and the workers of local training, and collectives on plain data."""
+"""The process group of a run, the workers of local training, and collectives on plain data."""
 
 import contextlib
 import fcntl
@@ -22,17 +22,17 @@ from ftcluster_train.comm import torch_backends
 from ftcluster_train.comm.connectivity import listen
 from ftcluster_train.errors import TrainError
 
-DEFAULT_PORT = 29500  # torch's own, for a launch without the supervisor, which takes a free one
+DEFAULT_PORT = 29500  # torch's default, for a launch without the supervisor
 LOOPBACK = "lo"
 SIOCGIFADDR = 0x8915  # netdevice(7): the address of an interface
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among all processes of the run.
+    """The place of this process among all processes of the run.
 
     Attributes:
-        rank: 0 is on the head.
+        rank: number of this process; rank 0 is on the head.
     """
 
     rank: int
@@ -41,12 +41,11 @@ class World:
 
 
 def join_world() -> World:
-    """Make the process group; rank and size are those of `bind`, or of Hydra without it.
+    """Create the process group; rank and size come from `bind`, or from Hydra without it.
 
     Raises:
-        TrainError: this process was not started by mpirun or torchrun, or the backend cannot be
-            loaded, or rank 0's address is one of the loopback interface though there are other
-            hosts.
+        TrainError: mpirun or torchrun did not start this process, the backend cannot be loaded, or
+            rank 0's address is a loopback address although there are other hosts.
     """
     try:
         rank, size = own_rank(os.environ), own_size(os.environ)
@@ -59,7 +58,7 @@ def join_world() -> World:
         torch_backends.register()
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
     port = int(os.environ.get("MASTER_PORT", DEFAULT_PORT))
-    # else gloo uses the interface that the hostname resolves to, often the loopback
+    # by default gloo uses the interface that the hostname resolves to, often the loopback
     interface = interface_towards(host)
     here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     if interface == LOOPBACK and here < size:
@@ -83,25 +82,25 @@ def join_world() -> World:
 
 
 def _store(host: str, port: int, rank: int, size: int, limit: timedelta) -> dist.Store:
-    """The store that all ranks share: torchrun's where it has one, else that of rank 0."""
+    """Return the store that all ranks share: torchrun's if it has one, else rank 0's."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return open_store(host, port, rank, size, limit)
     store = dist.TCPStore(host, port, size, is_master=False, timeout=limit, wait_for_workers=False)
-    # it outlives the ranks: what those before a restart have left there is not for these
+    # the store outlives the ranks, so ranks after a restart use another prefix
     return dist.PrefixStore(f"ftcluster/{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
 
 
 def open_store(host: str, port: int, rank: int, size: int, limit: timedelta) -> dist.TCPStore:
-    """The store that all ranks share; rank 0 listens, at this address only.
+    """Return the store that all ranks share; rank 0 listens, at this address only.
 
-    torch would listen at all addresses of the host, and the store has no authentication.
+    By default torch would listen at all addresses of the host, and the store has no authentication.
 
     Args:
         host: rank 0's address.
-        limit: how long a rank waits for a key.
+        limit: longest wait of a rank for a key.
 
     Raises:
-        TrainError: another program has taken the port.
+        TrainError: another program uses the port.
     """
     try:
         descriptor = listen(host, port, size).detach() if rank == 0 else None
@@ -118,9 +117,9 @@ def open_store(host: str, port: int, rank: int, size: int, limit: timedelta) -> 
 
 
 def interface_towards(host: str) -> str:
-    """The network interface of the route to `host`, or "".
+    """Return the network interface of the route to `host`, or "".
 
-    Connecting a UDP socket sends nothing, but the kernel chooses a source address.
+    Connecting a UDP socket sends nothing, but makes the kernel choose a source address.
     """
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, DEFAULT_PORT))
@@ -135,17 +134,17 @@ def interface_towards(host: str) -> str:
 
 
 def host_led(rank: int) -> int | None:
-    """The number of this rank's host where it is the first rank there; None where it is not."""
+    """Return the number of this rank's host if the rank is the first there, else None."""
     if "LOCAL_RANK" not in os.environ:  # not started by `bind`: one host
         return 0 if rank == 0 else None
     return int(os.environ["GROUP_RANK"]) if os.environ["LOCAL_RANK"] == "0" else None
 
 
 def folder_led(rank: int, shared: bool) -> int | None:
-    """The number of the run's folder that this rank writes to; None where another one does.
+    """Return the number of the run's folder if this rank writes to it, else None.
 
     Args:
-        shared: whether all hosts have the same folder; else each has one.
+        shared: True if all hosts share one folder; False if each host has its own.
     """
     if shared:
         return 0 if rank == 0 else None
@@ -166,7 +165,7 @@ def abandon_world() -> None:
 
 
 def least_over_ranks(values: list[float]) -> list[float]:
-    """The element-wise minimum over all ranks, the same on every rank."""
+    """Return the element-wise minimum over all ranks, the same on every rank."""
     tensor = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(tensor, dist.ReduceOp.MIN)
     result: list[float] = tensor.tolist()
@@ -174,7 +173,7 @@ def least_over_ranks(values: list[float]) -> list[float]:
 
 
 def sum_over_ranks(values: list[float]) -> list[float]:
-    """The element-wise sum over all ranks, the same on every rank."""
+    """Return the element-wise sum over all ranks, the same on every rank."""
     tensor = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(tensor)
     result: list[float] = tensor.tolist()
@@ -182,20 +181,20 @@ def sum_over_ranks(values: list[float]) -> list[float]:
 
 
 def latency_of_collectives() -> float:
-    """Seconds of an all-reduce of one number: the median of five, a mean over the ranks."""
+    """Return the median seconds of an all-reduce of one value, averaged over the ranks."""
     times = []
     for _ in range(6):
         began = time.perf_counter()
         sum_over_ranks([0.0])
         times.append(time.perf_counter() - began)
-    seconds = statistics.median(times[1:])  # the ranks have waited for each other in the first one
+    seconds = statistics.median(times[1:])  # the first one includes waits for other ranks
     return sum_over_ranks([seconds])[0] / float(dist.get_world_size())
 
 
 def gather_over_ranks(value: Any) -> list[Any]:
-    """The value of each rank, by rank, the same on every rank.
+    """Return the values of all ranks, ordered by rank; the result is the same on every rank.
 
-    As JSON: all_gather_object unpickles, and so executes, what an attacker on the network sends.
+    Values are sent as JSON: all_gather_object unpickles, and so executes, data from the network.
 
     Args:
         value: plain data; tuples become lists.
@@ -212,7 +211,7 @@ def gather_over_ranks(value: Any) -> list[Any]:
 
 
 def differing_ranks(values: Sequence[str]) -> tuple[list[int], list[int]]:
-    """The ranks whose value differs from the most frequent one (or rank 0's), and the others.
+    """Return ranks whose value differs from the most frequent one (or rank 0's), and the rest.
 
     >>> differing_ranks(["a", "b", "b"])
     ([0], [1, 2])
@@ -241,7 +240,7 @@ def check_equal_samples(digest: str) -> None:
     """Compare a hash of each rank's samples, which each host has tokenised itself.
 
     Raises:
-        TrainError: they differ.
+        TrainError: the samples differ.
     """
     different, others = differing_ranks(gather_over_ranks(digest))
     if different:
@@ -254,14 +253,14 @@ def check_equal_samples(digest: str) -> None:
 
 @dataclass(frozen=True)
 class Worker:
-    """The ranks of a host; where there is one host only, a single rank.
+    """The ranks of a host; with a single host, each rank is a worker.
 
     Attributes:
-        ranks: of this worker.
-        world_size: ranks of all workers.
-        steps: its group for gradients; None for a single rank.
-        exchange: another group of the same ranks, for another thread; None for a single rank.
-        leaders: the group of the first ranks of all workers; None on another rank.
+        ranks: ranks of this worker.
+        world_size: number of ranks of all workers.
+        steps: the worker's process group for gradients; None for a single rank.
+        exchange: second group of the same ranks, for another thread; None for a single rank.
+        leaders: group of the first ranks of all workers; None on other ranks.
     """
 
     ranks: tuple[int, ...]
@@ -272,12 +271,12 @@ class Worker:
 
     @property
     def share(self) -> float:
-        """Its part of all ranks, and so of each batch."""
+        """The worker's fraction of all ranks, and so of each batch."""
         return len(self.ranks) / self.world_size
 
 
 def make_worker() -> Worker:
-    """This rank's worker; every rank calls it."""
+    """Return this rank's worker; every rank must call this."""
     hosts = gather_over_ranks(os.environ.get("GROUP_RANK", "0"))  # set by `bind`
     if len(set(hosts)) == 1:
         hosts = [str(rank) for rank in range(len(hosts))]

@@ -1,1 +1,1 @@
-"""The training loop and what it uses."""
+"""The training loop and its parts."""

@@ -1,4 +1,4 @@
-"""Low-rank adapters of a model (LoRA): added, saved as peft saves them, and merged."""
+"""Low-rank adapters of a model (LoRA): adding, saving in peft's format, and merging."""
 
 import json
 import math
@@ -24,10 +24,10 @@ from ftcluster_train.errors import TrainError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # peft's names
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # peft's file names
 PREFIX, PARTS = "base_model.model.", ("lora_A", "lora_B")
-SHOWN = 12  # layers in an error
-# fields of peft's files with which adapters are added in another way, where they have another value
+SHOWN = 12  # maximum number of layers in an error
+# fields of peft's files, with their values for plain LoRA; other values mean another method
 PLAIN = {
     "peft_type": "LORA", "bias": "none", "fan_in_fan_out": False, "use_rslora": False,
     "use_dora": False, "use_qalora": False, "lora_bias": False, "rank_pattern": {},
@@ -38,40 +38,41 @@ MERGE = "merge them with peft: merge_and_unload()"
 
 
 def has_only_adapters(folder: str) -> bool:
-    """Whether a folder has adapters, and not the model that they belong to."""
+    """Return True if a folder has adapters but not their base model."""
     return (Path(folder) / CONFIG).is_file() and not (Path(folder) / "config.json").is_file()
 
 
 def check_whole(folder: str) -> None:
-    """Make sure that a folder has a model, and not only adapters.
+    """Check that a folder has a model, and not only adapters.
 
     Raises:
-        TrainError: it has only adapters.
+        TrainError: the folder has only adapters.
     """
     if has_only_adapters(folder):
         raise TrainError(
-            f"{folder} has adapters, and not the model that they belong to",
+            f"{folder} has adapters, but not their base model",
             f"train it with merge_adapters=true, or {MERGE}",
         )
 
 
 def settings_of_base(recipe: Recipe) -> dict[str, Any]:
-    """Fields of a base's configuration, whose head may have other outputs than its adapters'."""
+    """Return fields for the configuration of a base, whose head may have other outputs."""
     return dict(recipe.spec.base_settings)
 
 
 def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
-    """Freeze a model and give its linear layers adapters, which change nothing yet.
+    """Freeze a model and add adapters to its linear layers, which change nothing yet.
 
-    A is drawn from torch's generator as peft does, B is 0. Layers that were frozen before get none;
-    the head of a classifier is trained as a whole, see `whole_modules`.
+    A is drawn from torch's generator as in peft, B is 0. Layers that were already frozen get no
+    adapters. The head of a classifier is trained as a whole, see `whole_modules`.
 
     Args:
-        model: those of its linear layers that `lora_target_modules` names, or all but the last one.
+        model: model whose layers in `lora_target_modules` get adapters, or by default all linear
+            layers except the last one.
 
     Raises:
-        TrainError: it has no such layers, names all that it does not have; or weights would stay
-            random.
+        TrainError: the model lacks some of these layers; the message names them. Or some weights
+            would stay random.
     """
     assert options.lora_r is not None
     linear = {
@@ -85,7 +86,7 @@ def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
     if new:
         raise TrainError(
             f"{model.name_or_path} has no weights {', '.join(new[:SHOWN])}, so these would stay "
-            "random: they are not trained where adapters are",
+            "random, because they are not trained with adapters",
             "train all weights: lora_r=null",
         )
     model.requires_grad_(False)
@@ -120,9 +121,9 @@ def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
 
 
 def whole_modules(model: "PreTrainedModel") -> list[str]:
-    """The modules of a classifier that adapters are not enough for, by name.
+    """Return the names of a classifier's modules that are trained as a whole.
 
-    These are its head, and what the model's checkpoint has no weights of. None of other models.
+    These are its head, and modules whose weights the checkpoint lacks. Other models have none.
     """
     base = model.base_model
     if base is model or model.get_output_embeddings() is not None:
@@ -134,7 +135,7 @@ def whole_modules(model: "PreTrainedModel") -> list[str]:
 
 
 def linear_layers(model: "PreTrainedModel") -> dict[str, nn.Linear]:
-    """By name; without the one that makes logits, whose input the loss is computed from."""
+    """Return linear layers by name, without the layer whose output are logits."""
     last = model.get_output_embeddings()
     return {
         name: module
@@ -144,22 +145,22 @@ def linear_layers(model: "PreTrainedModel") -> dict[str, nn.Linear]:
 
 
 def _is_within(name: str, modules: Sequence[str]) -> bool:
-    """Whether a name is of one of these modules, or of a part of one."""
+    """Return True if a name belongs to one of these modules or to a part of one."""
     return any(f"{name}.".startswith(f"{module}.") for module in modules)
 
 
 def _is_meant(name: str, target: str) -> bool:
-    """As in peft."""
+    """Return True if a target means the layer, with peft's rules."""
     return name == target or name.endswith(f".{target}")
 
 
 def adapted_layers(model: "PreTrainedModel") -> dict[str, nn.Linear]:
-    """The layers that have adapters, by name."""
+    """Return the layers that have adapters, by name."""
     return {name: layer for name, layer in linear_layers(model).items() if hasattr(layer, "lora_A")}
 
 
 def saved_parameters(model: "PreTrainedModel") -> list[nn.Parameter]:
-    """Those that a checkpoint has: what is trained with adapters, or all where there are none."""
+    """Return the parameters in a checkpoint: the trained ones with adapters, otherwise all."""
     adapted = bool(adapted_layers(model))
     return [p for p in model.parameters() if p.requires_grad or not adapted]
 
@@ -194,7 +195,7 @@ def save_adapters(model: "PreTrainedModel", recipe: Recipe, folder: Path) -> Non
 
 
 def _targets(model: "PreTrainedModel", layers: dict[str, nn.Linear]) -> list[str]:
-    """Names of the layers with adapters; their last parts, where these mean no others."""
+    """Return the names of adapted layers, shortened to their last parts if that is unambiguous."""
     short = sorted({name.rpartition(".")[2] for name in layers})
     others = {name for name, _ in model.named_modules()} - layers.keys()
     if any(_is_meant(name, target) for name in others for target in short):
@@ -203,7 +204,7 @@ def _targets(model: "PreTrainedModel", layers: dict[str, nn.Linear]) -> list[str
 
 
 def trained_weights(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
-    """What a checkpoint has of a model, by the names of its tensors."""
+    """Return the weights that a checkpoint of the model has, by tensor name."""
     weights: dict[str, torch.Tensor] = model.state_dict()
     if not adapted_layers(model):
         return weights
@@ -212,12 +213,12 @@ def trained_weights(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
 
 
 def _saved_name(name: str) -> str:
-    """peft's name of a tensor."""
+    """Return peft's name of a tensor."""
     return f"{PREFIX}{name}.weight" if name.endswith(PARTS) else f"{PREFIX}{name}"
 
 
 def saved_weights(model: "PreTrainedModel", folder: Path) -> dict[str, torch.Tensor]:
-    """What a checkpoint in a folder has, by the names of the model's tensors."""
+    """Return the weights of a checkpoint in a folder, by the model's tensor names."""
     if adapted_layers(model):
         saved = load_file(folder / WEIGHTS)
         return {name: saved[_saved_name(name)] for name in trained_weights(model)}
@@ -228,10 +229,10 @@ def saved_weights(model: "PreTrainedModel", folder: Path) -> dict[str, torch.Ten
 
 
 def use_adapters(model: "PreTrainedModel", folder: Path, merge: bool = False) -> set[str]:
-    """Add the adapters of a folder to their base; returns the weights that they replace, by name.
+    """Add a folder's adapters to their base and return the names of the weights they replace.
 
     Raises:
-        TrainError: they are of another model, or not plain LoRA.
+        TrainError: they belong to another model, or are not plain LoRA.
     """
     weights, problems = add_saved_adapters(model, folder, merge)
     if problems:
@@ -243,13 +244,13 @@ def use_adapters(model: "PreTrainedModel", folder: Path, merge: bool = False) ->
 def add_saved_adapters(
     model: "PreTrainedModel", folder: Path, merge: bool = False
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Add what a folder has to the layers of a plain model, as its files say and peft does.
+    """Add a folder's adapters to the layers of a plain model, as peft would.
 
     Args:
-        merge: whether they are added to the weights, and not to what their layers compute.
+        merge: True to add them to the weights instead of to the layers' outputs.
 
     Returns:
-        The adapters, by the names of their tensors in a model that has them, and what is wrong.
+        The adapters, by their tensor names in an adapted model, and a list of problems.
     """
     config = read_json(folder / CONFIG)
     if unlike := _not_plain(config):
@@ -266,7 +267,7 @@ def add_saved_adapters(
             whole = found.pop(name, None)
             if whole is None:
                 problems.append(f"weight {name} is missing")
-            elif is_plain:  # its head may have another number of outputs
+            elif is_plain:  # the base's head may have another number of outputs
                 parameter.data = whole.to(parameter.dtype)
     for name, layer in model.named_modules():
         if any(_is_meant(name, target) for target in config["target_modules"]):
@@ -282,12 +283,12 @@ def add_saved_adapters(
                 layer.weight.data.addmm_(up.float(), down.float(), alpha=scale)
             else:
                 layer.register_forward_hook(partial(_plus_adapter, down, up, scale))
-    problems += [f"adapter {name} is of no layer" for name in found]
+    problems += [f"adapter {name} belongs to no layer" for name in found]
     return weights, problems[:SHOWN]
 
 
 def _not_plain(config: Any) -> list[str]:
-    """What of peft's fields is more than A and B of each layer, or missing."""
+    """Return the fields of peft's configuration that are missing or mean more than plain LoRA."""
     numbers = [config.get(name) for name in ("lora_alpha", "r")]
     if not all(isinstance(one, int | float) and one for one in numbers):
         return [f"{CONFIG} lacks a number r or lora_alpha"]
@@ -302,9 +303,9 @@ def _plus_adapter(
     down: torch.Tensor, up: torch.Tensor, scale: float,
     _layer: nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """A forward hook of a linear layer."""
+    """Add an adapter's output, as a forward hook of a linear layer."""
     low = functional.linear(inputs[0].to(down.dtype), down)
-    # the next layer may be bf16, and nothing casts where a model is only used
+    # the next layer may be bf16, and there is no autocast outside of training
     return (output + scale * functional.linear(low, up)).to(output.dtype)
 
 
@@ -312,8 +313,8 @@ def _plus_adapter(
 def merge_adapters(model: "PreTrainedModel") -> None:
     """Add the adapters to the weights of their layers, and remove them.
 
-    The sums are computed in fp32 and rounded to the dtype of the weights; norms get it too. Weights
-    in NF4 become their values.
+    The sums are computed in fp32 and rounded to the dtype of the weights, which norms get too.
+    Weights in NF4 are dequantized.
     """
     dtype: Any = None
     for layer in linear_layers(model).values():

@@ -1,4 +1,4 @@
-"""Saved models: a folder that exists is complete, also after a crash."""
+"""Saved models: a folder that exists is complete, even after a crash."""
 
 import json
 import shutil
@@ -31,16 +31,16 @@ from ftcluster_train.engine.train_state import TrainState
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.io.fsync import GROUP_READS, new_folder, remove, remove_leftovers
 
-MARGIN = 1.2  # tokenizer, configuration and the file system's own needs
-HOSTS = 2  # that have each checkpoint: one of them may be lost
+MARGIN = 1.2  # space for tokenizer, configuration and the file system itself
+HOSTS = 2  # number of hosts that keep each checkpoint, so that one may be lost
 
 
 class Checkpoints:
-    """A run's checkpoints. The first ranks of two hosts write the same, so nothing is copied.
+    """A run's checkpoints. The first ranks of two hosts both write them, so nothing is copied.
 
     Args:
-        resumed: the step after which this training goes on.
-        check: of the first one that is written.
+        resumed: step after which this training resumes.
+        check: validator for the first checkpoint, or None.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Checkpoints:
         self._saved = [self.of(step) for step in steps if step <= resumed]  # oldest first
 
     def of(self, step: int) -> Path:
-        """The folder of the checkpoint after a step."""
+        """Return the folder of the checkpoint after a step."""
         return self._folder / f"checkpoint-{step}"
 
     def save(self, optimizer: OptimizerStep, task: Task, state: TrainState) -> Path | None:
-        """Save one unless it exists; every rank calls it. A full disk costs the checkpoint only.
+        """Save a checkpoint unless it exists; every rank calls it. A full disk is only reported.
 
         Returns:
-            Its folder; None where no host could save it.
+            The checkpoint's folder; None if no host could save it.
         """
         folder = self.of(state.step)
         writes = self._writes and folder not in self._saved
@@ -90,7 +90,7 @@ class Checkpoints:
         """Write on some ranks; the others send them their pieces of the state.
 
         Returns:
-            Why it could not be saved, or ""; None on a rank that does not write.
+            The reason why it could not be saved, or ""; None on a rank that does not write.
         """
         tensors = optimizer.state() or State({})
         pieces = tensors.pieces()
@@ -128,16 +128,16 @@ class Checkpoints:
         return ""
 
     def load_best(self, model: PreTrainedModel, state: TrainState, folders: Sequence[Path]) -> bool:
-        """Give `model` the weights of the best checkpoint of any host; every rank calls it.
+        """Load the weights of the best checkpoint of any host into `model`; every rank calls it.
 
-        Where only one checkpoint is kept, it is that one then.
+        If only one checkpoint is kept, the others are removed.
 
         Args:
-            model: in fp32 on the ranks that have a use for it.
-            folders: where this host may have it.
+            model: model in fp32 on the ranks that use it.
+            folders: folders where this host may have the checkpoint.
 
         Returns:
-            Whether it has them; if not, it is as it was.
+            True if the weights were loaded; otherwise the model is unchanged.
         """
         if state.best_step is None:
             return False
@@ -146,7 +146,7 @@ class Checkpoints:
         held: list[bool] = gather_over_ranks(place is not None)
         if True not in held:
             what = f"the best model, of step {state.best_step}, could not be saved or is lost"
-            self._log.notice(f"{what}: the model is that of the last step")
+            self._log.notice(f"{what}: using the model of the last step")
             return False
         source = held.index(True)
         saved: Mapping[str, torch.Tensor] = {}
@@ -165,17 +165,17 @@ class Checkpoints:
 
 
 def check_space(folder: Path, nbytes: int) -> None:
-    """Make sure that the disk has space for a model, or a checkpoint, before it is written.
+    """Check that the disk has space for a model or a checkpoint, before it is written.
 
     Raises:
-        TrainError: it has not.
+        TrainError: there is too little space.
     """
     needed = MARGIN * nbytes
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise TrainError(
             f"the disk of {folder} has {free / 1e6:.0f} MB free, "
-            f"saving the model takes {needed / 1e6:.0f} MB",
+            f"but saving the model needs {needed / 1e6:.0f} MB",
             "free some space there, or set the cluster up in another folder: "
             "ftcluster setup -e ftcluster_prefix=DIR",
         )
@@ -190,9 +190,9 @@ def save_model(
     """Write model and tokenizer for `from_pretrained`, and sync all files before `folder` appears.
 
     Args:
-        model: in fp32.
-        folder: what is there is replaced.
-        write_more: called with the folder that is not visible yet, to write other files into it.
+        model: model in fp32.
+        folder: target folder, which is replaced if it exists.
+        write_more: function that writes further files into the folder before it appears.
 
     Raises:
         TrainError: the disk is full; the incomplete files are removed.
@@ -213,7 +213,8 @@ def save_model(
             write_more(partial)
             for path in partial.rglob("*"):
                 if path.is_file():
-                    path.chmod(0o666 & ~GROUP_READS)  # safetensors lets only the account read them
+                    # safetensors makes its files readable only for the account
+                    path.chmod(0o666 & ~GROUP_READS)
     except (OSError, SafetensorError) as error:
         if "No space left" not in str(error):
             raise
@@ -224,12 +225,12 @@ def save_model(
 
 
 def _always(_: bool) -> bool:
-    """Instead of the method of transformers 5.23, with which rank 0 alone saves; here two do."""
+    """Replace the method of transformers 5.23 that saves only on rank 0; here two ranks save."""
     return True
 
 
 def keep_newest(saved: Sequence[Path], limit: int, best: Path | None) -> list[Path]:
-    """Remove the oldest checkpoints beyond `limit`, never the best or the last; the others."""
+    """Remove the oldest checkpoints beyond `limit`, but never the best or last; return the rest."""
     removable = [folder for folder in saved[:-1] if folder != best]
     removed = removable[: max(0, len(saved) - limit)]
     for folder in removed:

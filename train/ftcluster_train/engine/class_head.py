@@ -1,4 +1,4 @@
-"""The output layer of a classifier that begins with a model which has one for other classes."""
+"""Initial output layers of classifiers that start from a model with other classes."""
 
 import copy
 import re
@@ -25,13 +25,13 @@ OTHER_HEADS = re.compile(r"\w+For(\w*Classification|MultipleChoice|QuestionAnswe
 
 @dataclass(frozen=True)
 class ClassHead:
-    """How the output layer of a classifier begins.
+    """The initial output layer of a classifier.
 
     Attributes:
-        rows: for each class of the training the model's class whose weights it begins with, or
-            None for random ones.
-        outputs: names of the model's outputs as it was loaded.
-        notice: a line for the user, or "".
+        rows: model class whose weights each class of the training starts with, or None for
+            random weights.
+        outputs: names of the outputs of the loaded model.
+        notice: line for the user, or "".
     """
 
     rows: tuple[int | None, ...]
@@ -47,10 +47,10 @@ class ClassHead:
 def head_of(
     recipe: "Recipe", model: str, model_class: Any, settings: Mapping[str, Any]
 ) -> ClassHead | None:
-    """Return how the output layer for a training begins; None if the model has none of its own.
+    """Return the initial output layer for a training; None if the model has none of its own.
 
     Args:
-        model: its folder.
+        model: folder of the model.
         model_class: transformers' AutoModelFor... class.
         settings: fields of the configuration for the training, with the names of its classes.
     """
@@ -68,7 +68,7 @@ def head_of(
         return None if classes or are_unnamed(outputs) else choose_rows(
             recipe.model, outputs, names, _is_number(settings)
         )  # fmt: skip
-    said = f"{recipe.model} is a {others[0]}, so the output layer is NEW and begins at random"
+    said = f"{recipe.model} is a {others[0]}, so the output layer is NEW and starts at random"
     return ClassHead((None,) * len(names), tuple(outputs), said)
 
 
@@ -79,15 +79,15 @@ def _is_number(settings: Mapping[str, Any]) -> bool:
 def choose_rows(
     model: str, outputs: Sequence[str], names: Sequence[str], is_number: bool = False
 ) -> ClassHead:
-    """Return which rows of a trained output layer the classes of a training begin with.
+    """Return which rows of a trained output layer the classes of a training start with.
 
-    Rows are matched by the names of classes. If either side has no names and there are as many
-    classes, they are matched by number.
+    Rows are matched by the names of classes. If either side has no names and the numbers of classes
+    are equal, rows are matched by number.
 
     Args:
         outputs: names of the model's classes.
-        names: of the training's classes.
-        is_number: whether the training's only output is a number, not a class.
+        names: names of the training's classes.
+        is_number: True if the training's only output is a number, not a class.
 
     >>> choose_rows("m", ["health", "money", "sport"], ["money", "sport", "travel"]).rows
     (1, 2, None)
@@ -95,12 +95,12 @@ def choose_rows(
     (0, 1)
     """
     has, new = f"{model} has the classes {few(outputs)}", (None,) * len(names)
-    at_random = "the output layer is NEW and begins at random"
+    at_random = "the output layer is NEW and starts at random"
     if is_number or len(outputs) == 1:
         if len(names) == len(outputs):
             return ClassHead((0,), tuple(outputs))
         wanted = "1 output" if is_number else f"{len(names)} classes"
-        said = f"{model} has {_outputs(outputs)}, the training {wanted}: {at_random}"
+        said = f"{model} has {_outputs(outputs)}, but the training has {wanted}: {at_random}"
         return ClassHead(new, tuple(outputs), said)
     rows = match_names(names, outputs)
     if list(rows) == [*range(len(outputs))]:
@@ -110,11 +110,11 @@ def choose_rows(
         if unnamed and len(outputs) == len(names):
             pairs = [f"{old} is {name}" for old, name in zip(outputs, names, strict=True)]
             said = (
-                f"the classes are not named alike, so {model}'s output layer is kept BY NUMBER: "
-                f"{few(pairs)}; if that is wrong, begin with a model without these classes"
+                f"the class names differ, so {model}'s output layer is kept BY NUMBER: "
+                f"{few(pairs)}; if that is wrong, start from a model without these classes"
             )
             return ClassHead(tuple(range(len(names))), tuple(outputs), said)
-        said = f"{has}, the data {few(names)}: {at_random}"
+        said = f"{has}, but the data have {few(names)}: {at_random}"
         return ClassHead(new, tuple(outputs), said)
     kept = [name for name, row in zip(names, rows, strict=True) if row is not None]
     random = [name for name, row in zip(names, rows, strict=True) if row is None]
@@ -133,10 +133,10 @@ def _outputs(outputs: Sequence[str]) -> str:
 
 
 def settings_to_load(head: ClassHead | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the configuration with which the model's own output layer is loaded."""
+    """Return the configuration fields for loading the model's own output layer."""
     if head is None or head.is_kept:
         return dict(settings)
-    # classes may have the same name, as the numbers of a model's classes are what counts here
+    # classes may share a name, because only the numbers of a model's classes count here
     numbers = dict(enumerate(head.outputs))
     label2id = {name: number for number, name in numbers.items()}
     return {**settings, "id2label": numbers, "label2id": label2id, "problem_type": None}
@@ -148,12 +148,11 @@ def begin_head(
     """Give a loaded model the output layer of a training.
 
     Args:
-        model: loaded with `settings_to_load`.
-        config: that of the training.
+        model: model that was loaded with `settings_to_load`.
+        config: configuration of the training.
 
     Raises:
-        TrainError: other weights than those of the output layer do not fit, or the layer is not
-            one that can be replaced.
+        TrainError: weights outside the output layer do not fit, or the layer cannot be replaced.
     """
     unfit = mismatched_weights(model)
     if not unfit and (head is None or head.is_kept):
@@ -163,13 +162,13 @@ def begin_head(
         saved, wanted = unfit[others[0]]
         raise TrainError(
             f"{model.name_or_path} cannot be loaded: its weights {others[0]} have the shape "
-            f"{saved}, and by its configuration {wanted}",
+            f"{saved}, but its configuration needs {wanted}",
             "config.json and the weights belong to different models",
         )
     if head is None:
         shapes = ", ".join(f"{name} {saved}" for name, (saved, _) in sorted(unfit.items()))
         model.head_notice = (
-            f"the output layer is NEW and begins at random: that of {model.name_or_path} "
+            f"the output layer is NEW and starts at random: the one in {model.name_or_path} "
             f"has another size ({shapes})"
         )
         rows: tuple[int | None, ...] = (None,) * config.num_labels
@@ -189,7 +188,7 @@ def begin_head(
 
 
 def head_notice(model: "PreTrainedModel") -> str:
-    """Return what a user should know of a new output layer that `head_of` did not foresee."""
+    """Return a notice about a new output layer that `head_of` did not foresee, or ""."""
     return str(getattr(model, "head_notice", ""))
 
 
@@ -208,16 +207,16 @@ def output_weights(model_class: Any, config: PretrainedConfig) -> set[str]:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _replace(model: "PreTrainedModel", path: str, rows: Sequence[int | None]) -> None:
-    """Replace a linear layer by one with these rows of it, and random ones for None."""
+    """Replace a linear layer by a layer with these rows of it, and random rows for None."""
     old = model.get_submodule(path)
     if type(old) is not nn.Linear or isinstance(old.weight, Nf4Weight):
         raise TrainError(
-            f"the output layer {path} of {model.name_or_path} is a {type(old).__name__}, of which "
-            "single classes cannot be replaced",
-            "begin with a model that has the same classes, or none",
+            f"the output layer {path} of {model.name_or_path} is a {type(old).__name__}, whose "
+            "classes cannot be replaced one by one",
+            "start from a model that has the same classes, or none",
         )
     new = nn.Linear(old.in_features, len(rows), old.bias is not None, dtype=old.weight.dtype)
-    model._init_weights(new)  # as transformers initialises the layers of this model
+    model._init_weights(new)  # transformers' own initialisation for this model
     for number, row in enumerate(rows):
         if row is not None:
             new.weight[number] = old.weight[row]

@@ -1,4 +1,4 @@
-"""What a model is going to read and learn, for a person to look at before it does."""
+"""A report of the data that a model will read and train on, for a person to check first."""
 
 import statistics
 from collections import Counter
@@ -12,29 +12,29 @@ from ftcluster_common.models.trained_model import ROWS, hash_of, write_rows
 from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.tasks.base import Document, Task
 
-SHOWN = 3  # samples
+SHOWN = 3  # number of samples
 MOST_CLASSES = 100
-# An event has all of it, and readers of a run's first and last events take the last 64 kB.
-MOST_CHARACTERS = 1200  # of a sample
+# One event has the whole report, and readers of a run's first and last events take the last 64 kB.
+MOST_CHARACTERS = 1200  # maximum for a sample
 MOST_PARTS = 12
 
 
 def describe(task: Task, folder: Path, earlier: Collection[int] = ()) -> dict[str, Any]:
-    """What the samples of a folder, which the task has encoded, say of the data.
+    """Return a report of the samples that the task has encoded into a folder.
 
-    The hashes of what is trained on are written beside the samples, see `trained_model`.
+    The hashes of the training rows are written beside the samples, see `trained_model`.
 
     Args:
-        earlier: of what the model was trained on before.
+        earlier: hashes of the rows that the model was already trained on.
 
     Returns:
-        `columns` by what they are for; `sets`, each with `set`, `rows` (null where these are not
-        counted), `samples`, `documents` (what a model reads at once; several may be packed into a
-        sample), `median` and `longest` (tokens of a document), `limit`, `cut` and `left_out`
-        (numbers), `classes` (the most frequent ones), `class_count` and, of a validation set,
-        `duplicates` (how many of its documents the training set, or an earlier one, has as well,
-        null where they do not compare); and `samples`, the first ones, each a list of documents
-        with a `label` and `parts`: texts, and whether each is learned.
+        `columns` by purpose; `sets`, each with `set`, `rows` (null if these are not counted),
+        `samples`, `documents` (number of sequences that a model reads; several may be packed into
+        a sample), `median` and `longest` (tokens of a document), `limit`, `cut` and `left_out`
+        (numbers), `classes` (the most frequent classes), `class_count` and, for a validation set,
+        `duplicates` (number of its documents that are also in the training set, or in an earlier
+        one; null if documents are not compared); and `samples`, the first samples, each a list of
+        documents with a `label` and `parts`: texts, each with True if it is a target.
     """
     found = {path.name: Samples(path) for path in sorted(folder.iterdir()) if path.is_dir()}
     first = TRAIN if TRAIN in found else next(iter(found))
@@ -54,7 +54,7 @@ def describe(task: Task, folder: Path, earlier: Collection[int] = ()) -> dict[st
 
 
 def _set(task: Task, name: str, samples: Samples, known: set[int]) -> dict[str, Any]:
-    """A set; the hashes of the training set's documents are added to those that are known."""
+    """Return the report of a set; adds hashes of the training set's documents to `known`."""
     about, lengths, duplicates = samples.about, [], 0
     classes: Counter[str] = Counter()
     if task.compares:
@@ -99,7 +99,7 @@ def _document(task: Task, document: Document, most: int) -> dict[str, Any]:
     learned, before, parts = set(document.learned), "", []
     for is_learned, numbers in groupby(range(len(document.ids)), learned.__contains__):
         *_, last = numbers
-        # whole, because a decoder writes a token by those before it
+        # decode the whole prefix, because a token's text depends on the tokens before it
         whole = str(task.tokenizer.decode(document.ids[: last + 1]))
         parts.append((whole[len(before) :], is_learned))
         before = whole
@@ -111,6 +111,6 @@ def _document(task: Task, document: Document, most: int) -> dict[str, Any]:
 
 
 def _shortened(text: str, most: int) -> str:
-    """A text without its middle, where it is long."""
+    """Return a text, without its middle if it is long."""
     half = (most - 5) // 2
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"

@@ -1,4 +1,4 @@
-"""Evaluation and prediction: each sample is computed by one rank, every rank gets the result."""
+"""Evaluation and prediction: each rank computes a part, and every rank gets all results."""
 
 import contextlib
 import json
@@ -23,16 +23,16 @@ from ftcluster_train.io.fsync import new_folder, write_atomically
 from ftcluster_train.io.rank_status import report
 from ftcluster_train.patching.batch_context import BatchContext
 
-PREDICTIONS = "predictions"  # the folder of a run, and the file in it
+PREDICTIONS = "predictions"  # folder in a run's folder, and stem of the file in it
 
 
 class Scores(NamedTuple):
-    """What an evaluation has measured.
+    """The results of an evaluation.
 
     Attributes:
-        metrics: by name.
-        classes: of a classification, for each set its `ClassReport` as JSON.
-        texts: of a task that writes them, for each set the first ones, see `Task.texts`.
+        metrics: metrics by name.
+        classes: `ClassReport` of each set as JSON, for classification.
+        texts: first texts of each set, for a task that writes texts, see `Task.texts`.
     """
 
     metrics: dict[str, float]
@@ -48,14 +48,14 @@ def evaluate(
     bf16: bool,
     context: BatchContext | None = None,
 ) -> Scores:
-    """The task's scores, the same on every rank.
+    """Return the task's scores, the same on every rank.
 
-    Where there are several sets, each metric has the set's name: `validation_matched` gives
-    `accuracy_matched`. A training measures all of them with what it chose on the first one, or on
-    the one of `metric_for_best_model`.
+    With several sets, each metric's name ends with the name of its set: `validation_matched` gives
+    `accuracy_matched`. In a training, settings such as thresholds are chosen on the set of
+    `metric_for_best_model`, or else on the first set, and are used for all sets.
 
     Args:
-        context: see `predict`.
+        context: batch context, see `predict`.
     """
     metrics, classes, texts = {}, {}, {}
     doubts: list[str] = []
@@ -69,7 +69,7 @@ def evaluate(
         of_set = task.score(predictions, samples)
         if task.own_metrics:
             measured = task.own_metrics(*task.compared(predictions, samples))
-            of_set |= gather_over_ranks(measured)[0]  # a user's function may draw random numbers
+            of_set |= gather_over_ranks(measured)[0]  # a user's function may be random
         if report := task.class_report(predictions, samples):
             classes[name] = report.to_dict()
         if written := task.texts(predictions, samples):
@@ -90,9 +90,9 @@ class Evaluator:
     """Evaluates a model while it is trained.
 
     Args:
-        optimizer: has weights that the model may not read yet after a step, for which a training
-            step waits by itself, and the context of passes.
-        bf16: whether the model computes in bf16.
+        optimizer: optimizer with the pending gathers, which only training steps wait for by
+            themselves, and the batch context.
+        bf16: True if the model computes in bf16.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class Evaluator:
     def compute_reference(self, job: Job, sets: Sequence[Samples]) -> None:
         """Give the task the predictions of the model before the first step, or of its teacher.
 
-        They are computed once: kept in the run's folder on each host, they are those of a start
-        after a failure too, and of a run that continues this one.
+        They are computed once and kept in the run's folder on each host. A restart after a failure
+        and a run that continues this run use them again.
         """
         other, key = self._task.reference_model, self._task.reference_key
         for samples in sets:
@@ -128,10 +128,10 @@ class Evaluator:
                     write_atomically(job.run_dir / name, json.dumps(predictions))
             if said := self._task.set_reference(samples, predictions):
                 self._log.notice(said)
-        self._task.reference_model = None  # its memory is free then
+        self._task.reference_model = None  # frees its memory
 
     def evaluate(self, sets: Mapping[str, Samples], step: int, epoch: float) -> Scores:
-        """The scores after a step, which are logged; the model is ready to train again."""
+        """Return and log the scores after a step; afterwards the model is ready to train again."""
         self._pending.wait()
         began = time.perf_counter()
         scores: Scores = evaluate(
@@ -144,7 +144,7 @@ class Evaluator:
 
 
 def _read_kept(paths: Sequence[Path], count: int) -> list[Any]:
-    """The predictions of so many samples in one of these files; [] where none is whole."""
+    """Return `count` predictions from the first complete file of these, or []."""
     for path in paths:
         with contextlib.suppress(OSError, ValueError):
             found = json.loads(path.read_text(encoding="utf-8"))
@@ -161,9 +161,9 @@ def run_on_sets(
     samples_dir: Path,
     world: World,
 ) -> dict[str, Any]:
-    """Evaluate or predict, as the job says; returns the fields of the event `result`.
+    """Evaluate or predict for the job, and return the fields of the event `result`.
 
-    Predictions are in the run's folder on the head, as JSON lines: each row with what is predicted.
+    Predictions are JSON lines in the run's folder on the head: each row with its prediction.
     """
     started = time.perf_counter()
     bf16 = job.precision == "bf16"

@@ -1,4 +1,4 @@
-"""Texts that a decoder writes: answers to prompts, and samples beside their references."""
+"""Text generation: answers to prompts, and samples to compare with their references."""
 
 import json
 import os
@@ -32,13 +32,13 @@ from ftcluster_train.errors import TrainError, TrainingStopped, first_line
 
 SAMPLES, SAMPLE_TOKENS = 3, 64
 SHOWN_CHARACTERS = 600
-PROMPTS = "prompts.jsonl"  # of the run's folder: prompts that are typed, null for the end
-SESSION_SECONDS = 60.0  # without a line in it; an empty one says that somebody is still there
+PROMPTS = "prompts.jsonl"  # file in the run's folder: typed prompts, null for the end
+SESSION_SECONDS = 60.0  # a session ends without a new line for so long; an empty line prolongs it
 PAUSE_SECONDS = 0.1
 
 
 class _Pieces(TextStreamer):  # type: ignore[misc]
-    """Passes on whole words as they are generated, and looks after each token for a stop."""
+    """Passes on whole words as they are generated, and checks for a stop after each token."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, take: Callable[[str], None],
@@ -63,8 +63,8 @@ def generate(
     """Answer the job's prompts one after the other, and log the texts as they are generated.
 
     Raises:
-        TrainError: the model cannot be loaded, or its chat template takes no such message.
-        TrainingStopped: it was asked to stop.
+        TrainError: the model cannot be loaded, or its chat template rejects a message.
+        TrainingStopped: this process was asked to stop.
     """
     asked, began = job.generation, time.perf_counter()
     tokenizer = load_tokenizer(inputs.tokenizer)
@@ -92,7 +92,7 @@ def generate(
 
 
 def _prompts(job: Job, stop_asked: Callable[[], bool]) -> Iterator[str]:
-    """The job's prompts; where it says so, those as well that are typed until the session ends."""
+    """Yield the job's prompts and, if it asks for them, prompts typed until the session ends."""
     given, path = job.generation["prompts"], job.run_dir / PROMPTS
     if not job.generation.get("more"):
         yield from given
@@ -106,7 +106,7 @@ def _prompts(job: Job, stop_asked: Callable[[], bool]) -> Iterator[str]:
 
 
 def _typed(path: Path, stop_asked: Callable[[], bool]) -> Iterator[str]:
-    """Each prompt that is added to a file, until null or SESSION_SECONDS without anything."""
+    """Yield each prompt that is added to a file, until null or SESSION_SECONDS without a line."""
     with path.open("rb") as file:
         while time.time() - os.fstat(file.fileno()).st_mtime < SESSION_SECONDS:
             if stop_asked():
@@ -122,10 +122,10 @@ def _typed(path: Path, stop_asked: Callable[[], bool]) -> Iterator[str]:
 
 
 def read_prompt(line: bytes) -> str | None:
-    """What a line of PROMPTS has: a prompt, or None for the end.
+    """Return the prompt in a line of PROMPTS, or None for the end.
 
     Raises:
-        TrainError: it has neither.
+        TrainError: the line has neither.
     """
     try:
         prompt = json.loads(line)
@@ -133,14 +133,14 @@ def read_prompt(line: bytes) -> str | None:
             return prompt
     except (ValueError, RecursionError):
         pass
-    raise TrainError(f"what came as a prompt is none: {line[:100]!a}", "type it again")
+    raise TrainError(f"a line is no prompt: {line[:100]!a}", "type the prompt again")
 
 
 def load_decoder(folder: str, models: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """A language model; of a folder with adapters, their base with them.
+    """Load a language model; from a folder with adapters, load their base and add them.
 
     Raises:
-        TrainError: it, or the base, cannot be loaded.
+        TrainError: the model or the base cannot be loaded.
     """
     keyword: dict[str, Any] = {
         dtype_keyword(transformers.__version__): dtype,
@@ -154,20 +154,20 @@ def load_decoder(folder: str, models: Path, dtype: torch.dtype) -> PreTrainedMod
         use_adapters(model, Path(folder))
         if (Path(folder) / GENERATION_CONFIG_NAME).is_file():
             ends = GenerationConfig.from_pretrained(folder).eos_token_id
-            if ends is not None:  # others' files may say something else only
+            if ends is not None:  # other programs' files may lack this field
                 model.generation_config.eos_token_id = ends
         return model.eval()
     except TrainError:
         raise
-    except Exception as error:  # from_pretrained raises whatever its many readers raise
+    except Exception as error:  # from_pretrained may raise any exception of its many readers
         raise TrainError(f"{folder} cannot generate text: {first_line(error)}") from error
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, system: str) -> list[int]:
-    """The tokens that ask for an answer: by the chat template, or without one the prompt's own.
+    """Return the tokens of a prompt, from the chat template or, without one, the prompt's own.
 
     Raises:
-        TrainError: there is none for a system message, or it takes no such message.
+        TrainError: there is no template for a system message, or it rejects the messages.
     """
     if not tokenizer.chat_template:
         if system:
@@ -180,7 +180,7 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, system: str) -> 
     messages.append({"role": "user", "content": prompt})
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    except Exception as error:  # a template may raise anything
+    except Exception as error:  # a template may raise any exception
         raise TrainError(f"the chat template refuses the messages: {first_line(error)}") from error
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -190,10 +190,10 @@ def answer_of(
     model: PreTrainedModel, ids: Sequence[int], asked: Mapping[str, Any],
     streamer: TextStreamer | None = None,
 ) -> list[int]:  # fmt: skip
-    """The tokens that follow `ids`.
+    """Return the tokens generated after `ids`.
 
     Args:
-        asked: `max_new_tokens`, `temperature` (0: the most probable token each time) and `top_p`.
+        asked: `max_new_tokens`, `temperature` (0 for the most probable token) and `top_p`.
     """
     sampled = asked["temperature"] > 0
     chosen = {"temperature": asked["temperature"], "top_p": asked["top_p"], "top_k": 0}
@@ -208,9 +208,9 @@ def answer_of(
 def samples_beside_references(
     task: Task, model: PreTrainedModel, samples: Samples
 ) -> list[list[str]]:
-    """What a tuned decoder answers to the first rows of a set, beside what the rows have.
+    """Return a trained decoder's answers to the first rows of a set, with the rows' own answers.
 
-    The most probable token each time, so the same model gives the same texts.
+    Each token is the most probable one, so the same model gives the same texts.
     """
     asked = {"max_new_tokens": SAMPLE_TOKENS, "temperature": 0.0, "top_p": 1.0}
     found = []
@@ -218,7 +218,7 @@ def samples_beside_references(
         document = task.documents(samples[number], samples)[0]
         ids, learned = list(document.ids), set(document.learned)
         first = end = min(learned)
-        while end in learned:  # of a conversation the first answer
+        while end in learned:  # the first answer of a conversation
             end += 1
         answer = answer_of(model, ids[:first], asked)
         decoded = (

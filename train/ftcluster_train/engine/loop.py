@@ -1,9 +1,9 @@
 """The training loop: data-parallel, every rank takes the same steps on its share of each batch.
 
-`train` names the phases, which are methods of `_Loop`: set up, then for each step a batch, forward
-and backward passes and the optimizer (`ftcluster_train.engine.step`), log, evaluate, save. Tasks
-(batches, losses, metrics) are in `ftcluster_train.engine.tasks`, faster versions of torch functions
-in `ftcluster_kernels`.
+`train` calls the phases, which are methods of `_Loop`: set up, then for each step read a batch, run
+forward and backward passes and the optimizer (`ftcluster_train.engine.step`), log, evaluate, save.
+Tasks (batches, losses, metrics) are in `ftcluster_train.engine.tasks`, faster versions of torch
+functions in `ftcluster_kernels`.
 """
 
 import math
@@ -50,18 +50,18 @@ from ftcluster_train.patching.patch_model import (
 )
 
 ALL_OPTIMIZATIONS = Optimizations()
-SHOWN_SAMPLES = 8  # of a batch whose loss is NaN
+SHOWN_SAMPLES = 8  # maximum number of samples shown of a batch whose loss is NaN
 
 
 @dataclass(frozen=True)
 class LoopResult:
-    """What a training has measured.
+    """The results of a training.
 
     Attributes:
-        metrics: of the last evaluation, or of the best one where its model is loaded at the end.
-            Likewise classes, see `Scores`.
-        train_seconds: without evaluation and checkpoints.
-        step: after which the model is as it is returned.
+        metrics: metrics of the last evaluation, or of the best one if its model is loaded at the
+            end. Likewise classes, see `Scores`.
+        train_seconds: training time in seconds, without evaluations and checkpoints.
+        step: step after which the returned model was taken.
     """
 
     metrics: dict[str, float]
@@ -77,18 +77,19 @@ def train(
     optimizations: Optimizations = ALL_OPTIMIZATIONS,
     stop_asked: Callable[[], bool] = lambda: False, check: SavedCheck | None = None,
 ) -> tuple[LoopResult, PreTrainedModel]:  # fmt: skip
-    """Train `model`; returns it in fp32 on rank 0.
+    """Train `model` and return it in fp32 on rank 0.
 
     Args:
-        model: in fp32.
-        optimizations: all of them, except for measurements.
-        stop_asked: whether this rank was asked to stop; once one was, all stop after a step.
-        check: of the first checkpoint that this rank writes.
+        model: model in fp32.
+        optimizations: all optimizations, except in measurements.
+        stop_asked: function that returns True if this rank was asked to stop; once one rank was,
+            all ranks stop after a step.
+        check: validator for the first checkpoint that this rank writes, or None.
 
     Raises:
         TrainingStopped: a rank was asked to stop; the state is saved.
         TrainError: the loss is not finite, the ranks have diverged, the recipe asks for something
-            that this transformers does not have, or for IPEX, which cannot be loaded.
+            that this transformers lacks, or for IPEX, which cannot be loaded.
     """
     loop = _Loop(
         job, task, model, train_set, validation_sets, world, log, optimizations, stop_asked, check
@@ -103,13 +104,13 @@ def train(
 
 
 class _Loop:
-    """A training: what it is made of, and its phases in the order in which `train` calls them.
+    """The parts of a training, and its phases in the order in which `train` calls them.
 
-    Args are those of `train`.
+    The arguments are those of `train`.
 
     Attributes:
-        batches: the samples of each step; every rank computes the same list.
-        state: where the training is; after a restart or of a run that is continued, not at 0.
+        batches: samples of each step; every rank computes the same list.
+        state: progress of the training; not at step 0 after a restart or when continuing a run.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class _Loop:
             self._settings, self.batches.steps_per_epoch, self.batches.steps
         )
         kernels = self._patch(optimizations)
-        # fp32 master weights, the model's own in bf16 or fp32
+        # fp32 master weights, and the model's weights in bf16 or fp32
         optimizer = make_optimizer_step(job, model, world.size, optimizations.bf16_weights)
         self._optimizer = optimizer
         self._schedule = make_schedule(optimizer.adamw, self._settings, self.batches.steps)
@@ -137,14 +138,14 @@ class _Loop:
         self._resume(new_state(job, model, train_set, self.batches, world), check)
         self._times = StepTimes(optimizer.traffic, world)
         self._training_step = make_step(task, model, optimizer, kernels, self._times, bf16)
-        # of the latest step
+        # values of the latest step
         self._learning_rate, self._pausing, self._stopping = 0.0, False, False
 
     def _patch(self, optimizations: Optimizations) -> KernelMode:
-        """Change the model; its calls of torch functions go to our kernels in the mode returned."""
+        """Patch the model; its calls of torch functions use our kernels in the returned mode."""
         if self._task.disables_dropout:
             disable_dropout(self._model)
-        if self._job.ipex:  # its linear layers do not call the function that the loss overrides
+        if self._job.ipex:  # IPEX's linear layers do not call the function that the loss overrides
             optimizations = replace(optimizations, cross_entropy=False)
         dropout = self._job.recipe.attention_dropout
         kernels = patch_model(self._model, self._task, dropout, optimizations, self._log)
@@ -153,7 +154,7 @@ class _Loop:
         return kernels
 
     def _resume(self, new: TrainState, check: SavedCheck | None) -> None:
-        """Take the state of this run after a restart, or of the run that it continues."""
+        """Load the state of this run after a restart, or of the run that it continues."""
         job, world = self._job, self._world
         self._snapshots = Snapshots(
             job.run_dir / "snapshots", job.snapshot_seconds, job.shard_optimizer, world,
@@ -164,7 +165,7 @@ class _Loop:
             set_step(self._schedule, self.state.step)
         self._checkpoints = Checkpoints(job, self.state.step, world, self._log, check)
         self._first_step, self._seconds_before = self.state.step + 1, self.state.seconds
-        self._compared = False  # whether ranks were compared after weights changed
+        self._compared = False  # True once ranks were compared after weights changed
         self._task.use_scores(self.state.classes)
 
     def evaluate_at_start(self) -> None:
@@ -175,7 +176,7 @@ class _Loop:
         self._model.train()
 
     def take_step(self, step: int, indices: Sequence[int]) -> None:
-        """Learn a batch, compare the ranks once, and log.
+        """Train on a batch, compare the ranks once, and log.
 
         Raises:
             TrainError: the loss is not finite, or the ranks have diverged.
@@ -197,7 +198,7 @@ class _Loop:
         self._times.end_step(done.loss, batch.tokens)
         seconds = self._seconds_before + self._times.train_seconds
         state.advance(step, batch.samples, seconds)
-        # whether any rank was asked to stop, and whether any is pausing
+        # True if any rank was asked to stop, and True if any rank is pausing
         asked, self._pausing = map(bool, optimizer.control_flags)
         self._stopping = asked and step < self.batches.steps
         self._compare_ranks(step)
@@ -206,13 +207,13 @@ class _Loop:
             log_step(state, done, rate, self._intervals, self._times, self._log)
 
     def _log_kernels(self) -> None:
-        used = self._training_step.kernels_used  # None: this rank has no sample in the first step
+        used = self._training_step.kernels_used  # None if this rank has no sample in the first step
         self._log.write("kernels", used=used or [])
         if used is not None and (own := left_alone(self._model, used)):
             self._log.notice(own)
 
     def _fail(self, step: int, done: StepResult, batch: StepBatch) -> NoReturn:
-        """Save the model before a step whose loss or gradients are not finite, and raise."""
+        """Save the model before a step with a loss or gradients that are not finite, and raise."""
         saved = None
         if step > self._first_step:
             self._optimizer.synchronize()
@@ -220,14 +221,14 @@ class _Loop:
         raise not_finite_error(step, done.loss, batch.share, saved)
 
     def _compare_ranks(self, step: int) -> None:
-        """Make sure once that all ranks have the same gradients and weights."""
+        """Check once that all ranks have the same gradients and weights."""
         if self._learning_rate > 0 and not self._compared:  # it is 0 at the start of a warm-up
             self._compared = True
             check_equal_on_ranks(self._optimizer.gradients_digest(), step, "gradients")
             check_equal_weights(self._optimizer, step, self._log)
 
     def evaluate_and_save(self) -> bool:
-        """Evaluate and save after a step where it is time to; returns True if training ends early.
+        """Evaluate and save if it is due after a step; return True if training ends early.
 
         Raises:
             TrainingStopped: a rank was asked to stop; the state is saved.
@@ -260,19 +261,19 @@ class _Loop:
         self.state.take_scores(scores.metrics, scores.classes)
 
     def _is_best(self) -> bool:
-        """Return True if the latest evaluation is the best one and its model has to be saved."""
+        """Return True if the latest evaluation is the best and its model must be saved."""
         settings = self._settings
         chooses = settings.load_best_model_at_end or settings.save_strategy == "best"
         compares = chooses or settings.early_stopping_patience is not None
         return compares and self.state.update_best(settings) and chooses
 
     def take_snapshot(self) -> None:
-        """Snapshot the state, if it is time to and no rank is pausing."""
+        """Take a snapshot of the state, if it is due and no rank is pausing."""
         if not self._pausing:
             self._snapshots.take(self._optimizer, self.state)
 
     def finish(self) -> tuple[LoopResult, PreTrainedModel]:
-        """Return what the training has measured, and the last model or the best one.
+        """Return the results of the training, and the last model or the best one.
 
         Raises:
             TrainError: the ranks have diverged.
@@ -298,7 +299,7 @@ def log_start(
     job: Job, model: PreTrainedModel, train_set: Samples, batches: Batches, world: World,
     log: ProgressLog,
 ) -> None:  # fmt: skip
-    """Log what is trained, and how."""
+    """Log the setup of the training."""
     log.write(
         "start",
         steps=batches.steps,
@@ -316,7 +317,7 @@ def log_start(
 def new_state(
     job: Job, model: PreTrainedModel, train_set: Samples, batches: Batches, world: World
 ) -> TrainState:
-    """The state before the first step, with what one that is resumed is compared with."""
+    """Return the state before the first step, with the settings to compare at a resume."""
     settings = job.recipe.training
     compared = {
         "ranks": world.size,
@@ -337,7 +338,7 @@ def log_step(
     state: TrainState, done: StepResult, learning_rate: float, intervals: Intervals,
     times: StepTimes, log: ProgressLog,
 ) -> None:  # fmt: skip
-    """Log where the training is, and where the ranks' time went; every rank calls it."""
+    """Log the progress, and how the ranks spent their time; every rank calls it."""
     loss, communication = times.over_ranks()
     log.write(
         "step",
@@ -354,10 +355,10 @@ def log_step(
 
 
 def check_equal_weights(optimizer: OptimizerStep, step: int, log: ProgressLog) -> None:
-    """Make sure that all ranks have the same weights.
+    """Check that all ranks have the same weights.
 
     Raises:
-        TrainError: they have not.
+        TrainError: the weights differ.
     """
     digest = optimizer.digest()
     check_equal_on_ranks(digest, step)
@@ -367,7 +368,7 @@ def check_equal_weights(optimizer: OptimizerStep, step: int, log: ProgressLog) -
 def not_finite_error(
     step: int, loss: float, share: Sequence[int], checkpoint: Path | None
 ) -> TrainError:
-    """The error for a loss or gradients that are not finite; every rank has to call it."""
+    """Return the error for a loss or gradients that are not finite; every rank calls it."""
     by_rank = gather_over_ranks((loss, list(share)))
     bad = [rank for rank, (value, _) in enumerate(by_rank) if not math.isfinite(value)]
     message = f"the gradients are not finite at step {step}, though the loss of every rank is"

@@ -1,17 +1,17 @@
-"""Metrics of several tasks, in plain Python; a task's folder has its own.
+"""Metrics that several tasks use, in plain Python; other metrics are in a task's folder.
 
-Tests compare the correlations with values of scipy.
+Tests compare the correlations with scipy.
 """
 
 import math
 from collections.abc import Sequence
 
-ALIKE = 1e-3  # predictions that differ by less of the labels' range say nothing of a text
-DEPTH = 10  # the texts that are found for a query
+ALIKE = 1e-3  # smaller differences, relative to the labels' range, count as no difference
+DEPTH = 10  # number of texts that are retrieved for a query
 
 
 def pearson(predictions: Sequence[float], labels: Sequence[float]) -> float:
-    """Pearson's correlation coefficient; 0 if one side is constant."""
+    """Return Pearson's correlation coefficient; 0 if one side is constant."""
     mean_p, mean_y = math.fsum(predictions) / len(predictions), math.fsum(labels) / len(labels)
     pairs = [(p - mean_p, y - mean_y) for p, y in zip(predictions, labels, strict=True)]
     below = math.fsum(p * p for p, _ in pairs) * math.fsum(y * y for _, y in pairs)
@@ -19,12 +19,12 @@ def pearson(predictions: Sequence[float], labels: Sequence[float]) -> float:
 
 
 def spearman(predictions: Sequence[float], labels: Sequence[float]) -> float:
-    """Spearman's rank correlation: Pearson's of the ranks."""
+    """Return Spearman's rank correlation, which is Pearson's correlation of the ranks."""
     return pearson(ranks(predictions), ranks(labels))
 
 
 def constant_notice(predictions: Sequence[float], labels: Sequence[float]) -> str:
-    """Return what to say of predictions that hardly depend on their text; "" where they do.
+    """Return a notice if predictions hardly depend on their text, or "".
 
     >>> constant_notice([5.5, 5.5], [1.0, 9.0])
     'ALL 2 PREDICTIONS ARE ALIKE, from 5.5 to 5.5, where the labels are from 1 to 9'
@@ -42,7 +42,7 @@ def constant_notice(predictions: Sequence[float], labels: Sequence[float]) -> st
 
 
 def ranks(values: Sequence[float]) -> list[float]:
-    """The rank of each value from 1; equal values share their mean rank.
+    """Return the rank of each value, counted from 1; equal values share their mean rank.
 
     >>> ranks([10.0, 30.0, 10.0])
     [1.5, 3.0, 1.5]
@@ -55,10 +55,10 @@ def ranks(values: Sequence[float]) -> list[float]:
 
 
 def perplexity(loss: float) -> float:
-    """exp of the mean loss per token, in nats; finite for any loss."""
+    """Return exp of the mean loss per token, in nats; finite for any loss."""
     return math.exp(min(loss, 700.0))
 
 
 def gain_at(rank: int) -> float:
-    """Return what a relevant text at a rank, from 1, adds to the discounted cumulative gain."""
+    """Return the gain of a relevant text at a rank (from 1) in discounted cumulative gain."""
     return 1 / math.log2(rank + 1)

@@ -1,6 +1,6 @@
-"""The card of a trained model: README.md of its folder, with the front matter of the Hub.
+"""The card of a trained model: README.md in its folder, with the Hub's front matter.
 
-It has no path, account or host's name, but those that the recipe asks for.
+It has no paths, accounts or host names, except those that the recipe asks for.
 """
 
 import json
@@ -26,11 +26,11 @@ from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.io.events import seconds_since_first
 
 FILE = "README.md"
-# the Hub's names of what a model does, where a task has another one
+# the Hub's names of metrics, if they differ from a task's names
 METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
-MARKUP = re.compile(r"[\\\[\]<>`|]")  # of Markdown and HTML
-COPIED = re.compile(r"-[0-9a-f]{12}$")  # ends the names of folders that were copied to the hosts
-# fields of a recipe that say nothing of the training, or are said elsewhere
+MARKUP = re.compile(r"[\\\[\]<>`|]")  # characters with a meaning in Markdown and HTML
+COPIED = re.compile(r"-[0-9a-f]{12}$")  # suffix of folders that were copied to the hosts
+# recipe fields that do not describe the training, or that the card has elsewhere
 LEFT_OUT = (
     "name", "task", "model", "data", "tokenizer", "license", "card_host_names", "ranks_per_host",
     "communication_cores", "allocator", "options", "training",
@@ -51,12 +51,13 @@ LOAD = {
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """What is known of a model when it is saved.
+    """The facts about a model that are known when it is saved.
 
     Attributes:
-        metrics: of its evaluation, by name; likewise classes, for each set a report as JSON.
-        step: optimizer steps done.
-        ranks: of the training.
+        metrics: metrics of its evaluation, by name.
+        classes: class report of each set, as JSON.
+        step: number of optimizer steps done.
+        ranks: number of ranks of the training.
     """
 
     metrics: Mapping[str, float]
@@ -69,7 +70,7 @@ def write_card(folder: Path, job: Job, task: Task, measured: MeasuredModel) -> N
     """Write the card of a model into its folder, which has all its other files.
 
     Args:
-        task: with the report of the data, see `engine.data_report`, and their `commits`.
+        task: task with the report of the data, see `engine.data_report`, and their `commits`.
     """
     adapters = (folder / "adapter_config.json").is_file()
     library = "peft" if adapters else "transformers"
@@ -84,13 +85,13 @@ def card(
     job: Job, about: Mapping[str, Any], measured: MeasuredModel, library: str, model_class: str,
     seconds: float,
 ) -> str:  # fmt: skip
-    """The text of a card.
+    """Return the text of a card.
 
     Args:
-        about: the report of the data, and `commits`.
-        library: that loads the folder.
-        model_class: of transformers, for the task.
-        seconds: since the run began; 0 where that is not known.
+        about: report of the data, and `commits`.
+        library: library that loads the folder.
+        model_class: transformers class for the task.
+        seconds: time in seconds since the run began; 0 if unknown.
     """
     recipe, commits = job.recipe, about.get("commits", {})
     model = _with_commit(_public(recipe.model), commits.get("model"))
@@ -102,7 +103,7 @@ def card(
     load = (
         LOAD[kind].replace("CLASS", model_class).replace("BASE", json.dumps(_public(recipe.model)))
     )
-    if ranks and kind == "peft":  # the base may have no head yet, or one of two classes
+    if ranks and kind == "peft":  # the base may have no head yet, or a head for two classes
         load = load.replace('"), "FOLDER"', '", num_labels=1), "FOLDER"')
     lines = [
         f"---\n{_yaml(front)}---\n",
@@ -123,7 +124,7 @@ def card(
 
 
 class _OneLine(yaml.SafeDumper):
-    """Writes each text in one line: a further line could end the front matter or the block."""
+    """Writes each text in one line: a line break could end the front matter or the block."""
 
 
 def _in_one_line(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -144,12 +145,12 @@ def _yaml(document: Mapping[str, Any]) -> str:
 def front_matter(
     job: Job, commits: Mapping[str, str], metrics: Mapping[str, float], kind: str
 ) -> dict[str, Any]:
-    """The fields by which the Hub knows a model.
+    """Return the fields that the Hub reads about a model.
 
-    Base model and data set are named where they are of the Hub, whose names alone it takes.
+    Base model and data set are only named if they are on the Hub, which accepts no other names.
 
     Args:
-        commits: of model and data.
+        commits: commits of model and data.
         kind: peft, cross-encoder, sentence-transformers or transformers.
     """
     recipe = job.recipe
@@ -191,12 +192,12 @@ def front_matter(
 
 
 def of_hub(name: str) -> bool:
-    """Whether a model or data have a name of the Hub."""
+    """Return True if a model or data set is named as on the Hub."""
     return not name.startswith((GENERATED, BY_TYPE, PACKAGE, "/")) and not Path(name).exists()
 
 
 def _public(name: str) -> str:
-    """A model or data as a reader knows them: a folder without the folders above it.
+    """Return the public name of a model or data; for a folder without its parent folders.
 
     >>> _public("/opt/ftcluster/data/mrpc-4f7d1c0b2a9e"), _public("pypi:bert-tiny==1.0 --hash=x")
     ('mrpc', 'bert-tiny==1.0')
@@ -252,18 +253,18 @@ def _table(head: Sequence[str], rows: Any) -> Iterator[str]:
 
 
 def _cell(value: Any) -> str:
-    """A value in a table, as text: it ends no cell, and is no link, picture or element."""
+    """Return a value as text for a table, escaped so that it cannot end the cell or be markup."""
     text = "" if value is None else str(value)
     return MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
 
 
 def _code(name: str) -> str:
-    """A name as code, which it cannot end."""
+    """Return a name as inline code, which it cannot end."""
     return f"`{' '.join(name.split()).replace('`', chr(39))}`"
 
 
 def _recipe(job: Job) -> dict[str, Any]:
-    """What the recipe sets that is no default, and what a reader looks for anyway."""
+    """Return the recipe's changed settings, and settings that readers always look for."""
     recipe = job.recipe
     training = _changed(recipe.training, LEFT_OUT_OF_TRAINING)
     return {

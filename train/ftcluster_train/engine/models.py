@@ -1,4 +1,4 @@
-"""Loads a model: its configuration, its tokenizer, its weights; or trains a tokenizer."""
+"""Loading of a model's configuration, tokenizer and weights; training of a tokenizer."""
 
 import difflib
 import errno
@@ -33,25 +33,25 @@ from ftcluster_train.errors import TrainError, first_line
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# what QLoRA's paper trains with; blocks have 64 weights
+# the settings of the QLoRA paper; blocks have 64 weights
 NF4 = BitsAndBytesConfig(
     load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
 )
 
-# their positions start behind the padding token's number (transformers' create_position_ids)
+# models whose positions start after the padding token's number (create_position_ids)
 POSITIONS_BEHIND_PADDING = frozenset(
     {"camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta",
      "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"}
 )  # fmt: skip
-DECODER_START = "decoder_start_token_id"  # not every configuration has it before it is set
-END = "<|endoftext|>"  # GPT-2's name for it
-MAX_CHARACTERS = 100_000_000  # more do not change the frequent tokens
+DECODER_START = "decoder_start_token_id"  # some configurations lack the field until it is set
+END = "<|endoftext|>"  # GPT-2's end-of-text token
+MAX_CHARACTERS = 100_000_000  # more text does not change the frequent tokens
 
 
 def call_model(model: "PreTrainedModel", inputs: Mapping[str, Any]) -> Any:
-    """Call a model with those of `inputs` that it takes.
+    """Call a model with the inputs that it accepts.
 
-    BERT's tokenizer makes token types for DistilBERT too, which transformers 4 rejects.
+    BERT's tokenizer makes token types even for DistilBERT, and transformers 4 rejects them.
     """
     accepted = _parameter_names(type(model).forward)
     return model(**{n: value for n, value in inputs.items() if accepted is None or n in accepted})
@@ -59,7 +59,7 @@ def call_model(model: "PreTrainedModel", inputs: Mapping[str, Any]) -> Any:
 
 @cache
 def _parameter_names(function: Callable[..., Any]) -> frozenset[str] | None:
-    """None, if a function takes any keyword."""
+    """Return a function's parameter names; None if it accepts any keyword."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return None
@@ -67,30 +67,30 @@ def _parameter_names(function: Callable[..., Any]) -> frozenset[str] | None:
 
 
 def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
-    """The tokenizer in a folder.
+    """Return the tokenizer in a folder.
 
     Raises:
         TrainError: it cannot be loaded.
     """
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # from_pretrained raises whatever its many readers raise
+    except Exception as error:  # from_pretrained may raise any exception of its many readers
         raise TrainError(f"the tokenizer of {folder} cannot be loaded: {error}") from error
 
 
 def load_config(
     recipe: Recipe, model: str, tokenizer: PreTrainedTokenizerBase, **settings: Any
 ) -> PretrainedConfig:
-    """The model's configuration with the recipe's overrides.
+    """Return the model's configuration with the recipe's overrides.
 
-    From scratch, its vocabulary size and special tokens are the tokenizer's.
+    For training from scratch, vocabulary size and special tokens are the tokenizer's.
 
     Args:
-        model: a folder, or `config:TYPE`.
+        model: folder, or `config:TYPE`.
         settings: further fields; the recipe's overrides take precedence.
 
     Raises:
-        TrainError: it cannot be loaded, or has no field that the recipe overrides.
+        TrainError: it cannot be loaded, or lacks a field that the recipe overrides.
     """
     plain = _config(model)
     for name in recipe.config_overrides:
@@ -111,7 +111,7 @@ def load_config(
             ),
             **settings,
         }
-    # a classifier looks for the last token before the padding
+    # a classifier searches for the last token before the padding
     padding = getattr(plain, "pad_token_id", None)
     behind = plain.model_type in POSITIONS_BEHIND_PADDING and not recipe.from_scratch
     if behind and padding != tokenizer.pad_token_id:
@@ -125,7 +125,7 @@ def load_config(
 
 
 def plain_config(model: str) -> PretrainedConfig:
-    """Return the configuration in a model's folder as it is.
+    """Return the unchanged configuration in a model's folder.
 
     Raises:
         TrainError: it cannot be loaded.
@@ -134,7 +134,7 @@ def plain_config(model: str) -> PretrainedConfig:
 
 
 def _decoder_start(plain: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """With which token a decoder begins: the end's, as BART's, or the padding's, as T5's."""
+    """Return a decoder's first token: the end token for BART's kind, padding for T5's kind."""
     start = getattr(plain, DECODER_START, None)
     ends = start is not None and start == plain.eos_token_id
     token: int | None = tokenizer.eos_token_id if ends else None
@@ -149,7 +149,7 @@ def _config(model: str, **changes: Any) -> PretrainedConfig:
     except Exception as error:
         if "trust_remote_code" in str(error):
             raise TrainError(
-                f"{model} is a model with code of its own, which is not run",
+                f"{model} needs Python code of its own, which ftcluster does not execute",
                 f"use a model of a type that transformers {transformers.__version__} has",
             ) from error
         raise TrainError(
@@ -158,24 +158,24 @@ def _config(model: str, **changes: Any) -> PretrainedConfig:
 
 
 def longest_input(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The maximum of tokens by the configuration and the tokenizer; None, if there is none."""
+    """Return the lower token limit of configuration and tokenizer; None if there is no limit."""
     limits = []
     positions = getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int) and positions > 0:
         behind = config.model_type in POSITIONS_BEHIND_PADDING
         limits.append(positions - (config.pad_token_id or 0) - 1 if behind else positions)
-    if tokenizer.model_max_length < 1e9:  # a tokenizer that does not know says 1e30
+    if tokenizer.model_max_length < 1e9:  # a tokenizer without a limit has 1e30
         limits.append(tokenizer.model_max_length)
     return min(limits, default=None)
 
 
 def check_quantization(recipe: Recipe, config: PretrainedConfig) -> None:
-    """Make sure that a model's weights can be loaded as the recipe says.
+    """Check that a model's weights can be loaded as the recipe says.
 
-    What is quantized already cannot be trained, and would be saved without its scales.
+    Quantized weights cannot be trained, and would be saved without their scales.
 
     Raises:
-        TrainError: they are to be quantized and bitsandbytes is not installed, or they have been.
+        TrainError: bitsandbytes is needed but not installed, or the weights are already quantized.
     """
     if recipe.load_in_4bit and importlib.util.find_spec("bitsandbytes") is None:
         raise TrainError(
@@ -185,8 +185,8 @@ def check_quantization(recipe: Recipe, config: PretrainedConfig) -> None:
     if found := getattr(config, "quantization_config", None):
         kind = found.get("quant_method") if isinstance(found, dict) else type(found).__name__
         raise TrainError(
-            f"the weights of {recipe.model} are quantized already ({kind})",
-            "use the model that they were made of"
+            f"the weights of {recipe.model} are already quantized ({kind})",
+            "use the model before quantization"
             + "; adapters can be trained with lora_r=16 load_in_4bit=true"
             * recipe.spec.can_train_adapters,
         )
@@ -197,16 +197,17 @@ def load_model(
     require_trained_head: bool = False, dtype: torch.dtype = torch.float32, in_4bit: bool = False,
     any_head: bool = False,
 ) -> "PreTrainedModel":  # fmt: skip
-    """The model, with its own weights or, from scratch, random ones.
+    """Load the model with its own weights or, from scratch, with random weights.
 
-    See `new_weights`.
+    `new_weights` returns the weights that became random.
 
     Args:
-        model: a folder, or `config:TYPE`.
-        require_trained_head: whether it needs all weights; else a new head gets random ones.
-        dtype: of the weights, but for norms and heads, which are in fp32.
-        in_4bit: whether its linear layers are quantized to NF4, one by one while they are loaded.
-        any_head: whether weights of another shape become random ones, see `mismatched_weights`.
+        model: folder, or `config:TYPE`.
+        require_trained_head: True if it needs all weights; otherwise a new head is random.
+        dtype: dtype of the weights, except for norms and heads, which are in fp32.
+        in_4bit: True to quantize linear layers to NF4, one by one while they are loaded.
+        any_head: True to replace weights of another shape by random weights, see
+            `mismatched_weights`.
 
     Raises:
         TrainError: it cannot be loaded, lacks weights, or transformers has no such model for the
@@ -214,7 +215,7 @@ def load_model(
     """
     keyword: dict[str, Any] = {dtype_keyword(transformers.__version__): dtype}
     if in_4bit:
-        # as it is imported it warns that it lacks a kernel for inference
+        # bitsandbytes warns at import about a missing kernel for inference
         logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
         keyword["quantization_config"] = NF4
     try:
@@ -228,13 +229,13 @@ def load_model(
             trust_remote_code=False,
             **keyword,
         )
-    except Exception as error:  # from_pretrained raises whatever its many readers raise
+    except Exception as error:  # from_pretrained may raise any exception of its many readers
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
         if "Unrecognized configuration class" in str(error):
             raise TrainError(
                 f"{recipe.model} is a {config.model_type} model, which transformers "
-                f"{transformers.__version__} does not have for {recipe.task}"
+                f"{transformers.__version__} does not support for {recipe.task}"
             ) from error
         raise TrainError(f"{model} cannot be loaded: {error}") from error
     unfit = loaded.mismatched_weights = {
@@ -243,8 +244,8 @@ def load_model(
     if unfit and not any_head:
         name, (saved, wanted) = min(unfit.items())
         raise TrainError(
-            f"{model} cannot be loaded: its weights {name} have the shape {saved}, and by its "
-            f"configuration {wanted}",
+            f"{model} cannot be loaded: its weights {name} have the shape {saved}, but its "
+            f"configuration needs {wanted}",
             "config.json and the weights belong to different models",
         )
     missing = loaded.new_weights = sorted({*info["missing_keys"], *unfit})
@@ -262,21 +263,21 @@ def load_model(
 
 
 def new_weights(model: "PreTrainedModel") -> set[str]:
-    """The weights of a loaded model that its checkpoint lacks, by name."""
+    """Return the names of a loaded model's weights that its checkpoint lacks."""
     return {*getattr(model, "new_weights", ())}
 
 
 def mismatched_weights(model: "PreTrainedModel") -> dict[str, tuple[list[int], list[int]]]:
-    """Return the shapes in the checkpoint and in the model of weights that became random ones."""
+    """Return the shapes in checkpoint and model of weights that were replaced by random ones."""
     return {**getattr(model, "mismatched_weights", {})}
 
 
 def new_weights_notice(model: "PreTrainedModel", has_all: bool) -> str:
-    """What to say of weights that a checkpoint lacks and should have; "" where there are none.
+    """Return a notice about weights that a checkpoint lacks but should have, or "".
 
     Args:
-        has_all: whether it should have the head too, as that of a language model; a classifier's is
-            new, and may begin with a pooler.
+        has_all: True if it should have the head too, like a language model. A classifier's head
+            is new, and may start with a pooler.
     """
     base = {w for name, w in model.base_model.named_parameters() if "pooler" not in name}
     new = {
@@ -290,15 +291,15 @@ def new_weights_notice(model: "PreTrainedModel", has_all: bool) -> str:
     return (
         f"RANDOM at first: the checkpoint of {model.name_or_path} has no weights {first}"
         + (f" and {len(others)} more" if others else "")
-        + f", {sum(new.values()) / model.num_parameters():.1%} of the model. They have to be "
-        "learned from your data alone: use a checkpoint that has them, or train for longer"
+        + f", {sum(new.values()) / model.num_parameters():.1%} of the model. Only your data "
+        "can train them: use a checkpoint that has them, or train for longer"
     )
 
 
 def dtype_keyword(version: str) -> str:
-    """The keyword of `from_pretrained` for the weights' type.
+    """Return the keyword of `from_pretrained` for the dtype of the weights.
 
-    It has to be given: transformers 5 takes the checkpoint's own type otherwise, 4 takes fp32. 4.56
+    It must be passed: by default transformers 5 uses the checkpoint's dtype, and 4 uses fp32. 4.56
     renamed it (transformers pull request 39782).
     """
     major, minor = (int(number) for number in version.split(".")[:2])
@@ -306,9 +307,9 @@ def dtype_keyword(version: str) -> str:
 
 
 def _with_plain_layers(model: "PreTrainedModel") -> None:
-    """Replace bitsandbytes' linear layers by those of torch, see `ftcluster_kernels.nf4`."""
+    """Replace bitsandbytes' linear layers by torch's layers, see `ftcluster_kernels.nf4`."""
     for name, layer in list(model.named_modules()):
-        # a layer of GPT-2 has the other order of inputs and outputs, and gets no adapters
+        # GPT-2's layers have inputs and outputs in the other order, and get no adapters
         if not (hasattr(layer, "source_cls") and layer.source_cls is nn.Linear):
             continue
         with torch.device("meta"):
@@ -318,39 +319,39 @@ def _with_plain_layers(model: "PreTrainedModel") -> None:
         model.set_submodule(name, plain)
     for parameter in model.parameters():
         if parameter.is_floating_point():
-            # a view of its file, of which the pages of all weights would stay in memory
+            # it was a view of the mapped file, which would keep the pages of all weights in memory
             parameter.data = parameter.data.clone()
     model.hf_quantizer.remove_quantization_config(model)  # it would be saved with a merged model
 
 
 def check_tokens(embeddings: int, largest_token: int, tokenizer: str) -> None:
-    """Make sure that a model has an embedding for each token of the data.
+    """Check that a model has an embedding for each token of the data.
 
     Args:
-        embeddings: how many it has.
+        embeddings: number of the model's embeddings.
 
     Raises:
         TrainError: the tokenizer belongs to another model.
     """
     if largest_token >= embeddings:
         raise TrainError(
-            f"the data have token {largest_token}, the model knows tokens 0 to {embeddings - 1}: "
+            f"the data have token {largest_token}, but the model has tokens 0 to {embeddings - 1}: "
             f"the tokenizer {tokenizer} belongs to another model"
         )
 
 
 def has_tokenizer(folder: str) -> bool:
-    """Whether a model's folder has a tokenizer of its own."""
+    """Return True if a model's folder has a tokenizer."""
     files = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "*.model")
     return any(any(Path(folder).glob(name)) for name in files)
 
 
 def train_tokenizer(texts: Iterable[Piece], vocab_size: int) -> PreTrainedTokenizerBase:
-    """A byte-level BPE tokenizer, as GPT-2's. The same texts give the same tokenizer on any host.
+    """Train a byte-level BPE tokenizer like GPT-2's, deterministically on any host.
 
     Args:
-        texts: of which the first 100 million characters are used.
-        vocab_size: tokens at most; short texts have fewer frequent pairs.
+        texts: texts, of which the first 100 million characters are used.
+        vocab_size: maximum number of tokens; short texts have fewer frequent pairs.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -381,14 +382,14 @@ def _first(texts: Iterable[Piece], characters: int) -> Iterator[str]:
 
 
 def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the number of the unknown token, if that has no other meaning."""
+    """Return the number of the unknown token, or None if the token has another meaning too."""
     others = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id)
     found = tokenizer.unk_token_id
     return None if found is None or found in others else int(found)
 
 
 def router_coefficient(config: PretrainedConfig) -> float:
-    """Return the factor of the loss that a mixture of experts' router adds; 0 without one."""
+    """Return the factor of a mixture of experts' router loss; 0 for other models."""
     if not getattr(config, "output_router_logits", False):
         return 0.0
     return float(config.router_aux_loss_coef)

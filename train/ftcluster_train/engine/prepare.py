@@ -5,12 +5,12 @@
 
 With --hub-token it reads a token for the Hugging Face Hub from stdin, and keeps it in memory. With
 --job it makes RUN_DIR and puts the job there; other hosts may do the same at the same time in the
-same folder, on a network's file system.
-With --report it only prints, as one line of JSON, what a training with the text JOB of a job.json
-would read and learn, and keeps the tokens for it.
-Writes the data as token samples, unless an earlier run has, and RUN_DIR/inputs.json with the paths
-for the ranks; where all is as for an earlier run, its paths. Prints an error that a user can fix,
-and exits with 1.
+same folder, on a network file system.
+With --report it only prints one line of JSON: the report on the data of a training whose job.json
+has the text JOB. It keeps the tokens for the training.
+It writes the data as token samples, and RUN_DIR/inputs.json with the paths for the ranks; it reuses
+the samples of an earlier run if they would be the same. It prints an error that a user can fix, and
+exits with 1.
 """
 
 import gc
@@ -20,9 +20,9 @@ from ftcluster_train.engine.data.inputs_cache import keep_inputs, reuse_inputs
 from ftcluster_train.engine.data.run_inputs import Inputs
 
 if __name__ == "__main__":
-    if reuse_inputs(sys.argv[1:]):  # without the seconds that torch's import takes
+    if reuse_inputs(sys.argv[1:]):  # saves the seconds that importing torch takes
         sys.exit(0)
-    gc.disable()  # collections are a quarter of the CPU time of the imports below
+    gc.disable()  # collections would take a quarter of the CPU time of the imports below
 
 import contextlib
 import errno
@@ -69,16 +69,16 @@ from ftcluster_train.errors import TrainError
 from ftcluster_train.io.fsync import ACCOUNT_ONLY, write_atomically
 from ftcluster_train.io.stack import hold_stack, own_stack
 
-VOCABULARY = 50257  # GPT-2's
+VOCABULARY = 50257  # GPT-2's size
 SHOWN_CHARACTERS = 200
-REPORT = "report.json"  # beside the samples: what they say of the data
+REPORT = "report.json"  # report on the data, in the folder of the samples
 
 
 def prepare(job: Job, weights: bool = True) -> Inputs:
-    """Download or generate what the recipe names, and tokenise it.
+    """Download or generate the inputs that the recipe names, and tokenise them.
 
     Args:
-        weights: whether those of the model are needed.
+        weights: True if the model's weights are needed.
 
     Raises:
         TrainError, DataError: model or data cannot be loaded, or do not fit the task.
@@ -91,7 +91,7 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
             check_whole(model)
         elif job.purpose != GENERATE and has_only_adapters(model):
             adapters, model = model, fetch_base(model, models, weights)
-    own = adapters or model  # what is beside the weights: tokenizer, modules, hashes of rows
+    own = adapters or model  # folder of the files besides weights: tokenizer, modules, row hashes
     beside = own if has_tokenizer(own) else model
     folder, notices = _tokenizer(recipe, beside, models, job.run_dir)
     tokenizer = load_tokenizer(folder)
@@ -133,11 +133,11 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     version = _data_version(recipe)
     settings = _token_settings(job, task, trained, longest, version, earlier)
     paths = [Path(name) for name in (folder, recipe.data, teacher) if name and Path(name).exists()]
-    # another build of this package may have written other columns
+    # another build of this package may write other columns
     key = token_key(settings, [Path(__file__).parent, *paths])
     samples, more = cached_tokens(job.prefix / "cache" / "tokens", key, encode)
     vocabulary = getattr(config.get_text_config(), "vocab_size", None)
-    if isinstance(vocabulary, int):  # else the ranks find out
+    if isinstance(vocabulary, int):  # otherwise the ranks check it
         sets = [Samples(path) for path in samples.iterdir() if path.is_dir()]
         largest = max(split.about["largest"]["input_ids"] for split in sets)
         check_tokens(vocabulary, largest, recipe.tokenizer or recipe.model)
@@ -161,11 +161,11 @@ def _token_settings(
     job: Job, task: Task, trained: PretrainedConfig | None, longest: int | None,
     version: Mapping[str, Sequence[str]], earlier: Collection[int],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return what the tokens of the data depend on beside files.
+    """Return everything besides files that the tokens of the data depend on.
 
     Args:
         trained: configuration of the model, unless it is to be trained.
-        longest: tokens that the model takes.
+        longest: maximum number of tokens that the model takes.
         version: commits of the data.
         earlier: hashes of the rows that the model was trained on.
     """
@@ -179,7 +179,7 @@ def _token_settings(
         "task_settings": task.sample_settings(),
         "data": job.recipe.data if job.recipe.data.startswith(GENERATED) else version or "",
         "transformers": transformers.__version__,
-        # with which the classes have to go together
+        # settings that the classes are checked against
         "checked": [
             job.recipe.training.metric_for_best_model,
             job.recipe.training.label_smoothing_factor,
@@ -193,11 +193,11 @@ def _token_settings(
 def _check_ends(task: Task, config: PretrainedConfig, folder: Path) -> None:
     """Refuse texts with the end-of-text token for classifiers with an encoder and a decoder.
 
-    They read the whole text's class at the last of these, and want as many in each sample of a
-    batch.
+    Such models classify a text at its last end-of-text token, and need equal numbers of these
+    tokens in all samples of a batch.
 
     Raises:
-        TrainError: a sample has others than the rest.
+        TrainError: a sample has another number of end-of-text tokens than the rest.
     """
     classifies = task.model_class is AutoModelForSequenceClassification
     if not (classifies and config.is_encoder_decoder):
@@ -217,7 +217,7 @@ def _check_ends(task: Task, config: PretrainedConfig, folder: Path) -> None:
 
 
 def _data_version(recipe: Recipe) -> Mapping[str, list[str]]:
-    """Changes with the data of the Hub; the files of a folder are hashed elsewhere."""
+    """Return a value that changes with data on the Hub; files of a folder are hashed elsewhere."""
     return (
         {}
         if recipe.data.startswith(GENERATED) or Path(recipe.data).exists()
@@ -226,7 +226,7 @@ def _data_version(recipe: Recipe) -> Mapping[str, list[str]]:
 
 
 def _tokenizer(recipe: Recipe, model: str, models: Path, run_dir: Path) -> tuple[str, list[str]]:
-    """The folder of the tokenizer, and notices about it."""
+    """Return the folder of the tokenizer, and notices about it."""
     if recipe.tokenizer:
         return fetch_model(recipe.tokenizer, models, False, "tokenizer"), []
     if not model.startswith(BY_TYPE) and has_tokenizer(model):
@@ -242,8 +242,8 @@ def _tokenizer(recipe: Recipe, model: str, models: Path, run_dir: Path) -> tuple
 
 
 def main() -> int:
-    """Entry point; returns the exit code."""
-    gc.freeze()  # what was imported stays
+    """Run the program and return its exit code."""
+    gc.freeze()  # imported objects stay
     gc.enable()
     os.umask(ACCOUNT_ONLY)
     if "--hub-token" in sys.argv[2:]:
@@ -262,7 +262,7 @@ def main() -> int:
             job = open_job(run_dir)
             inputs = prepare(job)
             write_inputs(run_dir, inputs)
-        with contextlib.suppress(OSError):  # the next run prepares them again
+        with contextlib.suppress(OSError):  # in that case the next run prepares them again
             keep_inputs(job, inputs)
     except (DataError, GivenFileError) as error:
         print(error)
@@ -274,7 +274,7 @@ def main() -> int:
             return _refused(code_failure(error))
         print(f"the disk of {error.filename or run_dir} is full")
         return 1
-    except Exception as error:  # of the user's own task, or else a bug of ours
+    except Exception as error:  # from the user's own task, or a bug of ftcluster
         return _refused(code_failure(error))
     return 0
 
@@ -286,7 +286,7 @@ def _refused(error: TrainError) -> int:
 
 
 def _report(job: str) -> str:
-    """What `data_report` and the notices say, of the text of a job.json."""
+    """Return the report and the notices on the data of a job.json's text, as JSON."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "job.json").write_text(job, encoding="utf-8")
         inputs = prepare(open_job(Path(folder)), weights=False)
@@ -295,7 +295,7 @@ def _report(job: str) -> str:
 
 @contextlib.contextmanager
 def _one_host_at_a_time(run_dir: Path) -> Iterator[None]:
-    """A lock on a folder of several hosts; the second one finds all that the first has made."""
+    """Lock a folder that several hosts share; later hosts find everything that the first made."""
     run_dir.mkdir(parents=True, exist_ok=True)
     with (run_dir / "prepare.lock").open("w") as lock:
         with contextlib.suppress(OSError):  # a file system without locks: both do the work

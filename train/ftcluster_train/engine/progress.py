@@ -1,4 +1,4 @@
-"""Writes a training's progress: events, and values for the trackers. Only rank 0 does."""
+"""Progress of a training: events, and values for the trackers. Only rank 0 writes them."""
 
 import errno
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 from ftcluster_train.engine.trackers import Trackers
 from ftcluster_train.io.events import EventWriter
 
-TRACKED = ("loss", "grad_norm", "learning_rate", "epoch")  # of a step
-SPARED = ("step", "communication", "notice")  # a full disk costs the line, not the training
+TRACKED = ("loss", "grad_norm", "learning_rate", "epoch")  # values of a step for the trackers
+SPARED = ("step", "communication", "notice")  # a full disk loses such an event, not the training
 
 
 class ProgressLog:
-    """Every rank calls it alike; only rank 0 has somewhere to write."""
+    """A log that every rank calls in the same way; only rank 0 writes."""
 
     def __init__(self, events: EventWriter | None = None, trackers: Trackers | None = None) -> None:
         self._events, self._trackers = events, trackers
 
     def write(self, event: str, **fields: Any) -> None:
-        """Write an event, see `ftcluster_common.protocol.events` for their kinds and fields."""
+        """Write an event; `ftcluster_common.protocol.events` has their kinds and fields."""
         if self._events:
             try:
                 self._events.write(event, **fields)
@@ -31,5 +31,5 @@ class ProgressLog:
             self._trackers.log(fields["step"], {**metrics, "epoch": fields["epoch"]})
 
     def notice(self, text: str) -> None:
-        """Write what a user should know."""
+        """Write a notice for the user."""
         self.write("notice", message=text)

@@ -3,7 +3,7 @@
 import gc
 
 if __name__ == "__main__":
-    gc.disable()  # collections are a quarter of the CPU time of the imports below
+    gc.disable()  # collections would take a quarter of the CPU time of the imports below
 
 import errno
 import logging
@@ -91,7 +91,7 @@ def run(job: Job) -> None:
     """Load, then train and save, evaluate or predict; every rank calls it with the same job.
 
     Raises:
-        TrainError: something that a user can fix.
+        TrainError: the user can fix the problem.
         TrainingStopped: a rank was asked to stop.
     """
     stop_asked = listen_for_stop()
@@ -119,7 +119,7 @@ def run(job: Job) -> None:
 def _load_checked(
     job: Job, inputs: Inputs, log: ProgressLog
 ) -> tuple[Task, PreTrainedModel, dict[str, Samples]]:
-    """Load task, model and samples, compare them over the ranks, and log what users should know."""
+    """Load task, model and samples, compare them between ranks, and log notices for the user."""
     log.write("data", **inputs.report)
     for notice in inputs.notices:
         log.notice(notice)
@@ -192,7 +192,7 @@ def _train(
             trackers.close(failed=sys.exc_info()[0] is not None)
     if check:
         _save(job, task, trained, done, world, log, check)
-    gather_over_ranks("saved")  # until then a restart needs the snapshots
+    gather_over_ranks("saved")  # before that, a restart needs the snapshots
     if host_led(world.rank) is not None:
         for run in job.run_dirs:
             shutil.rmtree(run / "snapshots", ignore_errors=True)
@@ -202,7 +202,7 @@ def _save(
     job: Job, task: Task, trained: PreTrainedModel, done: LoopResult, world: World,
     log: ProgressLog, check: SavedCheck,
 ) -> None:  # fmt: skip
-    """Save the trained model, and make sure that it can be loaded as it was trained."""
+    """Save the trained model, and check that loading it gives the trained model."""
     adapters = job.recipe.adapters
     log.write("phase", doing="saving the model")
     folder = job.run_dir / "model"
@@ -220,17 +220,17 @@ def _save(
 
 
 def check_equal_commits(inputs: Inputs) -> None:
-    """Make sure that all hosts have downloaded the same commits of the Hub.
+    """Check that all hosts have downloaded the same commits from the Hub.
 
     Raises:
-        TrainError: they have not; names them.
+        TrainError: commits differ; the message names them.
     """
     of_ranks = gather_over_ranks(inputs.commits)
     for what in sorted({name for of_rank in of_ranks for name in of_rank}):
         found = sorted({of_rank.get(what, "none") for of_rank in of_ranks})
         if len(found) > 1:
             raise TrainError(
-                f"the hosts have downloaded several commits of the {what}: {', '.join(found)}",
+                f"the hosts have downloaded different commits of the {what}: {', '.join(found)}",
                 f"name one of them: {what}=NAME@COMMIT",
             )
 
@@ -238,10 +238,10 @@ def check_equal_commits(inputs: Inputs) -> None:
 def say_never_predicted(
     log: ProgressLog, classes: Mapping[str, Any], options: Options | None = None
 ) -> None:
-    """Log which classes a model never predicts, although its validation sets have them.
+    """Log the classes that a model never predicts, although its validation sets have them.
 
     Args:
-        options: the fields of the training that may be changed; None if nothing is trained.
+        options: options of the training that may be changed; None if nothing is trained.
     """
     unweighted = options is not None and spec_of(options).lacks_class_weights(options)
     for name, found in classes.items():
@@ -259,7 +259,7 @@ def say_never_predicted(
 
 
 def listen_for_stop() -> Callable[[], bool]:
-    """Take SIGTERM and SIGINT as the request to stop; returns whether one has come."""
+    """Handle SIGTERM and SIGINT as requests to stop; return a function that reports one."""
     received: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: received.append(number))
@@ -267,7 +267,7 @@ def listen_for_stop() -> Callable[[], bool]:
 
 
 def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Samples]]:
-    """The task, the model and the samples of each split."""
+    """Return the task, the model and the samples of each split."""
     recipe, tokenizer = job.recipe, load_tokenizer(inputs.tokenizer)
     folders = [path for path in sorted(Path(inputs.samples).iterdir()) if path.is_dir()]
     samples = {folder.name: Samples(folder) for folder in folders}
@@ -295,7 +295,7 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
     head = head_of(recipe, inputs.model, task.model_class, settings)
     config = load_config(recipe, inputs.model, tokenizer, **settings)
     to_load = load_config(recipe, inputs.model, tokenizer, **settings_to_load(head, settings))
-    set_seed(recipe.training.seed)  # random weights of a new classifier, or of the whole model
+    set_seed(recipe.training.seed)  # for random weights of a new head, or of the whole model
     frozen = recipe.lora_r is not None and job.precision == "bf16"
     dtype = torch.bfloat16 if frozen else torch.float32
     model = load_model(
@@ -321,11 +321,11 @@ def write_placement(log: ProgressLog) -> None:
 def write_products(
     log: ProgressLog, job: Job, model: PreTrainedModel, length: float, ranks: int
 ) -> None:
-    """Log how fast each rank's matrix products are; all ranks measure at once.
+    """Log the speed of each rank's matrix multiplications; all ranks measure at once.
 
     Args:
-        length: tokens of a sample, a mean.
-        ranks: of the run.
+        length: mean number of tokens of a sample.
+        ranks: number of ranks of the run.
     """
     shapes, recipe = product_shapes(model), job.recipe
     parts = ranks * recipe.training.gradient_accumulation_steps
@@ -335,8 +335,8 @@ def write_products(
 
 
 def main() -> int:
-    """Entry point; returns the exit code."""
-    gc.freeze()  # what was imported stays
+    """Run the program and return its exit code."""
+    gc.freeze()  # imported objects stay
     gc.enable()
     logging.captureWarnings(True)
     transformers_logging.disable_progress_bar()
@@ -353,14 +353,14 @@ def main() -> int:
         return fail(error)
     except GivenFileError as error:
         return fail(TrainError(str(error), "start it again as a new run"))
-    except DistBackendError as error:  # of the backend over MPI; it names rank, host and call
+    except DistBackendError as error:  # from the MPI backend; it names rank, host and call
         traceback.print_exc()
         hint = "if it happens again, train with gloo: training.ddp_backend=gloo"
         return fail(TrainError(str(error), hint, restartable=True))
     except OSError as error:
         traceback.print_exc()
         return fail(disk_full(run_dir) if error.errno == errno.ENOSPC else None)
-    except Exception as error:  # of the user's own task, or else a bug of ours
+    except Exception as error:  # from the user's own task, or a bug of ftcluster
         failure = code_failure(error)
         traceback.print_exc()
         return fail(failure)
@@ -368,7 +368,7 @@ def main() -> int:
 
 
 def fail(error: TrainError | None) -> int:
-    """Pass an error on to the supervisor and end without the other ranks; returns 1."""
+    """Pass an error on to the supervisor, end without the other ranks, and return 1."""
     if error:
         print(error_line(error), flush=True)
     abandon_world()
@@ -376,7 +376,7 @@ def fail(error: TrainError | None) -> int:
 
 
 def disk_full(folder: Path) -> TrainError:
-    """The error for a disk without space for the run."""
+    """Return the error for a disk without space for the run."""
     free = shutil.disk_usage(folder).free
     return TrainError(
         f"the disk of {folder} is full ({free / 1e6:.0f} MB free)",

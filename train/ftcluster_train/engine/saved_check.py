@@ -1,4 +1,4 @@
-"""Whether a saved model, loaded as users load it, is the one that was trained."""
+"""Check that a saved model, loaded as users load it, equals the trained model."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -18,28 +18,27 @@ from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.patching.batch_context import context_of
 from ftcluster_train.patching.kernel_mode import KernelMode
 
-SAMPLES = 4  # that both models compute
-SHOWN = 3  # names of weights in a message
-# the relative difference of outputs. In fp32 sums in another order; measured: 1e-6. In bf16 a value
-# has 8 bits, and each layer rounds again: adapters that are merged differ by up to 2 %
+SAMPLES = 4  # number of samples that both models compute
+SHOWN = 3  # maximum number of weights in a message
+# Allowed relative difference of outputs. fp32 sums differ in their order; measured: 1e-6. In bf16 a
+# value has 8 bits, and each layer rounds again: merged adapters differ by up to 2 %.
 ALLOWED = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 
 
 class NotAsTrainedError(TrainError):
-    """A saved model is not the one that was trained."""
+    """A saved model differs from the trained model."""
 
 
 class SavedCheck:
-    """Loads saved models with transformers alone and compares them with the one in memory.
+    """Loads saved models with plain transformers and compares them with the model in memory.
 
-    Every weight has to be the same, and the outputs for some samples. Weights are read from the
-    mapped file, so that they take no memory that the kernel cannot free.
+    All weights must be equal, and so must the outputs for some samples. Weights are read from the
+    mapped file, so they take no memory that the kernel cannot reclaim.
 
     Args:
-        samples: the first of them are computed.
-        base: the folder of the model that adapters are loaded on; "" where only their weights are
-            compared, as plain transformers does not compute with the same base: one in NF4, or
-            with random weights.
+        samples: samples, of which the first ones are computed.
+        base: folder of the adapters' base model. "" to compare only the adapters' weights, because
+            plain transformers has no equal base: the base is in NF4, or has random weights.
     """
 
     def __init__(self, task: Task, samples: Samples, base: str, log: ProgressLog) -> None:
@@ -48,7 +47,7 @@ class SavedCheck:
         self._inputs = task.inputs_to_compare(few)
 
     def outputs(self, model: PreTrainedModel) -> Mapping[str, torch.Tensor]:
-        """What a model in memory computes of the samples; its adapters need our kernels."""
+        """Return the samples' outputs from a model in memory; its adapters need our kernels."""
         with KernelMode(context=context_of(model)):
             outputs: Mapping[str, torch.Tensor] = self._compute(model)
         return outputs
@@ -56,26 +55,26 @@ class SavedCheck:
     def check(
         self, folder: Path, model: PreTrainedModel, outputs: Mapping[str, torch.Tensor]
     ) -> None:
-        """Compare a saved model with `model`, which it was made of, and log what that cost.
+        """Compare a saved model with `model`, from which it was saved, and log the cost.
 
         Args:
-            outputs: of `model`, or of the one before adapters were merged.
+            outputs: outputs of `model`, or of the model before adapters were merged.
 
         Raises:
-            NotAsTrainedError: it cannot be loaded, or it differs; says in what.
+            NotAsTrainedError: it cannot be loaded, or it differs; the message says where.
         """
         began = time.perf_counter()
         adapters = bool(adapted_layers(model))
         try:
             weights, problems, loaded = self._loaded(folder, model, adapters)
-        except Exception as error:  # from_pretrained raises whatever its many readers raise
+        except Exception as error:  # from_pretrained may raise any exception of its many readers
             raise _refusal(folder, [f"it cannot be loaded: {first_line(error)}"]) from error
         trained = trained_weights(model)
-        problems += _named("it lacks", trained.keys() - weights.keys())
-        problems += _named("it has besides", weights.keys() - trained.keys())
+        problems += _named("it lacks weights", trained.keys() - weights.keys())
+        problems += _named("it has additional weights", weights.keys() - trained.keys())
         common = trained.keys() & weights.keys()
         differing = [name for name in common if not _same(trained[name], weights[name])]
-        problems += _named("other values are in", differing)
+        problems += _named("different values in", differing)
         difference = None
         if loaded is not None and not problems:
             difference = _difference(self._compute(loaded), outputs)
@@ -83,7 +82,7 @@ class SavedCheck:
             allowed = ALLOWED.get(dtype, ALLOWED[torch.bfloat16])
             if not difference <= allowed:
                 what = f"its outputs differ by {difference:.2%}"
-                problems.append(f"{what}, though all weights are the same ({allowed:.1%} may)")
+                problems.append(f"{what}, although all weights are equal (allowed: {allowed:.1%})")
         if problems:
             raise _refusal(folder, problems)
         self._log.write(
@@ -98,7 +97,7 @@ class SavedCheck:
     def _loaded(
         self, folder: Path, model: PreTrainedModel, adapters: bool
     ) -> tuple[Mapping[str, torch.Tensor], list[str], PreTrainedModel | None]:
-        """The saved weights, what is wrong with them, and the model if it computes the same."""
+        """Return the saved weights, their problems, and the model if its outputs are comparable."""
         dtype = dtype_keyword(transformers.__version__)
         if adapters:
             base = None
@@ -130,7 +129,7 @@ class SavedCheck:
         training = model.training
         model.eval()
         low = model.get_input_embeddings().weight.dtype != torch.float32
-        # some models draw numbers in their forward pass, as Reformer
+        # some models, such as Reformer, draw random numbers in their forward pass
         with torch.random.fork_rng(()), torch.autocast("cpu", torch.bfloat16, enabled=low):
             torch.manual_seed(0)
             found: dict[str, Any] = call_model(model, self._inputs)
@@ -141,7 +140,7 @@ class SavedCheck:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether all bits are; equal NaNs are too."""
+    """Return True if all bits are equal, so equal NaNs are equal."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     bits = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in (one, other)]
@@ -150,7 +149,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
-    """The largest of the relative differences of outputs; NaNs in the same places are equal."""
+    """Return the largest relative difference of outputs; NaNs in the same places are equal."""
     differences = []
     for name, tensor in expected.items():
         other = found.get(name)
@@ -172,6 +171,6 @@ def _refusal(folder: Path, problems: Sequence[str]) -> NotAsTrainedError:
     return NotAsTrainedError(
         f"the model saved in {folder}, loaded again with transformers "
         f"{transformers.__version__}, is not the one that was trained: {'; '.join(problems)}",
-        "it is kept for a look, do not use it; the weights of the training are in "
+        "it is kept for inspection only, do not use it; the trained weights are in "
         "state.safetensors of the newest folder in checkpoints or snapshots beside it",
     )

@@ -1,4 +1,4 @@
-"""Recent states of a training, for a start after a failure."""
+"""Recent states of a training, for a restart after a failure."""
 
 import copy
 import os
@@ -18,27 +18,28 @@ from ftcluster_train.errors import first_line
 from ftcluster_train.io.fsync import new_folder, remove, remove_leftovers
 from ftcluster_train.io.machine import free_memory
 
-COST_SHARE = 0.01  # of the training's time
-LAST_PRIORITY = 19  # as nice(1)
-MEMORY_SHARE = 0.1  # of the free memory: a larger state is not copied for a snapshot
+COST_SHARE = 0.01  # maximum share of the training's time
+LAST_PRIORITY = 19  # niceness, as for nice(1)
+MEMORY_SHARE = 0.1  # maximum share of the free memory for the copy of the state
 
 
 class Snapshots:
-    """The recent states on each host, written beside the training.
+    """The recent states on each host, written in the background.
 
-    The training waits for the copy in memory only; a thread writes it to the disk. Where ranks have
+    The training waits only for the copy in memory; a thread writes it to the disk. If ranks have
     different pieces, the thread gathers them, so that each host writes the whole state.
 
     Args:
-        folder: where they are; the newest one stays.
-        seconds: between two, or longer so that they cost at most COST_SHARE of the time; 0: none.
-        sharded: whether ranks have different pieces; each rank makes it at the same time then.
-        notice: called with what a user should know.
-        shared: whether all hosts have the same folder; rank 0 writes then, for all of them.
+        folder: folder of the snapshots; only the newest stays.
+        seconds: minimum time between snapshots, longer if they would cost more than COST_SHARE of
+            the time; 0 for no snapshots.
+        sharded: True if ranks have different pieces, so that all ranks take part in each snapshot.
+        notice: function that takes a notice for the user.
+        shared: True if all hosts share the folder, so that only rank 0 writes.
 
     Attributes:
-        costs: seconds by which each has made the training longer: that it waited, the writer's CPU
-            time over the threads of this rank, and what it waited for the other ranks' pieces.
+        costs: seconds by which each snapshot delayed the training: waiting, the writer's CPU time
+            divided by this rank's threads, and waiting for the other ranks' pieces.
     """
 
     def __init__(
@@ -48,19 +49,19 @@ class Snapshots:
         self._folder, self._notice = folder, notice
         self._writes = folder_led(world.rank, shared) is not None
         self._seconds = seconds if self._writes or sharded else 0.0
-        self._problem = ""  # why the last one could not be written
+        self._problem = ""  # reason why the last snapshot could not be written
         self._pause, self._threads = seconds, torch.get_num_threads()
         self.costs: list[float] = []
         if seconds and self._writes:
             remove_leftovers(folder)
-        # beside the collectives of the training, so not on the same connections
+        # a group of its own, because gathering overlaps with the training's collectives
         self._group = dist.new_group(backend="gloo") if seconds and sharded else None
         self._last = time.monotonic()
         self._writer: threading.Thread | None = None
         self._copy: State | None = None
 
     def is_pausing(self) -> bool:
-        """Whether it is too early for the next one on this rank, or one is being written."""
+        """Return True if it is too early for this rank's next snapshot, or one is being written."""
         if not self._seconds:
             return False
         early = time.monotonic() - self._last < self._pause
@@ -84,9 +85,9 @@ class Snapshots:
         self._writer.start()
 
     def _fits(self, tensors: State) -> bool:
-        """Whether there is memory for the copy."""
+        """Return True if there is memory for the copy."""
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if tensors.sharded else 1
-        size = ranks * tensors.own_nbytes  # copied on this host
+        size = ranks * tensors.own_nbytes  # size of all copies on this host
         fits = size <= MEMORY_SHARE * free_memory()
         if tensors.sharded:
             fits = all(gather_over_ranks(fits))
@@ -96,12 +97,12 @@ class Snapshots:
         return fits
 
     def _write(self, tensors: State, state: TrainState, waited: float) -> None:
-        """A full disk costs the snapshots, not the training."""
+        """Write a snapshot; a full disk is only reported, and the training continues."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LAST_PRIORITY)  # of this thread
         gathered = tensors.gather_seconds
         try:
             self._write_files(tensors, state)
-        except (OSError, RuntimeError) as error:  # torch raises RuntimeError where a rank is lost
+        except (OSError, RuntimeError) as error:  # torch raises RuntimeError if a rank is lost
             self._problem = f"no snapshot of step {state.step}: {first_line(error)}"
         gathering = tensors.gather_seconds - gathered
         self.costs.append(waited + time.thread_time() / self._threads + gathering)
@@ -121,7 +122,7 @@ class Snapshots:
             exhaust(pieces)
 
     def wait(self) -> None:
-        """Until the one that is being written is on the disk."""
+        """Wait until the current snapshot is on the disk."""
         if self._writer:
             self._writer.join()
         self._tell()

@@ -1,9 +1,9 @@
-"""The whole state of a training on disk, and going on from it.
+"""The whole state of a training on disk, and resuming from it.
 
-A state is a folder: `state.safetensors` (flat fp32 weights and what AdamW keeps of the gradients,
-and saved buffers), `state.json` with the TrainState, and last `manifest.json` with the SHA-256 of
-every file of the folder; `format.json` has the format of these. It is that of all ranks, however
-many there are and whether each has all of it or pieces (see `ftcluster_train.engine.optim.base`).
+A state is a folder: `state.safetensors` (flat fp32 weights, AdamW's moments and saved buffers),
+`state.json` with the TrainState, and last `manifest.json` with the SHA-256 of every file of the
+folder; `format.json` has the format number. A state does not depend on the number of ranks, nor on
+whether each rank has all of it or only pieces (see `ftcluster_train.engine.optim.base`).
 """
 
 import contextlib
@@ -30,15 +30,15 @@ from ftcluster_train.engine.train_state import TrainState
 from ftcluster_train.errors import TrainError
 
 TENSORS, NUMBERS, MANIFEST = "state.safetensors", "state.json", "manifest.json"
-NUMBER = STATE.name  # a file of its own: older versions take each entry of the manifest for a file
-PIECE = 4 << 20  # bytes that are hashed and written at once
-# of what a model computes with and keeps in buffers, in the format safetensors
+NUMBER = STATE.name  # a separate file: older versions take each manifest entry for a file
+PIECE = 4 << 20  # number of bytes that are hashed and written at once
+# the dtypes of weights and buffers, in the format safetensors
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
     torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-SHOWN = 3  # names of parameters in a message
+SHOWN = 3  # maximum number of parameters in a message
 
 
 def write_state(
@@ -47,8 +47,8 @@ def write_state(
     """Write a state into a folder that is not visible yet; the manifest covers all its files.
 
     Args:
-        header: of the tensors.
-        pieces: the elements of all tensors, in that order.
+        header: dtypes and shapes of the tensors.
+        pieces: elements of all tensors, in the order of the header.
     """
     (folder / NUMBER).write_text(f"{json.dumps(stamped(STATE, {}))}\n", encoding="utf-8")
     other_files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -60,9 +60,10 @@ def write_state(
 
 
 def _write_tensors(path: Path, header: Header, pieces: Iterable[torch.Tensor]) -> str:
-    """Write a file in the format safetensors; returns its SHA-256.
+    """Write a file in the format safetensors and return its SHA-256.
 
-    Piece by piece, because safetensors needs all tensors at once, and holds up the other threads.
+    It is written in pieces, because the package safetensors needs all tensors at once and blocks
+    other threads.
     """
     entries: dict[str, Any] = {}
     end = 0
@@ -89,14 +90,14 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 def newest_state(
     folders: Sequence[Path], damaged: Callable[[Path], None]
 ) -> tuple[int, Path] | None:
-    """The newest state below some folders that is whole.
+    """Return the newest complete state below some folders.
 
     Args:
         folders: states, or folders with states in folders NAME-STEP.
-        damaged: called with each newer one that is not whole.
+        damaged: function that takes each newer state that is incomplete.
 
     Returns:
-        Its step and its folder.
+        The step and the folder of the state.
     """
     states = [state for folder in folders for state in _states(folder)]
     for step, path in sorted(states, key=lambda state: -state[0]):
@@ -109,7 +110,7 @@ def newest_state(
 def _states(folder: Path) -> list[tuple[int, Path]]:
     if (folder / MANIFEST).exists():
         step = 0
-        # damaged
+        # the state is damaged
         with contextlib.suppress(GivenFileError, KeyError, TypeError, ValueError, OverflowError):
             step = int(read_json(folder / NUMBERS)["step"])
         return [(step, folder)]
@@ -120,7 +121,7 @@ def _states(folder: Path) -> list[tuple[int, Path]]:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether every file of a state is as its manifest says."""
+    """Return True if every file of a state matches its manifest."""
     try:
         manifest = read_json(folder / MANIFEST)
         return TENSORS in manifest and all(
@@ -131,7 +132,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def read_tensors(folder: Path, header: Header) -> tuple[dict[str, torch.Tensor], str]:
-    """The tensors of a state, read when they are used; and why they cannot be used, or ""."""
+    """Return the tensors of a state, read on use, and the reason why they are unusable, or ""."""
     path = folder / TENSORS
     try:
         check_format(folder)
@@ -143,15 +144,15 @@ def read_tensors(folder: Path, header: Header) -> tuple[dict[str, torch.Tensor],
     if {name: list(tensor.shape) for name, tensor in tensors.items()} != {
         name: shape for name, (_, shape) in header.items()
     }:
-        return {}, f"{path} is of another model"
+        return {}, f"{path} belongs to another model"
     return tensors, ""
 
 
 def check_format(folder: Path) -> None:
-    """Check that this version reads a state; one without the file has format 0.
+    """Check that this version can read a state; a state without the file has format 0.
 
     Raises:
-        GivenFileError: a newer ftcluster has written it.
+        GivenFileError: a newer ftcluster wrote the state.
     """
     if (folder / NUMBER).exists():
         read_form(folder / NUMBER, lambda document: opened(STATE, document))
@@ -166,42 +167,42 @@ def _sha256(path: Path) -> str:
 
 
 def state_folders(job: Job) -> list[Path]:
-    """Where this host may have states of this run, and of those that it continues."""
+    """Return the folders of this host for states of this run and of the runs that it continues."""
     return [run / name for run in job.run_dirs for name in ("checkpoints", "snapshots")]
 
 
 def resume(
     job: Job, optimizer: OptimizerStep, world: World, new: TrainState, log: ProgressLog
 ) -> TrainState:
-    """Put a training where the newest state of any host is; every rank calls it.
+    """Set a training to the newest state of any host; every rank calls it.
 
     One rank sends its tensors to the others, so one host with the state is enough.
 
     Args:
-        new: of this training before its first step.
+        new: state of this training before its first step.
 
     Returns:
-        `new` where there is no state.
+        The state; `new` if there is no saved state.
 
     Raises:
-        TrainError: the state is that of another model, or there is none and the job needs one.
+        TrainError: the state belongs to another model, or is missing although the job needs it.
     """
     start = str(job.recipe.training.resume_from_checkpoint or "")
     needed = start or (f"run {job.resume[0]}" if job.resume and job.must_resume else "")
     folders = [*state_folders(job), *([Path(start)] if start else [])]
     damaged: list[str] = []
     newest = None
-    if host_led(world.rank) is not None:  # the other ranks of a host have the same folders
+    if host_led(world.rank) is not None:  # one rank per host, because ranks share the folders
         newest = newest_state(folders, lambda folder: damaged.append(str(folder)))
     step, path = newest or (0, None)
     by_rank: list[tuple[int, list[str]]] = gather_over_ranks((step, damaged))
     for rank, (_, names) in enumerate(by_rank):
         for name in names:
-            log.notice(f"{name} on the host of rank {rank} is damaged and is not used")
+            log.notice(f"{name} on the host of rank {rank} is damaged and is ignored")
     steps = [step for step, _ in by_rank]
     if max(steps) == 0 and needed:
         raise TrainError(
-            f"{needed} has no checkpoint of ftcluster that is whole, on any host",
+            f"no host has an undamaged checkpoint for {needed}",
             "to start from the weights of a model folder: --model DIR",
         )
     if max(steps) == 0:
@@ -218,7 +219,7 @@ def resume(
     # the numbers of a newer version may have other fields
     state = new if problem else TrainState(**json.loads(text))
     if problem := problem or _other_layout(state.layout, new.layout):
-        raise TrainError(f"the training cannot be resumed: {problem}", "start it anew")
+        raise TrainError(f"the training cannot be resumed: {problem}", "start a new run")
     tensors.load(values, source)
     optimizer.state_loaded(state.step)
     changed = [
@@ -232,7 +233,7 @@ def resume(
 
 
 def _other_layout(saved: Sequence[str], wanted: Sequence[str]) -> str:
-    """In which parameters a state is not that of this model, or ""; sizes alone may be the same."""
+    """Return how a state's parameters differ from the model's, or ""; sizes may be equal."""
     if list(saved) == list(wanted):
         return ""
     lost = [name for name in saved if name not in wanted]
@@ -244,4 +245,4 @@ def _other_layout(saved: Sequence[str], wanted: Sequence[str]) -> str:
         for what, names in (("with", lost), ("without", more))
         if names
     ]
-    return f"its state is of another model, {' and '.join(differences)}"
+    return f"its state belongs to another model, {' and '.join(differences)}"

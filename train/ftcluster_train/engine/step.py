@@ -32,13 +32,13 @@ class StepBatch:
     """The samples of a step.
 
     Attributes:
-        step: its number, from 1.
-        samples: how many all ranks take.
-        tokens: of all ranks, without padding.
-        by_rank: what the samples of each rank count in the loss, which is a mean over all.
-        share: the numbers of this rank's samples.
-        parts: this rank's samples, by micro-batch.
-        dropout_seed: of this rank.
+        step: number of the step, counted from 1.
+        samples: number of samples of all ranks.
+        tokens: number of tokens of all ranks, without padding.
+        by_rank: weight of each rank's samples in the loss, which is a mean over all samples.
+        share: numbers of this rank's samples.
+        parts: this rank's samples of each micro-batch.
+        dropout_seed: seed of this rank's dropout.
     """
 
     step: int
@@ -51,11 +51,11 @@ class StepBatch:
 
 
 class Batches:
-    """Every rank computes the same batches, and reads its share.
+    """The batches of a training: every rank computes the same batches, and reads its share.
 
     Attributes:
-        steps: optimizer steps of the whole training.
-        steps_per_epoch: of one pass over the samples.
+        steps: number of optimizer steps of the whole training.
+        steps_per_epoch: number of optimizer steps of one pass over the samples.
     """
 
     def __init__(
@@ -72,15 +72,15 @@ class Batches:
         self.steps, self.steps_per_epoch = self._sampler.steps, self._sampler.steps_per_epoch
 
     def after(self, step: int) -> Iterator[tuple[int, list[int]]]:
-        """The numbers of the following steps, and of all ranks' samples in them."""
+        """Return the numbers of the following steps, each with the samples of all ranks."""
         return enumerate(itertools.islice(self._sampler, step, None), start=step + 1)
 
     def read(self, step: int, indices: Sequence[int]) -> StepBatch:
-        """This rank's samples of a step."""
+        """Return this rank's samples of a step."""
         size, weights = self._world.size, self._weights
         share = share_of_rank(indices, self._world.rank, size)
         epoch, task = (step - 1) // self.steps_per_epoch, self._task
-        samples = {  # each rank has to know what those of the others count
+        samples = {  # with random samples, each rank needs the weights of the other ranks' samples
             i: task.draw(self._train_set[i], i, epoch) for i in (indices if task.draws else share)
         }
         if task.draws:
@@ -101,7 +101,7 @@ class Batches:
 
 
 def dropout_seed(seed: int, step: int, rank: int) -> int:
-    """Each rank and step has another dropout mask, the same one in each run."""
+    """Return a seed that differs between ranks and steps, and is the same in each run."""
     return ((seed * 1_000_003 + step) * 65_537 + rank) % (1 << 64)
 
 
@@ -109,24 +109,24 @@ def log_samples(run_dir: Path, rank: int, step: int, samples: Sequence[int]) -> 
     """Append one line to samples/rank-N.jsonl: restart, rank, step, and the samples' numbers.
 
     Call it before the step's all-reduce: once a step has changed the weights, each rank has logged
-    it. A step that a failure cut short is logged again when it is repeated; the last one counts.
+    it. A step that a failure interrupted is logged again when it is repeated; the last line counts.
     """
     path = run_dir / "samples" / f"rank-{rank}.jsonl"
     path.parent.mkdir(exist_ok=True)
     restart = int(os.environ.get(RESTART_VARIABLE, "0"))
     line = {"restart": restart, "rank": rank, "step": step, "samples": list(samples)}
-    with path.open("ab", buffering=0) as file:  # a whole line, or nothing
+    with path.open("ab", buffering=0) as file:  # writes a whole line, or nothing
         file.write(json.dumps(line).encode() + b"\n")
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step has computed.
+    """The results of a step.
 
     Attributes:
         loss: this rank's part of the mean over all ranks' samples.
-        grad_norm: of all ranks' gradients, before clipping; if it is not finite, the weights are
-            what they were.
+        grad_norm: norm of all ranks' gradients before clipping; if it is not finite, the weights
+            did not change.
     """
 
     loss: float
@@ -137,12 +137,12 @@ class TrainingStep:
     """Adds up the gradients of a batch's micro-batches and updates the weights.
 
     Args:
-        kernels: active in forward and backward passes.
-        times: counts tokens, and the time that making batches takes.
-        bf16: whether passes compute in bf16.
+        kernels: kernel mode for forward and backward passes.
+        times: counters of tokens, and of the time for making batches.
+        bf16: True if passes compute in bf16.
 
     Attributes:
-        kernels_used: in the last micro-batch of the first step.
+        kernels_used: kernels in the last micro-batch of the first step, or None.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class TrainingStep:
         self.kernels_used: list[str] | None = None
 
     def run(self, batch: StepBatch) -> StepResult:
-        """Take one step; every rank calls it, also with a batch in which it has no sample."""
+        """Take one step; every rank calls it, even if it has no sample in the batch."""
         torch.manual_seed(batch.dropout_seed)
         with self._optimizer.context, self._kernels:
             loss = self._add_gradients(batch)
@@ -162,7 +162,7 @@ class TrainingStep:
         return StepResult(loss, self._optimizer.step())
 
     def _add_gradients(self, batch: StepBatch) -> float:
-        """Forward and backward passes; gradients are all-reduced during the last one."""
+        """Run forward and backward passes; the last backward pass all-reduces the gradients."""
         total = 0.0
         for number, part in enumerate(batch.parts, start=1):
             loss = self._task.loss(*self._forward(part))
@@ -170,7 +170,7 @@ class TrainingStep:
         return total
 
     def _forward(self, samples: Sequence[Sample]) -> tuple[Any, dict[str, torch.Tensor]]:
-        """The model's outputs, and the targets for the loss."""
+        """Return the model's outputs, and the targets for the loss."""
         with self._times:
             inputs, targets = self._task.collate(samples)
         read = (inputs[name] for name in ("input_ids", "decoder_input_ids") if name in inputs)
@@ -179,7 +179,7 @@ class TrainingStep:
             return call_model(self._model, inputs), targets
 
     def _backward(self, loss: torch.Tensor, batch: StepBatch, last: bool) -> float:
-        """Add the gradients of a micro-batch; returns its part of the mean."""
+        """Add the gradients of a micro-batch and return its part of the mean loss."""
         loss = loss / sum(batch.by_rank)
         if last and self.kernels_used is None:
             self.kernels_used = kernels_in_use(loss, self._model)
@@ -191,16 +191,16 @@ class TrainingStep:
 class GradientCacheStep(TrainingStep):
     """A step whose loss compares vectors of all ranks' samples, such as embeddings of their texts.
 
-    The gradient of each micro-batch depends on all others. So several are computed twice, at first
-    for their vectors alone, whose gradients are kept (Gao et al. 2021, Scaling Deep Contrastive
-    Learning Batch Size under Memory Limited Setup).
+    The gradient of each micro-batch depends on all others. So several micro-batches are computed
+    twice, the first time only for their vectors, whose gradients are kept (Gao et al. 2021, Scaling
+    Deep Contrastive Learning Batch Size under Memory Limited Setup).
     """
 
     def _add_gradients(self, batch: StepBatch) -> float:
         parts, traffic = batch.parts, self._optimizer.traffic
         everything = self._task.gather_batch([row for part in parts for row in part], traffic)
         if len(parts) < 2:
-            # the others need the answer of a rank without a row
+            # the other ranks wait for the vectors of a rank without a row
             nothing = torch.empty(0, self._task.width, requires_grad=True)
             vectors = self._vectors(parts[0]) if parts else nothing
             whole = gather_rows(vectors, everything.counts, traffic)
@@ -212,11 +212,11 @@ class GradientCacheStep(TrainingStep):
         loss = self._task.batch_loss(whole, everything)
         loss.backward()
         gradients = vectors.grad.split(list(map(len, cached)))
-        torch.set_rng_state(random)  # the same dropout again
+        torch.set_rng_state(random)  # repeats the dropout masks
         total, value = 0.0, loss.detach()
         for number, (part, gradient) in enumerate(zip(parts, gradients, strict=True), start=1):
             product = (self._vectors(part) * gradient).sum()
-            # a value of the batch's loss with the gradient of the part
+            # a scalar that has the value of the batch's loss and the gradient of the part
             loss = product - product.detach() + value
             total += self._backward(loss, batch, last=number == len(parts))
             value = torch.zeros(())
@@ -230,7 +230,7 @@ def make_step(
     task: Task, model: PreTrainedModel, optimizer: OptimizerStep, kernels: KernelMode,
     times: StepTimes, bf16: bool,
 ) -> TrainingStep:  # fmt: skip
-    """Return the step for a task, with the arguments of TrainingStep."""
+    """Return the step for a task; the arguments are those of TrainingStep."""
     kind = GradientCacheStep if task.compares_batch else TrainingStep
     return kind(task, model, optimizer, kernels, times, bf16)
 
@@ -240,7 +240,7 @@ def enable_gradient_checkpointing(model: PreTrainedModel, kernels: KernelMode) -
 
     The backward pass is one function for torch, so `kernels` does not see the calls inside it.
     """
-    # transformers 5 has another name for it
+    # transformers 5 renamed the method
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     contexts = (nullcontext(), kernels)
     enable({"use_reentrant": False, "context_fn": lambda: contexts})

@@ -1,4 +1,4 @@
-"""Where the time of each rank goes while it trains, and how much it reads."""
+"""Time and tokens of each rank while it trains."""
 
 import math
 import time
@@ -16,26 +16,26 @@ from ftcluster_train.comm.world import (
 
 
 class StepTimes:
-    """The times of this rank since the training began; a context manager around what makes a batch.
+    """Times of this rank since the training began; as a context manager it times batch making.
 
-    In a collective all ranks wait for the last one, so what the rank that was blocked least in a
-    step was blocked is the exchange itself, and what another one was blocked longer is waiting for
-    that rank.
+    In a collective all ranks wait for the last rank. So the shortest blocked time of any rank in a
+    step is the exchange itself, and the additional time of another rank is waiting for a slower
+    rank.
 
     Args:
-        traffic: of the optimizer, which knows how long this rank was blocked.
+        traffic: the optimizer's traffic, which counts how long this rank was blocked.
 
     Attributes:
-        padded_tokens: of this rank, with padding.
-        useful_tokens: of all ranks, without.
+        padded_tokens: number of tokens of this rank, with padding.
+        useful_tokens: number of tokens of all ranks, without padding.
     """
 
     def __init__(self, traffic: Traffic, world: World) -> None:
         self._traffic, self._world = traffic, world
         self._latency = latency_of_collectives()
         self._input = self._transfer = self._began = self._before = 0.0
-        self._blocked: list[float] = []  # in each step since the ranks compared them
-        self._losses: list[float] = []  # of this rank, since then
+        self._blocked: list[float] = []  # seconds in each step since the last comparison of ranks
+        self._losses: list[float] = []  # losses of this rank since then
         self._steps = self.padded_tokens = self.useful_tokens = 0
         self._started, self._paused = time.perf_counter(), 0.0
 
@@ -47,22 +47,22 @@ class StepTimes:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """A context manager around evaluation and checkpoints, which are no training."""
+        """Exclude evaluation and checkpoints from the training time, as a context manager."""
         began = time.perf_counter()
         yield
         self._paused += time.perf_counter() - began
 
     @property
     def train_seconds(self) -> float:
-        """Since the training began, without pauses."""
+        """The seconds since the training began, without pauses."""
         return time.perf_counter() - self._started - self._paused
 
     def end_step(self, loss: float, tokens: int) -> None:
-        """Call after each step.
+        """Count a step; call it after each step.
 
         Args:
-            loss: of this rank.
-            tokens: of all ranks' samples.
+            loss: loss of this rank.
+            tokens: number of tokens of all ranks' samples.
         """
         self._steps += 1
         self._losses.append(loss)
@@ -74,7 +74,7 @@ class StepTimes:
         """Compare the ranks; every rank calls it after the same step.
 
         Returns:
-            The mean loss of the steps since the last time, and fields of the event `communication`.
+            The mean loss of the steps since the last call, and fields of the event `communication`.
         """
         train_seconds = self.train_seconds
         self._transfer += sum(least_over_ranks(self._blocked))

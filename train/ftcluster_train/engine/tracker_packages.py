@@ -1,8 +1,8 @@
-"""The packages that report_to needs on the host of rank 0.
+"""Check of the packages that report_to needs on the host of rank 0.
 
     python -m ftcluster_train.engine.tracker_packages NAME...
 
-Prints what is missing and what to do, and exits with 1. Standard library only.
+Prints missing packages and what to do, and exits with 1. Standard library only.
 """
 
 import importlib.util
@@ -15,14 +15,14 @@ from ftcluster_train.errors import TrainError
 PACKAGES = {
     "tensorboard": "tensorboard", "trackio": "trackio", "mlflow": "mlflow-skinny", "wandb": "wandb",
 }  # fmt: skip
-IN_STACK = ("tensorboard", "trackio")  # native-trackers
+IN_STACK = ("tensorboard", "trackio")  # trackers of the stack native-trackers
 
 
 def check_packages(names: Iterable[str]) -> None:
-    """Make sure that the package of each tracker is installed.
+    """Check that the package of each tracker is installed.
 
     Raises:
-        TrainError: one is not.
+        TrainError: a package is missing.
     """
     for name in names:
         if importlib.util.find_spec(name) is None:
@@ -30,7 +30,7 @@ def check_packages(names: Iterable[str]) -> None:
 
 
 def missing(name: str, why: object) -> TrainError:
-    """What to do where the package of a tracker is not installed."""
+    """Return the error for a missing package of a tracker, with what to do."""
     host, package = socket.gethostname(), PACKAGES[name]
     stack = "or on all hosts: ftcluster setup --stack native-trackers; " * (name in IN_STACK)
     return TrainError(

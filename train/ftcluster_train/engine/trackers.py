@@ -1,4 +1,4 @@
-"""Logs a training's values to TensorBoard, trackio, MLflow and wandb.
+"""Logging of a training's values to TensorBoard, trackio, MLflow and wandb.
 
 The stack native-trackers has the packages of the first two. Values have the names of transformers'
 Trainer: loss, learning_rate, grad_norm, epoch, and eval_ before a metric's name.
@@ -23,9 +23,9 @@ from ftcluster_train.engine.tracker_packages import missing
 from ftcluster_train.errors import TrainError, first_line
 
 EXPERIMENT = "ftcluster"
-MAX_PARAMETER = 250  # characters; servers of older releases reject more
+MAX_PARAMETER = 250  # maximum characters; servers of older releases reject longer values
 MLFLOW_SETTINGS = {
-    "MLFLOW_ALLOW_FILE_STORE": "true",  # 3.17 refuses a folder without this
+    "MLFLOW_ALLOW_FILE_STORE": "true",  # 3.17 rejects a folder without this
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # all ranks wait meanwhile; 7 would take minutes
 }
@@ -35,14 +35,14 @@ class Tracker(Protocol):
     """One tracking tool."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log values, by Trainer's names, after an optimizer step (0: before the first one)."""
+        """Log values, by Trainer's names, after an optimizer step (0: before the first step)."""
 
     def close(self, failed: bool) -> None:
         """Flush, and record whether the training failed."""
 
 
 class Trackers:
-    """All trackers of a run. One that raises is closed with a notice; the training goes on."""
+    """All trackers of a run. A failing tracker is closed with a notice; the training continues."""
 
     def __init__(self, trackers: Mapping[str, Tracker], notify: Callable[[str], None]) -> None:
         self._trackers = dict(trackers)
@@ -61,14 +61,14 @@ class Trackers:
         for name, tracker in list(self._trackers.items()):
             try:
                 call(tracker)
-            except Exception as error:  # whatever a server or a package raises
+            except Exception as error:  # a server or a package may raise any exception
                 del self._trackers[name]
                 self._notify(f"logging to {name} stopped: {_without_password(error)}")
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """The training that trackers make a run of.
+    """The training that trackers record as a run.
 
     Attributes:
         reports: folder for the files of trackers that have no server.
@@ -84,7 +84,7 @@ class TrackedRun:
 def make_trackers(
     training: Training, run_dir: Path, run: str, notify: Callable[[str], None]
 ) -> Trackers:
-    """The trackers of the recipe's report_to, with their files in `run_dir`/reports.
+    """Return the trackers of the recipe's report_to, with their files in `run_dir`/reports.
 
     Raises:
         TrainError: a package is not installed on this host, or its server or folder fails.
@@ -109,7 +109,7 @@ class TensorBoard(Tracker):
             self._writer = module.SummaryWriter(log_dir=folder)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write values, and flush them for those who watch the run."""
+        """Write and flush values, so that viewers of the run see them."""
         for name, value in values.items():
             group, _, tag = name.partition("_") if name.startswith("eval_") else ("train", "", name)
             self._writer.add_scalar(f"{group}/{tag}", value, step)
@@ -121,10 +121,10 @@ class TensorBoard(Tracker):
 
 
 class LoggedRun(Tracker):
-    """Logs to a run as wandb's and trackio's `init` return it; they write in the background.
+    """Logs to a run that wandb's or trackio's `init` returned; they write in the background.
 
     Args:
-        finish: writes what is left, and whether the training failed.
+        finish: function that writes the remaining values, and takes True if the training failed.
     """
 
     def __init__(self, run: Any, finish: Callable[[bool], None]) -> None:
@@ -135,7 +135,7 @@ class LoggedRun(Tracker):
         self._run.log(dict(values), step=step)
 
     def close(self, failed: bool) -> None:
-        """Write what is left."""
+        """Write the remaining values."""
         self._finish(failed)
 
 
@@ -144,7 +144,7 @@ def _trackio(run: TrackedRun) -> LoggedRun:
 
     The project is TRACKIO_PROJECT, by default ftcluster. Its runs have no field for a failure.
     """
-    # read by the import
+    # the import reads TRACKIO_DIR
     where = os.environ.setdefault("TRACKIO_DIR", str(run.reports / "trackio"))
     module = _import("trackio", "trackio")
     with _starting("trackio", where):
@@ -156,18 +156,19 @@ def _trackio(run: TrackedRun) -> LoggedRun:
 
 
 def _wandb(run: TrackedRun) -> LoggedRun:
-    """Log to the folder `wandb`, which `wandb sync` sends later, or at once to its server.
+    """Log to the folder `wandb`, which `wandb sync` sends later.
 
-    It sends at once where WANDB_MODE is online; the project is WANDB_PROJECT, by default ftcluster.
+    If WANDB_MODE is online, values are sent at once. The project is WANDB_PROJECT, by default
+    ftcluster.
     """
     store = run.reports / "wandb"
     module = _import("wandb", "wandb")
     with _starting("wandb", str(store)):
-        store.mkdir(parents=True, exist_ok=True)  # else it takes the system's /tmp
+        store.mkdir(parents=True, exist_ok=True)  # otherwise wandb uses the system's /tmp
         started = module.init(
             project=os.environ.get("WANDB_PROJECT") or EXPERIMENT, name=run.name, dir=str(store),
             config=dict(run.settings), mode=os.environ.get("WANDB_MODE") or "offline",
-            settings=module.Settings(console="off"),  # mpirun has the ranks' output
+            settings=module.Settings(console="off"),  # mpirun already collects the ranks' output
         )  # fmt: skip
     return LoggedRun(started, lambda failed: started.finish(exit_code=int(failed)))
 
@@ -208,7 +209,7 @@ class MLflow(Tracker):
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
 
 
-# by its name in report_to: starts the tracker; TrainError where its package, server or folder fails
+# starts a tracker, by its name in report_to; TrainError if its package, server or folder fails
 STARTS: dict[str, Callable[[TrackedRun], Tracker]] = {
     "tensorboard": TensorBoard, "trackio": _trackio, "mlflow": MLflow, "wandb": _wandb,
 }  # fmt: skip
@@ -223,7 +224,7 @@ def _import(module: str, name: str) -> Any:
 
 @contextlib.contextmanager
 def _starting(name: str, where: str) -> Iterator[None]:
-    """Raise a TrainError for whatever a package, its server or its folder raises."""
+    """Turn any exception of a package, its server or its folder into a TrainError."""
     try:
         yield
     except Exception as error:  # errors of packages and of the network have no common base
@@ -235,6 +236,6 @@ def _starting(name: str, where: str) -> Iterator[None]:
 
 
 def _without_password(text: str | Exception) -> str:
-    """The first line, without the password that a server's address may have."""
+    """Return the first line, without the password that a server's address may contain."""
     line = text if isinstance(text, str) else first_line(text)
     return re.sub(r"//[^/@\s]*@", "//", line)

@@ -1,4 +1,4 @@
-"""Where a training is, and after which optimizer steps it logs, evaluates and saves.
+"""The progress of a training, and the steps after which it logs, evaluates and saves.
 
 Steps are counted from 1.
 """
@@ -10,11 +10,11 @@ from typing import Any
 from ftcluster_common.recipe import Training
 from ftcluster_train.errors import TrainError
 
-PREFIX = "eval_"  # transformers' Trainer puts it before metrics; a recipe's metric may have it
+PREFIX = "eval_"  # transformers' prefix of metrics, which a recipe's metric may have too
 
 
 def whole_steps(value: float, last_step: int) -> int:
-    """A number of steps; one below 1 is a share of all steps, rounded up, as in transformers.
+    """Return a number of steps; a value below 1 is a share of all steps, as in transformers.
 
     >>> whole_steps(50, 125), whole_steps(0.1, 125)
     (50, 13)
@@ -23,7 +23,7 @@ def whole_steps(value: float, last_step: int) -> int:
 
 
 def warmup_steps(training: Training, last_step: int) -> int:
-    """The steps in which the learning rate rises."""
+    """Return the number of steps in which the learning rate rises."""
     if training.warmup_steps:
         return whole_steps(training.warmup_steps, last_step)
     return math.ceil(last_step * training.warmup_ratio)
@@ -31,31 +31,31 @@ def warmup_steps(training: Training, last_step: int) -> int:
 
 @dataclass(frozen=True)
 class Intervals:
-    """The recipe's strategies over the steps of a training; the last step always counts."""
+    """The recipe's strategies for the steps of a training; the last step always counts."""
 
     training: Training
     steps_per_epoch: int
     last_step: int
 
     def epoch(self, step: int) -> float:
-        """The epochs done after a step."""
+        """Return the epochs done after a step."""
         return round(step / self.steps_per_epoch, 4)
 
     def logs(self, step: int) -> bool:
-        """Whether losses are logged after a step."""
+        """Return True if losses are logged after a step."""
         settings = self.training
         first = step == 1 and settings.logging_first_step
         due = self._is_due(step, settings.logging_strategy, settings.logging_steps)
         return due or first or step == self.last_step
 
     def evaluates(self, step: int) -> bool:
-        """Whether an evaluation follows a step."""
+        """Return True if an evaluation follows a step."""
         settings = self.training
         interval = settings.eval_steps or settings.logging_steps
         return self._is_due(step, settings.eval_strategy, interval)
 
     def saves(self, step: int) -> bool:
-        """Whether a checkpoint follows a step; with the strategy "best" an evaluation decides."""
+        """Return True if a checkpoint follows a step; the strategy "best" decides elsewhere."""
         return self._is_due(step, self.training.save_strategy, self.training.save_steps)
 
     def _is_due(self, step: int, strategy: str, interval: float) -> bool:
@@ -69,21 +69,22 @@ class Intervals:
 
 @dataclass
 class TrainState:
-    """What a training knows besides its tensors; it is saved and restored whole.
+    """The state of a training besides its tensors; it is saved and restored as a whole.
 
     Attributes:
-        step: optimizer steps done.
-        samples: training samples done, of all ranks.
-        seconds: of training, without evaluations and checkpoints.
-        metrics: of the last evaluation; likewise classes, see `Scores`.
-        best_metric: name of the metric that the best evaluation is chosen by; "" until the first
-            evaluation where the recipe names none.
-        best_metrics: of the best evaluation; empty before there is one. Likewise best_classes.
-        best_step: after which it was made; None before there is one.
-        not_better: evaluations since the last one that was better by more than the threshold of
+        step: number of optimizer steps done.
+        samples: number of training samples done, over all ranks.
+        seconds: training time in seconds, without evaluations and checkpoints.
+        metrics: metrics of the last evaluation; likewise classes, see `Scores`.
+        best_metric: name of the metric that chooses the best evaluation; "" until the first
+            evaluation if the recipe names none.
+        best_metrics: metrics of the best evaluation; empty before the first one. Likewise
+            best_classes.
+        best_step: step of the best evaluation; None before the first one.
+        not_better: number of evaluations since the last improvement by more than the threshold of
             early stopping.
-        settings: what the weights depend on besides the state, by name.
-        layout: what the state's tensors are of, see `state_layout`.
+        settings: other settings that the weights depend on, by name.
+        layout: names and shapes of the state's tensors, see `state_layout`.
     """
 
     step: int = 0
@@ -100,27 +101,27 @@ class TrainState:
     layout: list[str] = field(default_factory=list)
 
     def advance(self, step: int, samples: int, seconds: float) -> None:
-        """Take note of a step.
+        """Record a step.
 
         Args:
-            samples: samples of all ranks in this step.
+            samples: number of samples of all ranks in this step.
             seconds: seconds of training until now.
         """
         self.step, self.seconds = step, seconds
         self.samples += samples
 
     def take_scores(self, metrics: dict[str, float], classes: dict[str, Any]) -> None:
-        """Keep what the latest evaluation has measured."""
+        """Keep the results of the latest evaluation."""
         self.metrics, self.classes = metrics, classes
 
     def update_best(self, training: Training) -> bool:
-        """Whether `metrics` are better than all before; equal ones and NaN are not.
+        """Return True if `metrics` are better than all before; equal values and NaN are not.
 
-        Also counts `not_better`, as EarlyStoppingCallback of transformers 5.23 does: an improvement
-        by no more than the threshold does not count, and is what the next one is compared with.
+        Also counts `not_better` like EarlyStoppingCallback of transformers 5.23: an improvement
+        by no more than the threshold does not count, but later metrics are compared with it.
 
         Raises:
-            TrainError: the recipe's metric is not among them.
+            TrainError: the recipe's metric is missing.
         """
         values = {name.removeprefix(PREFIX): value for name, value in self.metrics.items()}
         metric = self.best_metric or (training.metric_for_best_model or "").removeprefix(PREFIX)
@@ -135,7 +136,7 @@ class TrainState:
         first, self.best_metric = not self.best_metric, metric
         greater = training.greater_is_better
         if greater is None:
-            greater = "loss" not in metric.split("_")  # loss_matched is one, too
+            greater = "loss" not in metric.split("_")  # also matches loss_matched
         sign = 1 if greater else -1
         best = self.best_metrics.get(metric, -sign * math.inf)
         better = sign * values[metric] > sign * best
@@ -147,12 +148,12 @@ class TrainState:
         return better
 
     def stops(self, training: Training) -> bool:
-        """Whether the training ends early, after an evaluation."""
+        """Return True if the training ends early, after an evaluation."""
         patience = training.early_stopping_patience
         return patience is not None and self.not_better >= patience
 
     def stopped_early(self, training: Training) -> str:
-        """Why the training ended before its last step."""
+        """Return why the training ended before its last step."""
         by = f" by more than {training.early_stopping_threshold:g}"
         return (
             f"stopped early at step {self.step}: {self.best_metric} was not better"

@@ -1,1 +1,1 @@
-"""Is a cluster fit, and what is it worth: versions, all-reduce, links, speed."""
+"""Checks and measurements of a cluster: versions, all-reduce, links, compute speed."""

@@ -1,4 +1,4 @@
-"""One rank of `ftcluster bench allreduce`: measures all-reduces by several backends.
+"""One rank of `ftcluster bench allreduce`, which measures all-reduces by several backends.
 
     python -m ftcluster_train.health.bench_all_reduce RUN_DIR REQUEST
 
@@ -28,23 +28,24 @@ from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.health.network_benchmark import measure_links
 from ftcluster_train.io.events import EventWriter
 
-TURNS = (5, 50)  # of a size: at least and at most
+TURNS = (5, 50)  # minimum and maximum number of turns for a size
 TYPES = ("fp32", "bf16")
-PACE_BYTES = 1 << 20  # what a smaller size takes says nothing of a larger one
+PACE_BYTES = 1 << 20  # times of smaller sizes do not predict those of larger ones
 
 Reduce = Callable[[Any], object]  # sums a tensor over all ranks in place
 
 
 @dataclass(frozen=True)
 class Times:
-    """A size that was measured, or left out.
+    """The times of a size, or the reason why it was skipped.
 
     Attributes:
         type: one of TYPES.
-        milliseconds: by backend; the median over the turns of the slowest rank's time.
-        left_out: why it was not measured; "" if it was.
-        spread: by backend, what lies between the quartiles of the turns, as a part of the median.
-        load: of the busiest host before all sizes, processes for each CPU in the last minute.
+        milliseconds: median over all turns of the slowest rank's time, for each backend.
+        left_out: reason why the size was not measured; "" if it was.
+        spread: interquartile range of the turns as a fraction of the median, for each backend.
+        load: load of the busiest host before the first size, as processes per CPU in the last
+            minute.
     """
 
     bytes: int
@@ -57,10 +58,10 @@ class Times:
 
 
 def turns_of(turn_seconds: float, seconds: float) -> int:
-    """How many turns measure a size.
+    """Return how many turns measure a size.
 
     Args:
-        seconds: for all turns, if that gives enough of them.
+        seconds: time for all turns; the minimum number of turns may take longer.
 
     >>> turns_of(0.001, 5.0), turns_of(0.5, 5.0), turns_of(3.0, 5.0)
     (50, 10, 5)
@@ -69,16 +70,17 @@ def turns_of(turn_seconds: float, seconds: float) -> int:
 
 
 def measure(backends: Mapping[str, Reduce], sizes: Sequence[int], limit: float) -> Iterator[Times]:
-    """Measure all sizes, the smallest first, in fp32 and in bf16; every rank calls it.
+    """Measure all sizes, the smallest first, in fp32 and in bf16; every rank must call this.
 
-    Each turn sums once by each backend, so that all have the same share of what else the hosts do.
+    Each turn sums once by each backend, so that other load on the hosts affects all backends
+    equally.
 
     Args:
-        sizes: in bytes.
-        limit: seconds; a size that would take longer than what is left of it is left out.
+        sizes: sizes in bytes.
+        limit: seconds for all sizes; a size that would exceed the remaining time is skipped.
 
     Raises:
-        TrainError: a sum is wrong; names the backend and the ranks.
+        TrainError: a sum is wrong; the message names the backend and the ranks.
     """
     import torch
 
@@ -86,13 +88,13 @@ def measure(backends: Mapping[str, Reduce], sizes: Sequence[int], limit: float) 
 
     load = max(gather_over_ranks(os.getloadavg()[0] / (os.cpu_count() or 1)))
     began = time.perf_counter()
-    pace: dict[str, float] = {}  # by type, the seconds of a turn for a byte
+    pace: dict[str, float] = {}  # for each type, the seconds of a turn per byte
     rows = [(size, name) for size in sorted(sizes) for name in TYPES]
     for size, name in rows:
         expected = pace.get(name, 0.0) * size * (TURNS[0] + 1)
-        left = limit - max(gather_over_ranks(time.perf_counter() - began))
-        if expected > left:
-            why = f"it would take {expected:.0f} s, and {max(left, 0):.0f} s are left"
+        remaining = limit - max(gather_over_ranks(time.perf_counter() - began))
+        if expected > remaining:
+            why = f"it would take {expected:.0f} s, and {max(remaining, 0):.0f} s are left"
             yield Times(size, name, 0, {}, why, load=load)
             continue
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
@@ -119,10 +121,10 @@ def _spread(seconds: Sequence[float]) -> float:
 
 
 def one_turn(backends: Mapping[str, Reduce], tensor: Any, check: bool = False) -> dict[str, float]:
-    """Sum ones by each backend; returns seconds.
+    """Sum ones by each backend; return the seconds of each.
 
     Args:
-        check: whether to compare the sums; those in bf16 may be rounded.
+        check: True to compare the sums; use False for bf16, whose sums may be rounded.
 
     Raises:
         TrainError: a sum is wrong on a rank.
@@ -151,9 +153,9 @@ class AllReduceMeasurement:
     """The all-reduces to measure.
 
     Attributes:
-        sizes: in bytes.
-        backends: of torch.distributed, or MPI for MPI_Allreduce itself.
-        seconds: for all sizes.
+        sizes: sizes in bytes.
+        backends: backends of torch.distributed, or MPI for MPI_Allreduce itself.
+        seconds: time for all sizes.
     """
 
     sizes: list[int]
@@ -162,10 +164,10 @@ class AllReduceMeasurement:
 
 
 def run(run_dir: Path, request: AllReduceMeasurement) -> None:
-    """Measure the network between the hosts, and all sizes; every rank calls it.
+    """Measure the network between the hosts, and all sizes; every rank must call this.
 
     Raises:
-        TrainError: the ranks do not come together, a backend cannot be loaded, or a sum is wrong.
+        TrainError: the ranks cannot connect, a backend cannot be loaded, or a sum is wrong.
     """
     os.environ[BACKEND_VARIABLE] = GLOO
     world = join_world()
@@ -188,14 +190,18 @@ def run(run_dir: Path, request: AllReduceMeasurement) -> None:
 
 
 def own_links(rank: int, leaders: Sequence[int]) -> list[dict[str, object]]:
-    """The measurements of this rank with the first ranks of other hosts, if it is one itself."""
+    """Measure the links to the first ranks of the other hosts.
+
+    Returns:
+        The links; none if this rank is not its host's first rank.
+    """
     if rank not in leaders:
         return []
     return [asdict(link) for link in measure_links(leaders.index(rank), leaders)]
 
 
 def reduction(backend: str) -> Reduce:
-    """What sums a tensor over all ranks by a backend.
+    """Return a function that sums a tensor over all ranks by a backend.
 
     Raises:
         TrainError: the backend cannot be loaded.
@@ -211,7 +217,7 @@ def reduction(backend: str) -> Reduce:
 
 
 def mpi_all_reduce() -> Reduce:
-    """MPI_Allreduce, called as a program of MPI would."""
+    """Return a function that calls MPI_Allreduce as an MPI program would."""
     from ftcluster_mpi import job as mpi_job  # loads MPI
     from ftcluster_mpi.types import MPI as library
     from ftcluster_mpi.types import as_elements
@@ -221,7 +227,7 @@ def mpi_all_reduce() -> Reduce:
 
 
 def main() -> int:
-    """Entry point; returns the exit code."""
+    """Run this rank; return the exit code."""
     run_dir, request = sys.argv[1:]
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     try:

@@ -1,4 +1,4 @@
-"""Compares what verify's ranks report about their hosts. Pure functions only."""
+"""A comparison of the reports that verify's ranks send about their hosts. Pure functions only."""
 
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -11,7 +11,7 @@ from ftcluster_train.health.open_ports import HostFirewall, firewall_advice
 from ftcluster_train.health.outliers import relative_speeds
 
 SHOWN = ("torch", "transformers", "ftcluster-train")
-# those of training, which the role firewall opens
+# the ports of training, which the role firewall opens
 PORTS = (
     f"{CLUSTER_PORTS.start}-{CLUSTER_PORTS.stop - 1} and the hosts' local ports "
     "(32768-60999 unless sysctl says otherwise)"
@@ -21,7 +21,7 @@ FLUSHED = (
     "; the rules of setup that close them (/etc/ftcluster/firewall.nft) are not loaded any more: "
     "something has removed them, such as nft flush ruleset"
 )
-# CPU flags, best first, and how oneDNN names the kernels that it should use with them
+# CPU flags, best first, and oneDNN's name for the kernels that it should use with each
 KERNELS = (
     ("amx_bf16", "amx"),
     ("avx512_bf16", "avx512_core_bf16"),
@@ -29,7 +29,7 @@ KERNELS = (
     ("avx2", "avx2"),
 )
 
-HostAnswer = Mapping[str, Any]  # of one rank, see `probe`
+HostAnswer = Mapping[str, Any]  # the answer of one rank, see `probe`
 
 
 def find_problems(
@@ -37,17 +37,19 @@ def find_problems(
     answers: Sequence[HostAnswer],
     firewalls: Mapping[str, HostFirewall] = MappingProxyType({}),
 ) -> list[Finding]:
-    """Everything that prevents a training.
+    """Return all problems that prevent a training.
 
     Args:
-        firewalls: of those hosts where a known program manages one.
+        firewalls: firewall of each host whose firewall program is supported.
     """
     problems = []
     for answer in answers:
         host = hosts[answer["rank"]]
         if answer["error"]:
             what = f"its rank failed: {answer['error']}"
-            problems.append(Finding(host.name, what, "see the other hosts as well", "launch"))
+            problems.append(
+                Finding(host.name, what, "see the problems of the other hosts", "launch")
+            )
         if not answer.get("has_address", True):
             what = f"{answer['hostname']} answers at {host.address}, but does not have this address"
             hint = "set ftcluster_address=ADDRESS in the inventory"
@@ -73,7 +75,7 @@ def find_problems(
 def unconnected_hosts(
     hosts: Sequence[Host], answers: Sequence[HostAnswer], firewalls: Mapping[str, HostFirewall]
 ) -> list[Finding]:
-    """Pairs of hosts that cannot connect to each other."""
+    """Return the pairs of hosts that cannot connect to each other."""
     unreached: list[list[int]] = next(
         (answer["unreached"] for answer in answers if "unreached" in answer), []
     )
@@ -97,7 +99,7 @@ def unconnected_hosts(
 def package_differences(
     hosts: Sequence[Host], first: HostAnswer, other: HostAnswer
 ) -> list[Finding]:
-    """Packages of one host whose versions differ from the first host's."""
+    """Return the packages of one host whose versions differ from the first host's."""
     expected, actual = first["packages"], other["packages"]
     differences = [
         f"{name} {actual.get(name, 'missing')} instead of {expected.get(name, 'none')}"
@@ -111,20 +113,20 @@ def package_differences(
 
 
 def expected_kernel(flags: Sequence[str]) -> str:
-    """Part of the name of the kernel that oneDNN should use on a CPU with these flags, or ""."""
+    """Return part of the name of oneDNN's best kernel for CPU flags, or ""."""
     return next((kernel for flag, kernel in KERNELS if flag in flags), "")
 
 
 def open_to_outsiders(
     hosts: Sequence[Host], answers: Sequence[HostAnswer], guarded: Collection[str] = ()
 ) -> list[Finding]:
-    """Hosts whose ports accept connections from outside the cluster.
+    """Return hosts whose ports accept connections from outside the cluster.
 
     Args:
-        guarded: names of those on which setup has written rules that close the ports.
+        guarded: names of hosts on which setup has installed rules that close the ports.
     """
     inside = {host.address for host in hosts}
-    ports_of: dict[tuple[str, str], list[str]] = {}  # by outsider and host
+    ports_of: dict[tuple[str, str], list[str]] = {}  # keys: outsider and host
     for answer in answers:
         for port, addresses in answer.get("calls", {}).get("came", {}).items():
             for outsider in set(addresses) - inside:
@@ -146,7 +148,7 @@ def open_to_outsiders(
 
 
 def host_rows(hosts: Sequence[Host], answers: Sequence[HostAnswer]) -> list[dict[str, Any]]:
-    """One row for each host that answered."""
+    """Return a row for each host that answered."""
     rows: list[dict[str, Any]] = [
         {
             "name": hosts[answer["rank"]].name,
@@ -170,7 +172,7 @@ def host_rows(hosts: Sequence[Host], answers: Sequence[HostAnswer]) -> list[dict
 
 
 def link_rows(hosts: Sequence[Host], answers: Sequence[HostAnswer]) -> list[dict[str, Any]]:
-    """One row for each pair that was measured, in the hosts' order."""
+    """Return a row for each measured pair, in the hosts' order."""
     links = [link for answer in answers for link in answer.get("links", [])]
     return [
         {
@@ -183,7 +185,7 @@ def link_rows(hosts: Sequence[Host], answers: Sequence[HostAnswer]) -> list[dict
 
 
 def without_impi(hosts: Sequence[Host], answers: Sequence[HostAnswer]) -> list[Finding]:
-    """Hosts on which the backend over Intel MPI failed, so that training uses gloo."""
+    """Return hosts on which the Intel MPI backend failed, so that training uses gloo."""
     return [
         Finding(
             hosts[answer["rank"]].name,
@@ -197,11 +199,11 @@ def without_impi(hosts: Sequence[Host], answers: Sequence[HostAnswer]) -> list[F
 
 
 def busy_hosts(hosts: Sequence[Host], answers: Sequence[HostAnswer]) -> list[Finding]:
-    """Hosts on which another run was running during the measurement."""
+    """Return hosts on which another run was active during the measurement."""
     return [
         Finding(
             hosts[answer["rank"]].name,
-            f"{', '.join(answer['busy'])} is running on it, so what was measured is too low",
+            f"{', '.join(answer['busy'])} is running on it, so the measured values are too low",
             "measure again when it has ended",
             "busy",
         )

@@ -1,6 +1,6 @@
-"""How fast this host multiplies matrices, its memory and its disk are, and what slows them down.
+"""Measurements of this host's matrix multiplications, memory and disk, with reasons for low speed.
 
-Also oneDNN's kernel for the products. torch is imported only for the measurement.
+Also reads the name of oneDNN's matmul kernel. torch is imported only for the measurement.
 """
 
 import contextlib
@@ -26,23 +26,24 @@ from ftcluster_train.io.machine import (
 
 # BERT-base's feed-forward layer: 16 samples of 128 tokens, 768 features in, 3072 out
 ROWS, INNER, COLUMNS = 2048, 768, 3072
-# A CPU quota counts over 0.1 s: the rate over a window shows it, the fastest product would not. The
-# best of several windows leaves out short disturbances.
+# A CPU quota applies to 0.1 s: the rate over a window shows it, the fastest matmul would not. The
+# best of several windows excludes short disturbances.
 WINDOW_SECONDS, ALL_SECONDS = 0.25, 0.7
-PEAK_SECONDS = 0.1  # of each loop
-# together larger than the caches of two sockets (Xeon 6900: 504 MB of L3 each), if there is room
-COPY_BYTES, SHARE_OF_FREE = 512 << 20, 8  # of each of two
+PEAK_SECONDS = 0.1  # for each loop
+# Two buffers of COPY_BYTES, memory permitting: they exceed the caches of two sockets (Xeon 6900:
+# 504 MB of L3 each). Each takes at most 1 / SHARE_OF_FREE of the free memory.
+COPY_BYTES, SHARE_OF_FREE = 512 << 20, 8
 COPIES = 3
 DISK_BYTES, PIECE_BYTES, WRITES = 32 << 20, 1 << 20, 2
-LONGEST_SECONDS = 2.0  # on a slow disk
-PRODUCT = 256  # rows and columns of the product whose kernel is examined
-MOST_ROWS = 1024  # more make a product hardly faster
-SHAPE_SECONDS = 0.02  # of each shape, after a first product that generates the kernel
-MOST_SHAPES = 8  # those with the most weights
+LONGEST_SECONDS = 2.0  # no second write after this time
+PRODUCT = 256  # rows and columns of the matmul whose kernel is examined
+MOST_ROWS = 1024  # more rows hardly raise the rate of a matmul
+SHAPE_SECONDS = 0.02  # for each shape, after a first matmul that generates the kernel
+MOST_SHAPES = 8  # the shapes with the most weights
 
 
 def measure_host(folder: str, cores: int, bf16: bool) -> dict[str, Any]:
-    """What this host computes, copies and writes a second, and what may have slowed it down."""
+    """Return this host's rates of computing, copying and writing, with possible reasons."""
     return {
         **measure_speed(cores, bf16),
         "memory_gb_per_second": measure_memory(cores),
@@ -51,7 +52,7 @@ def measure_host(folder: str, cores: int, bf16: bool) -> dict[str, Any]:
 
 
 def measure_speed(cores: int, bf16: bool) -> dict[str, Any]:
-    """GFLOP/s of a matrix product with one thread per physical core, and what may explain it.
+    """Return the GFLOP/s of a matmul on one thread per physical core, with possible reasons.
 
     Args:
         cores: number of threads, or 0 for one per physical core of this process.
@@ -66,19 +67,19 @@ def measure_speed(cores: int, bf16: bool) -> dict[str, Any]:
         os.sched_setaffinity(0, one_per_core)
     torch.set_num_threads(threads)
     before, cpu, began = counters(), time.process_time(), time.perf_counter()
-    found = {
+    rates = {
         "bf16_gflops": gflops(torch.bfloat16) if bf16 else None,
         "fp32_gflops": gflops(torch.float32),
     }
     shares = {
-        f"{precision}_of_peak": share_of_peak(found[f"{precision}_gflops"], precision, threads)
+        f"{precision}_of_peak": share_of_peak(rates[f"{precision}_gflops"], precision, threads)
         for precision in ("bf16", "fp32")
     }
     seconds, used = time.perf_counter() - began, time.process_time() - cpu
     mhz, after = megahertz(one_per_core), counters()
     torch.set_num_threads(1)
     return {
-        **found,
+        **rates,
         **shares,
         "cpu": cpuinfo_field("model name"),
         "threads": threads,
@@ -95,7 +96,7 @@ def measure_speed(cores: int, bf16: bool) -> dict[str, Any]:
 
 
 def gflops(dtype: Any) -> float:
-    """The best rate of several windows, in 1e9 operations per second."""
+    """Return the best rate of several windows, in 1e9 operations per second."""
     import torch
 
     one, other = torch.randn(ROWS, INNER).to(dtype), torch.randn(INNER, COLUMNS).to(dtype)
@@ -103,20 +104,20 @@ def gflops(dtype: Any) -> float:
     torch.mm(one, other, out=result)  # generates the kernel
     best, end = 0.0, time.perf_counter() + ALL_SECONDS
     while time.perf_counter() < end:
-        began, products, seconds = time.perf_counter(), 0, 0.0
+        began, matmuls, seconds = time.perf_counter(), 0, 0.0
         while seconds < WINDOW_SECONDS:
             torch.mm(one, other, out=result)
-            products += 1
+            matmuls += 1
             seconds = time.perf_counter() - began
-        best = max(best, products * 2e-9 * ROWS * INNER * COLUMNS / seconds)
+        best = max(best, matmuls * 2e-9 * ROWS * INNER * COLUMNS / seconds)
     return round(best, 1)
 
 
 def share_of_peak(gflops: float | None, precision: str, threads: int) -> float | None:
-    """Which part of the rate of registers alone this is.
+    """Return this rate as a fraction of the CPU's register-bound peak FLOP rate.
 
-    None where there is no loop for it, or other work has kept the loops from the CPU: no product is
-    faster than they are.
+    The result is None if the CPU has no peak loop for the precision, or if other work has slowed
+    the loops down: no matmul is faster than they are.
     """
     from ftcluster_train.health.peak import LOOPS, instruction_sets, peak_rate
 
@@ -130,19 +131,19 @@ def share_of_peak(gflops: float | None, precision: str, threads: int) -> float |
 
 
 def measure_memory(threads: int) -> float:
-    """GB/s that so many threads read and write in a copy; the best of several.
+    """Return the GB/s that the threads read and write in a copy; the best of several.
 
-    Half of the bytes are read, half written. That a processor may read a cache line before it
-    writes it is not counted, as in STREAM (McCalpin 1995).
+    Half of the bytes are read, half written. As in STREAM (McCalpin 1995), the read of a cache line
+    before it is written is not counted.
 
     Args:
-        threads: 0 for one per hardware thread of this process.
+        threads: number of threads; 0 for one per hardware thread of this process.
     """
     import torch
 
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     size = min(COPY_BYTES, free_memory() // SHARE_OF_FREE)
-    source = torch.empty(size, dtype=torch.uint8).fill_(1)  # each thread has its part near it
+    source = torch.empty(size, dtype=torch.uint8).fill_(1)  # each thread touches its part first
     target = torch.empty_like(source).fill_(0)
     best = 0.0
     for _ in range(COPIES):
@@ -154,12 +155,12 @@ def measure_memory(threads: int) -> float:
 
 
 def measure_disk(folder: Path) -> float | None:
-    """MB/s (1e6 bytes) at which a file is written to the disk, the best of two; None if it cannot.
+    """Return the MB/s (1e6 bytes) of writing a file with fsync, the best of two; None on an error.
 
-    As a checkpoint: written, then fsync.
+    Checkpoints are written in the same way.
     """
     piece, best, began = os.urandom(PIECE_BYTES), 0.0, time.perf_counter()
-    with contextlib.suppress(OSError):  # full, or not ours
+    with contextlib.suppress(OSError):  # full, or not writable
         for _ in range(WRITES):
             with tempfile.TemporaryFile(dir=folder) as file:
                 start = time.perf_counter()
@@ -175,7 +176,7 @@ def measure_disk(folder: Path) -> float | None:
 
 
 def kernel_used(bf16: bool) -> str:
-    """oneDNN's name, from its log, for the kernel of a matrix product as in a training step."""
+    """Return oneDNN's name, from its log, for the kernel of a matmul as in a training step."""
     import torch
 
     matrix = torch.ones(PRODUCT, PRODUCT)
@@ -184,7 +185,7 @@ def kernel_used(bf16: bool) -> str:
         if bf16:
             matrix = matrix.bfloat16()
             matrix @ matrix
-        else:  # MKL computes fp32 products, oneDNN convolutions; on one thread wide ones only
+        else:  # MKL computes fp32 matmuls, oneDNN convolutions; on one thread only wide ones
             torch.nn.functional.conv1d(matrix[None], matrix[:, :, None].repeat(1, 1, 3))
     text = log.read_text(errors="replace")
     log.unlink()
@@ -207,16 +208,16 @@ def captured_output() -> Iterator[Path]:
 
 
 def kernel_of(log: str) -> str:
-    """The kernel of the last execution in oneDNN's log, or ""; copies to other layouts aside."""
+    """Return the last kernel in oneDNN's log that is no reorder; "" if there is none."""
     fields = [line.split(",") for line in log.splitlines() if ",primitive,exec,cpu," in line]
-    names = [words[6] for words in fields if len(words) > 6 and words[5] != "reorder"]
+    names = [entry[6] for entry in fields if len(entry) > 6 and entry[5] != "reorder"]
     return names[-1] if names else ""
 
 
 def product_shapes(model: Any) -> Counter[tuple[int, int]]:
-    """The shapes of the weights in a model's matrix products, with how many have them.
+    """Return the weight shapes of a model's matmuls, with the number of weights for each.
 
-    Each weight takes 6 operations a token, forward and backward.
+    Each element of a weight takes 6 operations per token, forward and backward.
     """
     import torch
     from transformers.pytorch_utils import Conv1D
@@ -229,17 +230,17 @@ def product_shapes(model: Any) -> Counter[tuple[int, int]]:
 
 
 def weights_of(shapes: Mapping[tuple[int, int], int]) -> int:
-    """How many weights these are."""
+    """Return the number of elements of all these weights."""
     return sum(one * other * count for (one, other), count in shapes.items())
 
 
 def product_gflops(shapes: Mapping[tuple[int, int], int], tokens: int, dtype: Any) -> float:
-    """1e9 operations per second of these products forward, with this process' threads.
+    """Return 1e9 operations per second of these matmuls' forward pass, with this process' threads.
 
-    The best of each shape counts, because other processes may disturb some.
+    The best time of each shape counts, because other processes may disturb some.
 
     Args:
-        tokens: that a rank computes at once.
+        tokens: number of tokens that a rank computes at once.
     """
     import torch
 

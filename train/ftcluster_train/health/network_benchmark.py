@@ -1,7 +1,7 @@
 """Latency and bandwidth between this rank and all others, over the process group of training.
 
-All pairs are measured in rounds, in which each rank is in one pair at most. torch is imported only
-for the measurement.
+All pairs are measured in rounds; in a round each rank is in one pair at most. torch is imported
+only for the measurement.
 """
 
 import time
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-PAIR_SECONDS = 0.3  # for a pair, where there is time
+PAIR_SECONDS = 0.3  # for a pair, if ALL_SECONDS allow
 ALL_SECONDS = 6.0  # for all rounds
-# Messages grow from the first size to the largest while there is time: 8 MiB takes 7 ms on a link
-# of 10 Gbit/s and 0.7 s on one of 100 Mbit/s, where a smaller one is as good.
+# Messages grow from the first size to the largest while time is left. 8 MiB takes 7 ms on a link of
+# 10 Gbit/s, and 0.7 s on a link of 100 Mbit/s, which a smaller message measures equally well.
 FIRST_BYTES, LARGEST_BYTES, GROWTH = 256 << 10, 8 << 20, 4
 LARGEST_REPEATS = 8
-ROUND_TRIPS = (5, 50)  # of a small message: at least and at most
+ROUND_TRIPS = (5, 50)  # minimum and maximum number for a small message
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Link:
     """A measurement of two ranks.
 
     Attributes:
-        ranks: the two, the lower one first.
-        latency_us: half of the shortest round trip of a byte; the shortest depends on the network
-            and not on what else the hosts' cores do.
-        mb_per_second: of the slower direction, 1e6 bytes a second.
+        ranks: the two ranks, the lower one first.
+        latency_us: half of the shortest round trip of a byte, in microseconds; unlike a mean, the
+            shortest does not depend on other load of the hosts.
+        mb_per_second: rate of the slower direction, in 1e6 bytes per second.
     """
 
     ranks: tuple[int, int]
@@ -35,10 +35,10 @@ class Link:
 
 
 def rounds(size: int) -> list[list[tuple[int, int]]]:
-    """Every pair of `size` ranks once, in rounds in which each rank is in one pair at most.
+    """Return every pair of `size` ranks once, in rounds with each rank in one pair at most.
 
-    The circle method: the first rank stays, the others move on by one seat a round. With an odd
-    number one rank a round has no partner.
+    This is the circle method: the first rank stays, and the others move by one seat each round.
+    With an odd number of ranks, one rank per round has no partner.
 
     >>> rounds(4)
     [[(0, 3), (1, 2)], [(0, 2), (1, 3)], [(0, 1), (2, 3)]]
@@ -54,7 +54,7 @@ def rounds(size: int) -> list[list[tuple[int, int]]]:
 
 
 def partners(rank: int, size: int) -> list[int]:
-    """A rank's partner in each round.
+    """Return a rank's partner in each round.
 
     >>> partners(1, 3)
     [2, 0]
@@ -63,7 +63,7 @@ def partners(rank: int, size: int) -> list[int]:
 
 
 def seconds_per_pair(size: int) -> float:
-    """How long a pair may measure, so that all rounds take seconds.
+    """Return the seconds to measure a pair, so that all rounds take ALL_SECONDS at most.
 
     >>> seconds_per_pair(4), round(seconds_per_pair(61), 3)
     (0.3, 0.098)
@@ -72,10 +72,10 @@ def seconds_per_pair(size: int) -> float:
 
 
 def next_size(size: int, repeats: int, speed: float, seconds_left: float) -> int:
-    """Bytes of the next message, or 0 to stop.
+    """Return the size of the next message in bytes, or 0 to stop.
 
     Args:
-        speed: bytes a second.
+        speed: rate in bytes per second.
     """
     larger = min(size * GROWTH, LARGEST_BYTES)
     if larger > size and larger / speed <= seconds_left:
@@ -84,12 +84,13 @@ def next_size(size: int, repeats: int, speed: float, seconds_left: float) -> int
 
 
 def measure_links(place: int, ranks: Sequence[int]) -> list[Link]:
-    """Measure with every other of these ranks; returns the links of which this is the lower rank.
-
-    All of them have to call it.
+    """Measure the links to all others of these ranks; all of them must call this.
 
     Args:
-        place: this rank's among them.
+        place: index of this rank in `ranks`.
+
+    Returns:
+        The links of which this rank is the lower rank.
     """
     seconds = seconds_per_pair(len(ranks))
     rank, links = ranks[place], []
@@ -106,7 +107,7 @@ def measure_links(place: int, ranks: Sequence[int]) -> list[Link]:
 
 
 def _latency(peer: int, lower: bool, seconds: float) -> float:
-    """Seconds that a byte takes."""
+    """Return the seconds that a byte takes."""
     import torch
     import torch.distributed as dist
 
@@ -133,7 +134,7 @@ def _latency(peer: int, lower: bool, seconds: float) -> float:
 
 
 def _send(peer: int, seconds: float) -> float:
-    """Send messages for about `seconds`; bytes a second of the largest ones."""
+    """Send messages for about `seconds`; return the bytes per second of the largest messages."""
     import torch
     import torch.distributed as dist
 
@@ -158,7 +159,7 @@ def _send(peer: int, seconds: float) -> float:
 
 
 def _receive(peer: int) -> float:
-    """The other side of `_send`; returns the same speed."""
+    """Receive the messages of `_send`; return the same rate."""
     import torch
     import torch.distributed as dist
 

@@ -1,7 +1,7 @@
-"""Who reaches this host while verify's ranks run, and how firewalls let the other hosts in.
+"""Detection of hosts that reach this host while verify's ranks run, and advice for firewalls.
 
-The control node, which is not a host of the cluster, connects to them meanwhile. What the firewall
-lets through shows here, with the address it came from. Standard library only.
+The control node, which is not a host of the cluster, connects to the ports meanwhile. Connections
+that the firewall lets through appear here with their source address. Standard library only.
 """
 
 import contextlib
@@ -17,24 +17,24 @@ from ftcluster_common.protocol.launch import Host
 
 FIREWALLD, UFW = "firewalld", "ufw"
 POLL_SECONDS = 0.1
-BACKLOG = 4096  # connections that wait; net.core.somaxconn is a limit of it
-ADDRESSES = 256  # that are told of one port
+BACKLOG = 4096  # connections that wait; net.core.somaxconn limits this
+ADDRESSES = 256  # most addresses recorded for a port
 
 
 @dataclass(frozen=True)
 class HostFirewall:
-    """What manages the firewall of a host.
+    """The firewall program of a host.
 
     Attributes:
         program: FIREWALLD or UFW.
-        ports: those of training on this host, numbers and ranges such as "29500-29999".
+        ports: ports of training on this host, numbers and ranges such as "29500-29999".
     """
 
     program: str
     ports: tuple[str, ...]
 
     def opening(self, addresses: Sequence[str]) -> str:
-        """The shell command, for the host, that lets connections from these addresses in.
+        """Return the shell command that lets connections from these addresses into the host.
 
         >>> HostFirewall(UFW, ("29500-29999", "40000")).opening(["10.0.0.2"])
         'sudo ufw allow proto tcp from 10.0.0.2 to any port 29500:29999,40000'
@@ -56,7 +56,7 @@ class HostFirewall:
 def firewall_advice(
     hosts: Iterable[Host], others: Sequence[Host], firewalls: Mapping[str, HostFirewall]
 ) -> list[str]:
-    """What to run on those of the hosts with such a firewall, so that they let others in."""
+    """Return the commands to run on hosts with a known firewall to let the other hosts in."""
     return [
         f"on {host.name}, whose firewall {firewall.program} manages: "
         + firewall.opening([other.address for other in others if other != host])
@@ -70,8 +70,8 @@ class IncomingConnections:
     """Connections to the open ports.
 
     Attributes:
-        seconds: how long the ports were open.
-        came: by port, the addresses that connected; without ports that could not be opened.
+        seconds: time that the ports were open.
+        came: addresses that connected, for each port that could be opened.
     """
 
     seconds: float = 0.0
@@ -80,8 +80,8 @@ class IncomingConnections:
 
 @contextlib.contextmanager
 def accept_connections(ports: Sequence[int]) -> Iterator[IncomingConnections]:
-    """Listen at ports of all addresses of this host; the result is complete at the end."""
-    found, stop, began = IncomingConnections(), threading.Event(), time.monotonic()
+    """Listen at ports on all addresses of this host; the result is complete at the end."""
+    connections, stop, began = IncomingConnections(), threading.Event(), time.monotonic()
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
         for port in ports:
@@ -89,15 +89,15 @@ def accept_connections(ports: Sequence[int]) -> Iterator[IncomingConnections]:
                 listener = stack.enter_context(_listen(port))
                 listener.setblocking(False)
                 selector.register(listener, selectors.EVENT_READ, port)
-                found.came[port] = []
-        thread = threading.Thread(target=_accept, args=(selector, found, stop), daemon=True)
+                connections.came[port] = []
+        thread = threading.Thread(target=_accept, args=(selector, connections, stop), daemon=True)
         thread.start()
         try:
-            yield found
+            yield connections
         finally:
             stop.set()
             thread.join()
-            found.seconds = round(time.monotonic() - began, 2)
+            connections.seconds = round(time.monotonic() - began, 2)
 
 
 def _accept(
@@ -110,8 +110,8 @@ def _accept(
 
 
 def _accept_all(listener: socket.socket, came: list[str]) -> None:
-    """Accept what waits: others may come faster than the ports are looked at."""
-    with contextlib.suppress(OSError):  # none is left, or it is closed by the other side
+    """Accept all waiting connections: others may connect faster than the ports are polled."""
+    with contextlib.suppress(OSError):  # no connection waits, or the peer has closed it
         for _ in range(BACKLOG):
             connection, peer = listener.accept()
             connection.close()
@@ -129,6 +129,6 @@ def _listen(port: int) -> socket.socket:
 
 
 def _plain(address: str) -> str:
-    """Without the interface, and IPv4 as IPv4."""
+    """Return an address without the interface, and an IPv4-mapped address as IPv4."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     return str(getattr(parsed, "ipv4_mapped", None) or parsed)

@@ -1,4 +1,4 @@
-"""Which hosts and links are slower than the others, and why. Pure functions only."""
+"""Detection of hosts and links that are slower than the others. Pure functions only."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median_high, median_low
@@ -6,18 +6,18 @@ from typing import Any
 
 from ftcluster_common.protocol.finding import Finding
 
-SLOW_HOST = 0.8  # of the median of hosts with the same CPU
-SLOW_OF_PEAK = 0.6  # of what fp32 instructions do at most; 0.8 to 0.95 is usual
-SLOW_DISK = 0.5  # of the median of the other hosts
-LOW_CPU_SHARE = 0.85  # of the CPU time that the threads asked for
+SLOW_HOST = 0.8  # fraction of the median of hosts with the same CPU
+SLOW_OF_PEAK = 0.6  # fraction of the fp32 peak; 0.8 to 0.95 is usual
+SLOW_DISK = 0.5  # fraction of the median of the other hosts
+LOW_CPU_SHARE = 0.85  # fraction of the CPU time that the threads asked for
 HIGH_LOAD = 0.5  # load average per thread, before the measurement
-STOLEN_SHARE = 0.03  # of CPU time, by the hypervisor
-LOW_FREQUENCY = 0.9  # of the other hosts'
+STOLEN_SHARE = 0.03  # fraction of CPU time taken by the hypervisor
+LOW_FREQUENCY = 0.9  # fraction of the other hosts' frequency
 SLOW_LINK = 2.0  # times worse than usual
-IGNORED_LATENCY_US = 500.0  # above the usual; collectives take milliseconds
+IGNORED_LATENCY_US = 500.0  # extra latency that is harmless: collectives take milliseconds
 SLOW_SHARE_OF_NOMINAL = 0.5
-STREAM_MBITS = 10_000  # one TCP stream carries that at most
-MAX_LINKS = 5  # that get a finding each
+STREAM_MBITS = 10_000  # upper limit of one TCP stream
+MAX_LINKS = 5  # most links that are reported one by one
 CHECK_LINK = (
     "check duplex and autonegotiation (ethtool), cable and switch port, that hosts and switch have "
     "the same MTU, other traffic, and whether ftcluster_address names the fastest network"
@@ -33,10 +33,10 @@ Row = Mapping[str, Any]
 
 
 def relative_speeds(hosts: Sequence[Row]) -> dict[str, float | None]:
-    """Each host's GFLOP/s per core, relative to the median of hosts with the same CPU.
+    """Return each host's GFLOP/s per core, relative to the median of hosts with the same CPU.
 
-    In the precision of a training: bf16 if every host has instructions for it, else fp32. None for
-    a host that was not measured, or the only one with its CPU.
+    The precision is that of a training: bf16 if every host has instructions for it, else fp32. The
+    value is None for a host that was not measured, or that is the only host with its CPU.
     """
     precision = _precision(hosts)
     relative: dict[str, float | None] = {}
@@ -48,7 +48,7 @@ def relative_speeds(hosts: Sequence[Row]) -> dict[str, float | None]:
 
 
 def slow_hosts(hosts: Sequence[Row]) -> list[Finding]:
-    """Hosts that all others would wait for in every step."""
+    """Return hosts that all others would wait for in every step."""
     precision, relative_speed = _precision(hosts), relative_speeds(hosts)
     findings = []
     for host in hosts:
@@ -67,15 +67,15 @@ def slow_hosts(hosts: Sequence[Row]) -> list[Finding]:
 
 
 def below_peak(hosts: Sequence[Row]) -> list[Finding]:
-    """Hosts whose fp32 products are far below what their instructions do, though they had the CPU.
+    """Return hosts whose fp32 matmuls are far below the CPU's peak although they had the CPU.
 
-    A host needs no others for this. Products in bf16 are not judged: with AMX they are at a fifth
-    to a half.
+    This needs no other hosts for comparison. Matmuls in bf16 are not judged: with AMX they usually
+    reach a fifth to a half of the peak.
     """
     return [
         Finding(
             host["name"],
-            f"products in fp32 reach {share:.0%} of what its instructions do at most "
+            f"matrix multiplication in fp32 reaches {share:.0%} of the CPU's peak "
             f"({host['speed']['fp32_gflops']:.0f} GFLOP/s); 80 to 95 % is usual",
             "look for limits on instructions (ONEDNN_MAX_CPU_ISA, MKL_ENABLE_INSTRUCTIONS), for "
             "other programs that use the caches or the other hardware threads (top), and check "
@@ -90,7 +90,7 @@ def below_peak(hosts: Sequence[Row]) -> list[Finding]:
 
 
 def slow_memory_and_disks(hosts: Sequence[Row]) -> list[Finding]:
-    """Hosts whose memory or disk is slower than the others'."""
+    """Return hosts whose memory or disk is slower than the others'."""
     findings = []
     for host in hosts:
         speed = host["speed"]
@@ -110,7 +110,7 @@ def slow_memory_and_disks(hosts: Sequence[Row]) -> list[Finding]:
 
 
 def reasons(host: Row, others: Sequence[Row]) -> list[str]:
-    """What was measured that explains a slow host, else what to compare with another host."""
+    """Return measured reasons for a slow host, or else advice on what to compare."""
     measured = list(_measured_reasons(host["speed"], [other["speed"] for other in others]))
     return measured or [
         f"nothing measured explains it (load average {host['speed']['load_average']:g}); "
@@ -156,15 +156,15 @@ def _measured_reasons(speed: Row, others: Sequence[Row]) -> Iterator[str]:
 
 
 def slow_links(links: Sequence[Row], mbits: Mapping[str, int | None]) -> list[Finding]:
-    """Links that all-reduces wait for, slowest first; one finding for a host with slow links only.
+    """Return the slow links, slowest first; only one finding for a host whose links are all slow.
 
-    A link is slow if it has less than half of the speed of its two interfaces, or of what is usual
-    if that speed is unknown. Usual is the median over the hosts of each one's best link: of three
-    hosts with one slow host, most links are slow.
+    A link is slow if it reaches less than half of the nominal speed of its interfaces, or of the
+    usual speed if the nominal speed is unknown. The usual speed is the median over the hosts of
+    each host's best link: with three hosts of which one is slow, most links are slow.
 
     Args:
-        links: hosts (two names), latency_us and mb_per_second of each.
-        mbits: the nominal speed of each host's interface, None if it is unknown.
+        links: rows with hosts (two names), latency_us and mb_per_second.
+        mbits: nominal speed of each host's interface, None if it is unknown.
     """
     if not links:
         return []
@@ -174,7 +174,7 @@ def slow_links(links: Sequence[Row], mbits: Mapping[str, int | None]) -> list[Fi
     latency = median_low(min(link["latency_us"] for link in of[host]) for host in hosts)
 
     def badness(link: Row) -> float:
-        """How many times worse than the limit; above 1 the link is slow."""
+        """Return how many times worse than the limit a link is; above 1 the link is slow."""
         nominal = _nominal(link, mbits)
         limit = SLOW_SHARE_OF_NOMINAL * nominal if nominal else speed / SLOW_LINK
         late = link["latency_us"] / (SLOW_LINK * latency)
@@ -187,11 +187,11 @@ def slow_links(links: Sequence[Row], mbits: Mapping[str, int | None]) -> list[Fi
     usual = f"usual here are {_mb(speed)} and {latency:.0f} us"
 
     def compared(some: Sequence[Row]) -> str:
-        """What links have, worst first, and what they should have."""
+        """Return what the links reach, worst first, and what they should reach."""
         expected = [_promised(some[0], mbits), "" if len(some) == len(links) else usual]
         return "; ".join([_range(some), *filter(None, expected)])
 
-    if len(bad) == len(links) > 1:  # no link is usual
+    if len(bad) == len(links) > 1:  # no link is as fast as usual
         worst = " to ".join(bad[0]["hosts"])
         what = f"all {len(links)} links are slow, most of all {worst}: {compared(bad)}"
         return [Finding("", what, CHECK_LINK, "link")]
@@ -213,7 +213,7 @@ def slow_links(links: Sequence[Row], mbits: Mapping[str, int | None]) -> list[Fi
 
 
 def _with_same_cpu(host: Row, hosts: Sequence[Row]) -> list[Row]:
-    """Measured hosts with the same CPU, including itself."""
+    """Return the measured hosts with the same CPU, including the host itself."""
     if not host.get("speed"):
         return []
     return [
@@ -224,7 +224,7 @@ def _with_same_cpu(host: Row, hosts: Sequence[Row]) -> list[Row]:
 
 
 def _precision(hosts: Sequence[Row]) -> str:
-    """The precision of a training on all of these hosts."""
+    """Return the precision of a training on all of these hosts."""
     measured = [host["speed"] for host in hosts if host.get("speed")]
     return "bf16" if all(speed["bf16_gflops"] for speed in measured) else "fp32"
 
@@ -234,13 +234,13 @@ def _per_core(host: Row, precision: str) -> float:
 
 
 def _nominal(link: Row, mbits: Mapping[str, int | None]) -> float:
-    """MB/s that one stream has between the two interfaces of a link; 0 if unknown."""
+    """Return the MB/s that one stream can reach between a link's interfaces; 0 if unknown."""
     speeds = [mbits.get(host) or 0 for host in link["hosts"]]
     return min(STREAM_MBITS, *speeds) / 8
 
 
 def _promised(link: Row, mbits: Mapping[str, int | None]) -> str:
-    """What the interfaces of a link have, "" if unknown."""
+    """Return a phrase with the nominal speed of a link's interfaces; "" if unknown."""
     stream = _nominal(link, mbits)
     if not stream:
         return ""

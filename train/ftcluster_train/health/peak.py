@@ -1,6 +1,6 @@
-"""What multiply-adds of this CPU reach at most: loops of registers that wait for nothing.
+"""The peak FLOP rate of this CPU's multiply-adds, measured by loops over registers without stalls.
 
-Products of matrices stay below it; by how much tells whether their kernels suit the CPU.
+Matrix multiplications stay below this peak; the gap shows whether their kernels suit the CPU.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from ftcluster_kernels.cpu import cpuinfo_field
 from ftcluster_kernels.products import has_amx
 
 KERNELS = Path(simd.__file__).parent
-ROUNDS = 20_000  # some 0.5 ms to 5 ms
+ROUNDS = 20_000  # about 0.5 ms to 5 ms
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Loop:
     """A loop of native/peak.c.
 
     Attributes:
-        kind: its number there.
-        operations: of a round, multiplications and additions.
-        bf16: whether it multiplies bf16 numbers, else fp32.
+        kind: number of the loop in native/peak.c.
+        operations: multiplications and additions of a round.
+        bf16: True if the loop multiplies bf16 values, False for fp32.
     """
 
     library: str
@@ -44,17 +44,17 @@ LOOPS = {
 
 
 def instruction_sets() -> list[str]:
-    """The names of LOOPS that run here, the fastest first."""
+    """Return the names of LOOPS that run here, the fastest first."""
     here = [name for name in LOOPS if name in cpuinfo_field("flags").split()]
-    if "amx_bf16" in here and not has_amx():  # needs the kernel's leave
+    if "amx_bf16" in here and not has_amx():  # needs the kernel's permission
         here.remove("amx_bf16")
     return [name for name in here if (KERNELS / LOOPS[name].library).exists()]
 
 
 def peak_rate(name: str, threads: int, seconds: float) -> float:
-    """Operations per second of a loop on so many threads, the best round within so many seconds.
+    """Return a loop's operations per second on `threads` threads: the best of `seconds`.
 
-    CPUs compute slower while tiles are new to them, so the first rounds count little.
+    The first rounds rarely count, because a CPU computes slower while tiles are new to it.
     """
     import torch
 
@@ -73,7 +73,7 @@ def peak_rate(name: str, threads: int, seconds: float) -> float:
 
 
 def best_seconds(function: Callable[[], Any], seconds: float) -> float:
-    """The least seconds of a call, of all that fit in so many."""
+    """Return the shortest time of a call, over all calls that fit into `seconds`."""
     least, end = math.inf, time.perf_counter() + seconds
     while (began := time.perf_counter()) < end:
         function()

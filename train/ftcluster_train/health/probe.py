@@ -1,8 +1,8 @@
-"""One rank of verify: examines its host and its connections to the others.
+"""One rank of verify, which examines its host and its connections to the other hosts.
 
     mpirun ... python -m ftcluster_train.health.probe
 
-Reads its request from the environment. Prints one JSON document in pieces and exits with 0, also
+Reads its request from the environment. Prints one JSON document in pieces and exits with 0, even
 after an error: if a rank fails, mpirun ends the others before they have printed theirs.
 """
 
@@ -42,33 +42,35 @@ from ftcluster_train.health.open_ports import HostFirewall, accept_connections
 from ftcluster_train.io.processes import run_of
 
 REQUEST_VARIABLE = "FTCLUSTER_PROBE_REQUEST"
-RUN_PREFIX = "verify-"  # of the run's id, which all of its processes have in their environment
-LIMIT_SECONDS = 180  # torch is imported from a cold disk the first time
+RUN_PREFIX = "verify-"  # start of the run id, which all processes have in their environment
+LIMIT_SECONDS = 180  # the first import of torch may read from a cold disk
 COLLECTIVE_SECONDS = 30
 MARK = "FTCLUSTER-VERIFY"
-PIECE = 3000  # of one line: the kernel does not mix writes of up to 4096 bytes to a pipe
+PIECE = 3000  # characters per line: writes to a pipe are atomic up to 4096 bytes
 TIMED_BYTES = 4 << 20
 LARGE_BYTES = 25 << 20  # a whole bucket of gradients
-LARGE_MS = 100  # of TIMED_BYTES at most: more than a second otherwise, and the network is all
+# LARGE_BYTES are only measured if TIMED_BYTES take less than this. Otherwise they take more than a
+# second, and the network alone determines the time.
+LARGE_MS = 100
 TIMED_REPEATS = 5
 PRINT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """What to check.
+    """A description of the checks to make.
 
     Attributes:
         hosts: all hosts, the head first.
-        cores: physical cores by host name, as far as known.
-        mbits: nominal speeds of network interfaces by host and interface, those that are known.
-            Links are measured where there are any, also without `measure`.
-        networks: the facts that HostNetwork is made of by host name, as far as known.
-        ports: by host name, the ports that the control node tries meanwhile.
-        firewall: whether a host whose ports it reaches is a problem.
-        firewalls: by host name, what manages the firewall of a host, as far as known.
-        folder: where runs are, whose disk is measured; "": it is not.
-        guarded: the hosts that have rules of setup which close these ports, loaded or not.
+        cores: number of physical cores of each host, as far as known.
+        mbits: known nominal speeds of network interfaces, by host and interface. If there are any,
+            links are measured even without `measure`.
+        networks: facts for HostNetwork of each host, as far as known.
+        ports: ports of each host that the control node tries to reach meanwhile.
+        firewall: True if a host whose ports the control node reaches is a problem.
+        firewalls: firewall program of each host, as far as known.
+        folder: folder of the runs, whose disk is measured; "": no disk is measured.
+        guarded: hosts with rules of setup that close these ports, loaded or not.
     """
 
     hosts: tuple[Host, ...]
@@ -86,7 +88,7 @@ class ProbeRequest:
 
     @classmethod
     def read(cls, text: str) -> "ProbeRequest":
-        """From JSON; what only a later version of the control node knows is left out."""
+        """Read a request from JSON; ignore fields of a later version of the control node."""
         names = {one.name for one in fields(cls)}
         data = {key: value for key, value in json.loads(text).items() if key in names}
         firewalls = {
@@ -99,7 +101,7 @@ class ProbeRequest:
 
 
 def examine(request: ProbeRequest, rank: int, answer: dict[str, Any]) -> None:
-    """Fill the answer step by step, so that an error leaves what is known so far."""
+    """Fill the answer step by step, so that an error keeps the results so far."""
     addresses = [host.address for host in request.hosts]
     cores = request.cores.get(request.hosts[rank].name, 0)
     answer |= describe_host(addresses[rank])
@@ -138,12 +140,12 @@ def examine(request: ProbeRequest, rank: int, answer: dict[str, Any]) -> None:
     if 1 < len(members) == len(addresses):  # MPI waits for every rank that mpirun has started
         os.environ.update(mpi_variables(request, rank, answer["interface"]))
         answer["backends"], answer["large"] = time_backends(answer)
-    dist.barrier()  # until here the others need the store, which the head has
+    dist.barrier()  # until here the others need the store, which the head serves
     dist.destroy_process_group()
 
 
 def networks_of(request: ProbeRequest, interface: str = "") -> list[HostNetwork]:
-    """What each host has for MPI; those whose facts are not known have this interface alone."""
+    """Return each host's network for MPI; without facts of a host, only `interface`."""
     return [
         HostNetwork.from_dict(request.networks[host.name])
         if host.name in request.networks
@@ -153,14 +155,14 @@ def networks_of(request: ProbeRequest, interface: str = "") -> list[HostNetwork]
 
 
 def mpi_variables(request: ProbeRequest, rank: int, interface: str) -> dict[str, str]:
-    """Variables that make MPI use the same network as in a run."""
+    """Return variables that make MPI use the same network as in a run."""
     networks = networks_of(request, interface)
     provider = choose_provider(networks)
     return {PROVIDER_VARIABLE: provider, **network_variables(provider, networks[rank])}
 
 
 def describe_host(address: str) -> dict[str, Any]:
-    """This host, as far as known without torch."""
+    """Return the facts about this host that need no torch."""
     return {
         "hostname": socket.gethostname(),
         "has_address": has_address(address),
@@ -172,10 +174,10 @@ def describe_host(address: str) -> dict[str, Any]:
 
 
 def name_and_version(package: Distribution) -> tuple[str, str]:
-    """A package's name in lower case and its version.
+    """Return a package's name in lower case and its version.
 
-    Only the head of its METADATA is parsed: importlib.metadata would parse the whole page about the
-    package, once for each field.
+    This parses only the head of METADATA: importlib.metadata would parse the whole description of
+    the package, once for each field.
     """
     head = (package.read_text("METADATA") or "").partition("\n\n")[0]
     fields = dict(line.partition(": ")[::2] for line in head.splitlines())
@@ -183,13 +185,13 @@ def name_and_version(package: Distribution) -> tuple[str, str]:
 
 
 def join_group(store: Any, head: str, rank: int, size: int) -> dict[str, Any]:
-    """Make a process group as training does, and check a sum over it."""
+    """Create a process group as training does, and check a sum over it."""
     import torch.distributed as dist
 
     from ftcluster_train.comm.world import interface_towards, sum_over_ranks
 
     interface = interface_towards(head)
-    # else gloo uses the interface that the hostname resolves to, often the loopback
+    # by default gloo uses the interface that the hostname resolves to, often the loopback
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     limit = timedelta(seconds=COLLECTIVE_SECONDS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
@@ -202,13 +204,13 @@ def join_group(store: Any, head: str, rank: int, size: int) -> dict[str, Any]:
 
 
 def cpu_flags() -> list[str]:
-    """The flags of KERNELS that this CPU has."""
+    """Return the flags of KERNELS that this CPU has."""
     flags = cpuinfo_field("flags").split()
     return [flag for flag, _ in KERNELS if flag in flags]
 
 
 def other_runs(processes: Path = Path("/proc")) -> list[str]:
-    """Ids of other runs on this host, of processes whose environment this user may read."""
+    """Return the ids of other runs whose processes on this host this user may read."""
     runs = set()
     for folder in processes.glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -217,7 +219,11 @@ def other_runs(processes: Path = Path("/proc")) -> list[str]:
 
 
 def time_all_reduce(group: Any, size: int) -> float:
-    """Median milliseconds of an all-reduce of so many bytes in fp32; None: the default group."""
+    """Return the median milliseconds of an all-reduce of `size` bytes in fp32.
+
+    Args:
+        group: process group; None: the default group.
+    """
     import torch
     import torch.distributed as dist
 
@@ -232,9 +238,9 @@ def time_all_reduce(group: Any, size: int) -> float:
 
 
 def time_backends(answer: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
-    """The times of TIMED_BYTES and of LARGE_BYTES by backend; none of the latter if that is long.
+    """Return the times by backend of TIMED_BYTES, and on a fast network of LARGE_BYTES.
 
-    impi is there where all ranks can use it; else the answer says why not.
+    impi is included if all ranks can use it; otherwise the answer gets the reason.
     """
     import torch.distributed as dist
 
@@ -260,7 +266,7 @@ def time_backends(answer: dict[str, Any]) -> tuple[dict[str, float], dict[str, f
 
 
 def has_address(address: str) -> bool:
-    """Whether an interface of this host has the address, which may be a name."""
+    """Return True if an interface of this host has the address, which may be a name."""
     try:
         address_info = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(*address_info[:3]) as probe:
@@ -271,22 +277,22 @@ def has_address(address: str) -> bool:
 
 
 def pieces(rank: int, answer: dict[str, Any]) -> list[str]:
-    """An answer as lines for `read_answers`."""
+    """Return an answer as lines for `read_answers`."""
     text = json.dumps(answer)
     parts = [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
     return [f"{MARK} {rank} {number} {len(parts)} {part}\n" for number, part in enumerate(parts)]
 
 
 def read_answers(lines: Sequence[str]) -> list[dict[str, Any]]:
-    """The complete answers in the output of mpirun, sorted by rank."""
+    """Return the complete answers in the output of mpirun, sorted by rank."""
     parts_by_rank: dict[int, dict[int, str]] = {}
     counts = {}
     for line in lines:
         _, mark, text = line.partition(f"{MARK} ")
-        words = text.rstrip("\n").split(" ", 3) if mark else []
-        if len(words) == 4 and all(word.isdecimal() for word in words[:3]):
-            rank, number, counts[rank] = int(words[0]), int(words[1]), int(words[2])
-            parts_by_rank.setdefault(rank, {})[number] = words[3]
+        fields = text.rstrip("\n").split(" ", 3) if mark else []
+        if len(fields) == 4 and all(word.isdecimal() for word in fields[:3]):
+            rank, number, counts[rank] = int(fields[0]), int(fields[1]), int(fields[2])
+            parts_by_rank.setdefault(rank, {})[number] = fields[3]
     answers = []
     for rank, parts in sorted(parts_by_rank.items()):
         if len(parts) == counts[rank]:
@@ -296,9 +302,9 @@ def read_answers(lines: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Entry point; returns the exit code."""
-    signal.alarm(LIMIT_SECONDS)  # if other ranks never answer, this process still ends
-    gc.disable()  # collections in between are a tenth to a fifth of the import of torch
+    """Run this rank; return the exit code."""
+    signal.alarm(LIMIT_SECONDS)  # this process ends even if other ranks never answer
+    gc.disable()  # garbage collection takes 10 to 20 % of the import of torch
     rank = int(os.environ["PMI_RANK"])
     answer: dict[str, Any] = {"rank": rank, "error": ""}
     request = ProbeRequest.read(os.environ[REQUEST_VARIABLE])
@@ -311,7 +317,7 @@ def main() -> int:
     answer["calls"] = asdict(connections)
     for line in pieces(rank, answer):
         sys.stdout.write(line)
-        sys.stdout.flush()  # one write each, so that the lines of several ranks do not mix
+        sys.stdout.flush()  # one write per line, so that the lines of several ranks do not mix
     if IMPI not in answer.get("backends", [IMPI]):  # mpirun ends the others when one ends
         time.sleep(PRINT_SECONDS)
     return 0

@@ -1,10 +1,10 @@
-"""Checks that hosts can train together: `python -m ftcluster_train.health.verify < request.json`.
+"""A check that hosts can train together: `python -m ftcluster_train.health.verify < request.json`.
 
 Runs on the head. Connects to every host over SSH, starts one rank on each with the stack's own
-mpirun, and compares their answers: addresses, versions, the instructions of their matrix products,
-and a sum over all of them. On request it also measures how fast each host computes and each pair of
-hosts communicates. A host that fails is reported, and the others go on without it. Prints one JSON
-document; exits with 1 if there are problems.
+mpirun, and compares their answers: addresses, versions, the instruction set of their matrix
+multiplications, and a sum over all of them. On request it also measures the compute speed of each
+host and the network between each pair of hosts. A host that fails is reported, and the check
+continues without it. Prints one JSON document; exits with 1 if there are problems.
 """
 
 import json
@@ -64,17 +64,17 @@ class VerifyReport:
     """The result, printed as JSON.
 
     Attributes:
-        hosts: a row for each host that answered: name, address, hostname, python, versions, kernel,
+        hosts: rows of the hosts that answered: name, address, hostname, python, versions, kernel,
             speed (None if not measured), interface, interface_mbits, calls (see
             `open_ports.IncomingConnections`).
-        problems: none if the hosts can train together.
-        warnings: what makes them slower than they could be.
+        problems: problems that prevent a joint training.
+        warnings: findings that slow the hosts down.
         packages: number of packages, which are the same on every host.
         all_reduce_ms: median time of an all-reduce of 4 MiB over all hosts by gloo, None for one
             host.
-        backends: this time by backend.
-        large: that of 25 MiB by backend, where it was measured.
-        links: a row for each pair that was measured: hosts, latency_us, mb_per_second.
+        backends: the time of 4 MiB for each backend.
+        large: time of 25 MiB for each backend, if it was measured.
+        links: rows of the measured pairs: hosts, latency_us, mb_per_second.
     """
 
     hosts: list[dict[str, Any]] = field(default_factory=list)
@@ -120,10 +120,10 @@ def verify(request: ProbeRequest) -> VerifyReport:
 
 
 def unreachable_hosts(request: ProbeRequest) -> list[Finding]:
-    """Hosts that the head does not reach, or that do not reach the head.
+    """Return hosts that the head cannot reach, or that cannot reach the head.
 
     mpirun and the ranks connect to ports of the head. If a firewall dropped their packets, all
-    would wait, so each host tries it before.
+    ranks would wait, so each host tries to connect first.
     """
     head, *others = request.hosts
     port = free_port()
@@ -151,7 +151,7 @@ def unreachable_hosts(request: ProbeRequest) -> list[Finding]:
 
 
 def _ssh_hint(reason: str) -> str:
-    if "Permission denied" in reason:  # it answers, so it is on
+    if "Permission denied" in reason:  # the host answers, so it is on
         return (
             "if its sshd_config has AllowUsers or AllowGroups, add the account; else ftcluster "
             "setup renews the SSH mesh"
@@ -160,7 +160,7 @@ def _ssh_hint(reason: str) -> str:
 
 
 def launch(request: ProbeRequest) -> tuple[list[dict[str, Any]], list[Finding]]:
-    """Start one rank on each host; returns their answers, in the hosts' order, and problems."""
+    """Start one rank on each host; return their answers, in the hosts' order, and problems."""
     bin_dir = Path(sys.executable).parent
     run = RUN_PREFIX + secrets.token_hex(4)
     with tempfile.TemporaryDirectory(prefix="ftcluster-") as scratch:
@@ -210,17 +210,17 @@ def launch(request: ProbeRequest) -> tuple[list[dict[str, Any]], list[Finding]]:
         hint = f"if MPI fails with {provider}, set ftcluster_network_provider=tcp in the inventory"
     problems = [Finding(request.hosts[rank].name, what, hint, "launch") for rank in silent]
     if problems:  # mpirun's output belongs to all of them
-        output_of_mpirun = "\n".join([f"{what}; mpirun said:", *printed])
+        output_of_mpirun = "\n".join([f"{what}; mpirun printed:", *printed])
         problems[0] = replace(problems[0], what=output_of_mpirun)
     return answers, problems
 
 
 def main() -> int:
-    """Entry point; returns the exit code."""
+    """Run the check; return the exit code."""
     request = ProbeRequest.read(sys.stdin.read())
     try:
         report = verify(request)
-    except TrainError as error:  # this host, the head, has no port left
+    except TrainError as error:  # this host, the head, has no free port
         finding = Finding(request.hosts[0].name, error.message, error.hint, "network")
         report = VerifyReport(problems=[finding])
     print(json.dumps(asdict(report)))

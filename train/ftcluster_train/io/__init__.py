@@ -1,1 +1,1 @@
-"""Events, and files that survive a crash or are not for other users."""
+"""Input and output of the ranks' programs: events, files, processes and state of the host."""

@@ -1,7 +1,7 @@
-"""What a rank's processes do, and what may slow their host down while it trains.
+"""The activity of a rank's processes, and host conditions that may slow a training down.
 
-The latter: clock, heat, hypervisor, swap, other programs. Standard library only: a rank's guardian
-reads it.
+The conditions are clock, heat, hypervisor, swap and other programs. Standard library only: a rank's
+guardian uses it.
 """
 
 import contextlib
@@ -22,11 +22,13 @@ INET_DIAG_INFO = 2  # the attribute with struct tcp_info
 INODE, ATTRIBUTES = 68, 72  # in struct inet_diag_msg
 BYTES_ACKED, BYTES_RECEIVED = 120, 128  # in struct tcp_info
 REPLY_SECONDS = 0.5
-BUSY_SECONDS = 0.1  # of CPU time: their connections, which take longest, need no look then
+# Processes that have used so much CPU time are busy. Their connections, whose check takes longest,
+# then need no check.
+BUSY_SECONDS = 0.1
 NOTHING: Mapping[str, Any] = {}
 SOCKET = re.compile(r"socket:\[(\d+)\]")
-LEAST_CORES = 0.1  # of a program that is worth naming
-NAMED_PROGRAMS = 3  # programs
+LEAST_CORES = 0.1  # least use of a program that is named
+NAMED_PROGRAMS = 3
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -34,18 +36,17 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 def activity(
     root: int, main: Collection[int], before: Mapping[str, Any] = NOTHING
 ) -> dict[str, Any]:
-    """What the descendants of a process have done.
+    """Return the activity of a process's descendants.
 
     Args:
-        main: those of them whose stop stops the rank.
-        before: what they had done when this was last called.
+        main: descendants whose stop stops the rank.
+        before: result of the previous call.
 
     Returns:
-        state: T where one of `main` is stopped, D where any thread waits for a disk, R where they
-            have used little CPU time but want some, else S; sleep: of one of `main` in state D, see
-            `sleep_of`, else None; cpu: seconds; wire: bytes over TCP connections that are open,
-            also those to this host, as before while they compute. Nothing where there are no
-            descendants.
+        state: T if one of `main` is stopped, D if any thread waits for a disk, R if they have used
+        little CPU time but want some, else S; sleep: sleep of one of `main` in state D, see
+        `sleep_of`, else None; cpu: seconds; wire: bytes over open TCP connections, including local
+        ones, or the previous value while they compute. {} if there are no descendants.
     """
     pids = {*main, *descendants(root)}  # a kernel may not list descendants
     processes = {pid: process for pid in pids if (process := process_state(pid))}
@@ -56,7 +57,7 @@ def activity(
     asleep = [pid for pid in main if pid in processes and processes[pid]["state"] == "D"]
     cpu = round(sum(process["cpu"] for process in processes.values()), 2)
     computes = "wire" in before and cpu - before["cpu"] > BUSY_SECONDS
-    # libraries load and save in threads, which wait for the disk in the main one's place
+    # libraries load and save in threads, which wait for the disk instead of the main thread
     threads = set() if computes else {state for pid in processes for state in thread_states(pid)}
     waits = "D" in states or "D" in threads
     return {
@@ -68,7 +69,7 @@ def activity(
 
 
 def descendants(root: int) -> list[int]:
-    """Process ids of a process's children, of their children, and so on."""
+    """Return the process ids of a process's children, of their children, and so on."""
     below: list[int] = []
     waiting = [root]
     while waiting:
@@ -79,9 +80,9 @@ def descendants(root: int) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Process ids of the children of all threads of a process."""
+    """Return the process ids of the children of all threads of a process."""
     pids: list[int] = []
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # the process has ended
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):  # the thread has ended
                 pids += map(int, (task / "children").read_text().split())
@@ -89,9 +90,9 @@ def children(pid: int) -> list[int]:
 
 
 def process_state(pid: int) -> dict[str, Any]:
-    """State as in ps, CPU seconds with those of children that have ended, and when it began.
+    """Return a process's state as in ps, its CPU seconds, and its start in clock ticks since boot.
 
-    That is in clock ticks since the boot. {} where there is no such process.
+    The CPU seconds include those of ended children. {} if there is no such process.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -103,19 +104,19 @@ def process_state(pid: int) -> dict[str, Any]:
 
 
 def thread_states(pid: int) -> list[str]:
-    """The state of each thread of a process, as in ps; R is one that waits for a CPU as well."""
-    found = []
+    """Return the state of each thread of a process as in ps; R includes waiting for a CPU."""
+    states = []
     with contextlib.suppress(OSError):  # it has ended
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):  # the thread has ended
-                found.append((task / "stat").read_text().rpartition(")")[2].split()[0])
-    return found
+                states.append((task / "stat").read_text().rpartition(")")[2].split()[0])
+    return states
 
 
 def sleep_of(pid: int) -> tuple[int, int, str] | None:
-    """The sleep that a process is in: its id, how often it has slept, and in which kernel function.
+    """Return the sleep of a process: its id, how often it has slept, and the kernel function.
 
-    The function is "" where the kernel does not say.
+    The function is "" if the kernel does not report it; None if the process has ended.
     """
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
@@ -129,27 +130,27 @@ def sleep_of(pid: int) -> tuple[int, int, str] | None:
 
 
 def sockets_of(pids: Iterable[int]) -> set[int]:
-    """Inodes of the sockets that processes have open."""
+    """Return the inodes of the sockets that processes have open."""
     inodes = set()
     for pid in pids:
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
+        with contextlib.suppress(OSError):  # the process has ended, or is another user's
             for path in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError):  # it is closed by now
+                with contextlib.suppress(OSError):  # the socket is closed by now
                     if match := SOCKET.fullmatch(str(path.readlink())):
                         inodes.add(int(match[1]))
     return inodes
 
 
 def tcp_bytes(inodes: Collection[int]) -> int:
-    """Bytes that were sent and received over TCP sockets; 0 where the kernel does not say."""
+    """Return the bytes sent and received over TCP sockets; 0 if the kernel does not report them."""
     with contextlib.suppress(OSError, struct.error):
-        # the kernel lists all of the host's
+        # the kernel lists all sockets of the host
         return sum(count for inode, count in _tcp_sockets() if inode in inodes) if inodes else 0
     return 0
 
 
 def _tcp_sockets() -> Iterator[tuple[int, int]]:
-    """Inode and bytes of each TCP socket of this host, as `ss -ti` asks for them."""
+    """Yield inode and bytes of each TCP socket of this host, queried as `ss -ti` does."""
     netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG)
     with netlink:
         netlink.settimeout(REPLY_SECONDS)
@@ -170,7 +171,7 @@ def _tcp_sockets() -> Iterator[tuple[int, int]]:
 
 
 def _inode_and_bytes(message: bytes) -> tuple[int, int]:
-    """The inode and bytes in a struct inet_diag_msg with its attributes."""
+    """Return the inode and bytes in a struct inet_diag_msg with its attributes."""
     (inode,) = struct.unpack_from("=I", message, INODE)
     rest = message[ATTRIBUTES:]
     while len(rest) >= 4:
@@ -186,11 +187,11 @@ def _inode_and_bytes(message: bytes) -> tuple[int, int]:
 
 
 class HostCondition:
-    """Compares this host with what it was at the reading before.
+    """A comparison of this host's state with the previous reading.
 
     Args:
-        parent: a process that all of the run's ranks on this host descend from.
-        now: seconds.
+        parent: process that all of the run's ranks on this host descend from.
+        now: current time in seconds.
     """
 
     def __init__(self, parent: int, now: float) -> None:
@@ -199,15 +200,14 @@ class HostCondition:
         self._programs = self._others()
 
     def read(self, now: float) -> dict[str, Any]:
-        """What has happened since the reading before.
+        """Return the changes since the previous reading.
 
         Returns:
-            mhz: of the cores of this process, now; None where the kernel does not say.
-            throttled: how often a CPU was throttled because of heat.
+            mhz: current frequency of this process's cores; None if the kernel does not report it.
+            throttled: number of times a CPU was throttled because of heat.
             stolen: share of all CPU time that the hypervisor gave to others.
-            swap: bytes a second that were read from swap.
-            programs: name, process id and cores used of those that are not the run's, the largest
-                first.
+            swap: bytes per second read from swap.
+            programs: name, process id and used cores of other programs, the largest first.
         """
         seconds = max(now - self._since, 1e-3)
         after, swapped, programs = counters(), _swapped_pages(), self._others()
@@ -236,12 +236,12 @@ class HostCondition:
         return condition
 
     def _others(self) -> dict[tuple[int, str], int]:
-        """Ticks of CPU time of each process that is not the run's, by id and name."""
+        """Return CPU ticks of each process outside the run, by id and name."""
         return cpu_ticks({self._parent, *descendants(self._parent)})
 
 
 def cpu_ticks(without: Collection[int]) -> dict[tuple[int, str], int]:
-    """Ticks of CPU time of each process that can be seen, by id and name."""
+    """Return CPU ticks of each visible process that is not in `without`, by id and name."""
     ticks = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal() and int(folder.name) not in without:
@@ -254,7 +254,7 @@ def cpu_ticks(without: Collection[int]) -> dict[tuple[int, str], int]:
 
 
 def _swapped_pages() -> int:
-    """Pages that were read from swap since the host was started."""
+    """Return the number of pages read from swap since the boot."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("pswpin "):

@@ -1,6 +1,6 @@
-"""Writes events.jsonl; `ftcluster_common.protocol.events` has the kinds of events and their fields.
+"""A writer and readers of events.jsonl; `ftcluster_common.protocol.events` lists kinds and fields.
 
-What a script prints is in OUTPUT instead, in the same form: a log, which does not grow for ever.
+Output of scripts is in OUTPUT instead, in the same form: a log whose size is limited.
 """
 
 import contextlib
@@ -20,16 +20,16 @@ EVENTS, OUTPUT = "events.jsonl", "output.jsonl"
 END = "end"
 KIND = re.compile(rb'\{"event": "(\w+)"')
 LAST_SECOND = 1e11  # in the year 5138; seconds since 1970
-TAIL_BYTES = 64 << 10  # of a file, and more where an event is as long
-LEAST_LINES, MOST_TAIL_BYTES = 8, 4 << 20  # `communication` has 27 bytes a rank
-MOST_BYTES = 4 << 20  # that are read at once; of more, both ends
+TAIL_BYTES = 64 << 10  # read at each end of a file, or more if events are long
+LEAST_LINES, MOST_TAIL_BYTES = 8, 4 << 20  # `communication` has 27 bytes per rank
+MOST_BYTES = 4 << 20  # read at once; of longer files only both ends are read
 
 
 def event_line(event: str, **fields: Any) -> bytes:
-    """One event with the current time, as a line.
+    """Return one event with the current time, as a line.
 
     Raises:
-        ValueError: it is not what `ftcluster_common.protocol.events` says of its kind.
+        ValueError: the fields do not fit `ftcluster_common.protocol.events`.
     """
     if not is_event(event, fields):
         raise ValueError(f"not an event '{event}': {fields}")
@@ -38,10 +38,10 @@ def event_line(event: str, **fields: Any) -> bytes:
 
 
 class EventWriter:
-    """Appends events, each as one whole line, also after a line that a crash has cut.
+    """A writer that appends each event as one whole line, even after a line that a crash has cut.
 
     Args:
-        also: gets each event that was written, its kind and its fields.
+        also: callback for each written event, with its kind and its fields.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class EventWriter:
         """Append one event with the current time.
 
         Raises:
-            OSError: it cannot be written; nothing of it is left in the file.
-            ValueError: it is not what `ftcluster_common.protocol.events` says of its kind.
+            OSError: the event cannot be written; no part of it is left in the file.
+            ValueError: the fields do not fit `ftcluster_common.protocol.events`.
         """
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
@@ -72,7 +72,7 @@ class EventWriter:
             if written < len(data):
                 os.ftruncate(descriptor, size)
                 raise OSError(28, "No space left on device", str(self._path))
-            if event == END:  # a run whose end is lost would be started again
+            if event == END:  # a run without an end would be restarted
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -80,20 +80,20 @@ class EventWriter:
 
 
 class EventTail:
-    """Reads the events that a run appends; of many new ones only the first and the last.
+    """A reader of the events that a run appends; of many new events only the first and the last.
 
     Args:
-        from_end: leave out those that are there already.
+        from_end: True to skip events that exist already.
     """
 
     def __init__(self, run_dir: Path, from_end: bool = False) -> None:
         self._path, self._offset = run_dir / EVENTS, 0
         if from_end:
-            with contextlib.suppress(OSError):  # there is none yet
+            with contextlib.suppress(OSError):  # the file does not exist yet
                 self._offset = self._path.stat().st_size
 
     def read(self) -> list[dict[str, Any]]:
-        """The events since the last call; leaves out damaged ones.
+        """Return the events since the last call, without damaged ones.
 
         Raises:
             OSError: the file cannot be read.
@@ -112,7 +112,7 @@ class EventTail:
 
 
 def _event(line: bytes) -> list[dict[str, Any]]:
-    """The event of a line; none where it is damaged."""
+    """Return the event of a line as a list; an empty list if the line is damaged."""
     with contextlib.suppress(ValueError, RecursionError):
         event = json.loads(line)
         if isinstance(event, dict) and isinstance(event.get("event"), str):
@@ -123,7 +123,7 @@ def _event(line: bytes) -> list[dict[str, Any]]:
 
 
 def read_events(run_dir: Path) -> list[dict[str, Any]]:
-    """The first and the last events of a run, without lines that are damaged or not whole yet."""
+    """Return the first and the last events of a run, without damaged or incomplete lines."""
     return [event for line in _lines(run_dir) for event in _event(line)]
 
 
@@ -136,9 +136,9 @@ def _lines(run_dir: Path) -> list[bytes]:
 
 
 def _ends(file: BinaryIO) -> tuple[list[bytes], int]:
-    """The whole lines among the first and last TAIL_BYTES of a file, and where the last ends.
+    """Return the whole lines in the first and last TAIL_BYTES of a file, and their end.
 
-    Of long lines more is read: LEAST_LINES of them at the end.
+    If lines are long, more is read: at least LEAST_LINES of them at the end.
     """
     data = file.read(TAIL_BYTES)
     size = os.fstat(file.fileno()).st_size
@@ -155,27 +155,27 @@ def _ends(file: BinaryIO) -> tuple[list[bytes], int]:
 
 
 def last_events(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """The last event of each kind, the latest first, of those that `read_events` reads.
+    """Return the last event of each kind among those of `read_events`, the latest first.
 
-    The first of all has the key "". Of each kind one line is parsed, not all of them.
+    The first event of all has the key "". Only one line of each kind is parsed.
     """
     lines = _lines(run_dir)
-    found: dict[str, dict[str, Any]] = {}
+    events: dict[str, dict[str, Any]] = {}
     for line in reversed(lines):
         kind = KIND.match(line)
-        if not (kind and kind[1].decode() in found):
+        if not (kind and kind[1].decode() in events):
             for event in _event(line):
-                found.setdefault(event["event"], event)
+                events.setdefault(event["event"], event)
     first = next((event for line in lines for event in _event(line)), None)
-    return {**found, "": first} if first else {}
+    return {**events, "": first} if first else {}
 
 
 def has_ended(run_dir: Path) -> bool:
-    """Whether a run has an end among its last events."""
+    """Return True if a run has an end among its last events."""
     return END in last_events(run_dir)
 
 
 def seconds_since_first(run_dir: Path) -> float:
-    """How long ago a run's first event was; 0 where there is none."""
+    """Return the seconds since a run's first event; 0 if it has none."""
     events = last_events(run_dir)
     return max(0.0, time.time() - events[""]["time"]) if events else 0.0

@@ -1,4 +1,4 @@
-"""Files that survive a crash of the machine, and who may read them. Standard library only."""
+"""Files that survive a crash of the machine, and file modes. Standard library only."""
 
 import errno
 import os
@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# values for os.umask: who else may read a run's files on a host
-ACCOUNT_ONLY = 0o077  # tokenized data, and what was downloaded with a user's token
-GROUP_READS = 0o027  # logs, events, models: also for members of the account's group
-SPACE_BYTES = 1 << 20  # that events and a launch need
+# values for os.umask, which decide who else may read a run's files on a host
+ACCOUNT_ONLY = 0o077  # tokenized data, and downloads with a user's token
+GROUP_READS = 0o027  # logs, events, models: readable for the account's group
+SPACE_BYTES = 1 << 20  # needed by events and a launch
 
 
 def sync(path: Path) -> None:
@@ -24,13 +24,13 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Write a folder and all that is in it to the disk."""
+    """Write a folder and all its content to the disk."""
     for path in (*folder.rglob("*"), folder):
         sync(path)
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file that is never seen half-written, also after a crash."""
+    """Write a file that nobody ever sees half-written, even after a crash."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("w", encoding="utf-8") as file:
@@ -46,10 +46,10 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to write into, which gets its name when all of it is on the disk; or nothing.
+    """Yield a folder to write into, which gets its name once it is on the disk, or never.
 
-    What has the name is replaced: the same from ranks that were started again after they wrote it,
-    or something damaged.
+    An existing folder of that name is replaced: it is either damaged, or has the same content from
+    ranks that were restarted afterwards.
     """
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -66,22 +66,25 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed process was writing into a folder, or removing from it."""
+    """Remove folders that a killed process was writing into a folder or removing from it."""
     for path in (*folder.glob("*.partial"), *folder.glob(".*.removed")):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder: renamed first, so that a crash leaves no incomplete folder of its name."""
+    """Remove a folder; rename it first, so that a crash leaves no incomplete folder of its name."""
     hidden = folder.with_name(f".{folder.name}.removed")
-    shutil.rmtree(hidden, ignore_errors=True)  # of an interrupted attempt
+    shutil.rmtree(hidden, ignore_errors=True)  # left by an interrupted attempt
     folder.rename(hidden)
-    sync(folder.parent)  # else the deletion may reach the disk before the rename
+    sync(folder.parent)  # otherwise the deletion may reach the disk before the rename
     shutil.rmtree(hidden)
 
 
 def has_space(folder: Path) -> bool:
-    """Whether SPACE_BYTES can be written: a quota and inodes are in no number of free bytes."""
+    """Return True if SPACE_BYTES can be written.
+
+    The function writes a file, because no number of free bytes includes quotas and inodes.
+    """
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(bytes(SPACE_BYTES))

@@ -1,6 +1,6 @@
-"""Locks on open files and folders (flock), which the kernel frees with the process that has them.
+"""Locks on open files and folders (flock), which the kernel frees when their process ends.
 
-A file system without locks refuses nobody. Standard library only.
+On a file system without locks, every attempt succeeds. Standard library only.
 """
 
 import fcntl
@@ -27,7 +27,7 @@ def lock_within(
     """Lock an open file; return False if another process has it locked for too long.
 
     Args:
-        limit_seconds: returns how long the lock is waited for, and is asked at each attempt.
+        limit_seconds: function that returns how long to wait for the lock; called at each attempt.
         pause_seconds: time between two attempts.
     """
     began = time.monotonic()

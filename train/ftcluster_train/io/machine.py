@@ -1,4 +1,4 @@
-"""What the kernel says of this host's CPUs and memory. Standard library only."""
+"""CPUs and memory of this host, as reported by the kernel. Standard library only."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from statistics import fmean
 
 CPU = Path("/sys/devices/system/cpu")
 CGROUPS = Path("/sys/fs/cgroup")
-# limit, usage, and in memory.stat what of it the kernel frees first, of both versions
+# limit, usage, and the field of memory.stat with reclaimable memory, for both cgroup versions
 FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -23,7 +23,7 @@ class Counters:
     Attributes:
         stolen: ticks of all CPUs that the hypervisor gave to others.
         ticks: all ticks.
-        throttled: how often a CPU was throttled because of heat.
+        throttled: number of times a CPU was throttled because of heat.
     """
 
     stolen: int
@@ -32,7 +32,7 @@ class Counters:
 
 
 def megahertz(threads: Iterable[int]) -> int | None:
-    """The mean frequency now; None if the kernel does not report it."""
+    """Return the current mean frequency; None if the kernel does not report it."""
     frequencies = []
     for block in read(Path("/proc/cpuinfo")).split("\n\n"):
         fields = dict(_field(line) for line in block.splitlines() if ":" in line)
@@ -43,9 +43,9 @@ def megahertz(threads: Iterable[int]) -> int | None:
 
 
 def counters() -> Counters:
-    """The current values; see proc(5)."""
+    """Return the current values; see proc(5)."""
     line = read(Path("/proc/stat")).partition("\n")[0].split()[1:]
-    ticks = [int(word) for word in line[:8]]  # guest time is in the first two as well
+    ticks = [int(word) for word in line[:8]]  # the first two include guest time
     counts = CPU.glob("cpu[0-9]*/thermal_throttle/core_throttle_count")
     return Counters(
         stolen=ticks[7] if len(ticks) > 7 else 0,
@@ -55,7 +55,7 @@ def counters() -> Counters:
 
 
 def one_thread_per_core(allowed: Iterable[int]) -> set[int]:
-    """The first allowed hardware thread of each physical core."""
+    """Return the first allowed hardware thread of each physical core."""
     cores: dict[str, int] = {}
     for thread in sorted(allowed):
         siblings = read(CPU / f"cpu{thread}/topology/thread_siblings_list") or str(thread)
@@ -64,7 +64,7 @@ def one_thread_per_core(allowed: Iterable[int]) -> set[int]:
 
 
 def read(path: Path) -> str:
-    """A file's text, stripped; "" if it cannot be read."""
+    """Return a file's text, stripped; "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -86,7 +86,7 @@ def _read(path: Path) -> str:
 
 
 def free_memory(read: Read = _read) -> int:
-    """Bytes that can be taken without swapping, or less where a cgroup limits them."""
+    """Return the bytes that can be allocated without swapping, within the limits of cgroups."""
     meminfo = _fields(read(Path("/proc/meminfo")))
     kilobytes = meminfo.get("MemAvailable:")
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -94,7 +94,7 @@ def free_memory(read: Read = _read) -> int:
 
 
 def cpu_quota(read: Read = _read) -> float | None:
-    """CPUs' worth of time that this process's cgroups allow; None without a quota."""
+    """Return the number of CPUs that this process's cgroups allow; None without a quota."""
     limits = []
     for folder in _cgroups("cpu", read):
         quota, _, period = read(folder / "cpu.max").strip().partition(" ")
@@ -107,7 +107,7 @@ def cpu_quota(read: Read = _read) -> float | None:
 
 
 def _of_cgroups(read: Read) -> Iterator[int]:
-    """What is left of the limits of this process's cgroups, from its own up to the root."""
+    """Yield the memory that each of this process's cgroups has left, from its own to the root."""
     for folder in _cgroups("memory", read):
         for limit, usage, reclaimable in FILES:
             most, used = read(folder / limit).strip(), read(folder / usage).strip()
@@ -117,7 +117,10 @@ def _of_cgroups(read: Read) -> Iterator[int]:
 
 
 def _cgroups(controller: str, read: Read) -> Iterator[Path]:
-    """The folders of this process's cgroups, of both versions; of version 1 of a controller."""
+    """Yield the folders of this process's cgroups of both versions.
+
+    For version 1 these are the cgroups of one controller.
+    """
     for line in read(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -128,6 +131,6 @@ def _cgroups(controller: str, read: Read) -> Iterator[Path]:
 
 
 def _fields(text: str) -> dict[str, int]:
-    """Lines of a name and a number."""
+    """Return lines that have a name and a number."""
     words = [line.split() for line in text.splitlines()]
     return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdigit()}

@@ -1,10 +1,10 @@
-"""Takes mpirun's output stream apart: a log for each rank, and what the supervisor needs of it.
+"""A parser of mpirun's output stream: a log for each rank, and messages for the supervisor.
 
-mpirun reads the ranks' output in pieces, and puts a label in front of each piece and of each line
-in it, so that labels also occur in the middle of lines, and pieces of several ranks in one line
-(MPICH's Hydra, which Intel MPI's mpirun is made from, does so for -l and -prepend-pattern alike;
-seen with Intel MPI 2021.18). The label has the run's id, so a script's own `[1] ` is not mistaken
-for one. Standard library only.
+mpirun reads the ranks' output in pieces, and labels each piece and each line in it. Therefore
+labels also occur in the middle of lines, and one line may have pieces of several ranks. MPICH's
+Hydra, which Intel MPI's mpirun is based on, does so for -l and for -prepend-pattern (seen with
+Intel MPI 2021.18). The label has the run's id, so a script's own `[1] ` is not mistaken for a
+label. Standard library only.
 """
 
 import codecs
@@ -26,14 +26,15 @@ Stream = Literal["stdout", "stderr"]
 END_MARKER = "FTCLUSTER-RANK "
 BACKEND_MARKER = "FTCLUSTER-BACKEND "
 MARKERS = (END_MARKER.encode(), BACKEND_MARKER.encode(), MARKER.encode())
-FLUSH_SECONDS = 0.2  # rank 0's output is handed on this often, not write by write
+FLUSH_SECONDS = 0.2  # rank 0's output is passed on at this interval, not write by write
 FLUSH_CHARACTERS = 65536
-LAST_BYTES = 8192  # kept of each rank for `last_lines`
+LAST_BYTES = 8192  # kept for each rank for `last_lines`
 LAST_LINES = 15
-LOG_BYTES = 32 << 20  # of a file; the one before it is kept as NAME.1
+LOG_BYTES = 32 << 20  # size limit of a log; the previous log is kept as NAME.1
 # mpirun's message about a rank that was killed together with the process that started it
 BANNER = re.compile(r"RANK (\d+) PID \d+ RUNNING AT (\S+)\s+=\s+KILLED BY SIGNAL: (\d+)")
-# of faulthandler, which writes the main thread last; what waits in the backend impi is torch's call
+# A frame in faulthandler's output, which has the main thread last. Frames inside the backend impi
+# are skipped in favour of torch's call.
 FRAME = re.compile(
     r'Current thread .*\n(?:  File ".+/(?:threading|mpi_work|ftcluster_mpi/work)\.py", .+\n)*'
     r'  File "(.+)", line (\d+) in (.+)'
@@ -41,7 +42,7 @@ FRAME = re.compile(
 
 
 def append_to_log(path: Path, data: bytes, limit_bytes: int = LOG_BYTES) -> None:
-    """Append to a log; one that is full is renamed first. A full disk loses the data."""
+    """Append to a log, renaming a full one first; if the disk is full, the data is lost."""
     with contextlib.suppress(OSError):
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_size + len(data) > limit_bytes:
@@ -60,18 +61,18 @@ class PythonFrame:
 
     @property
     def waits_for_others(self) -> bool:
-        """Whether it is in a collective of torch."""
+        """True if the frame is in a collective of torch."""
         return "/torch/distributed/" in self.path
 
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How one rank's script ended.
+    """The end of one rank's script.
 
     Attributes:
         host: the host's own name.
-        code: its exit code; 128+n after signal n.
-        signal: the signal's name, or "".
+        code: exit code; 128+n after signal n.
+        signal: name of the signal, or "".
     """
 
     rank: int
@@ -80,19 +81,19 @@ class RankEnd:
     signal: str = ""
 
     def line(self) -> str:
-        """One line of a rank's output, which `RankOutput` takes out again."""
+        """Return one line for a rank's output, which `RankOutput` filters out again."""
         return f"{END_MARKER}{json.dumps(asdict(self))}\n"
 
     @property
     def description(self) -> str:
-        """Exit code or signal, for a message."""
+        """The exit code or signal, for a message."""
         if self.signal:
             return f"was killed by signal {self.code - 128} ({self.signal})"
         return f"ended with exit code {self.code}"
 
 
 class Splitter:
-    """Separates the output of the ranks, however it was cut into pieces."""
+    """A parser that separates the output of the ranks, however it was cut into pieces."""
 
     def __init__(self, run: str) -> None:
         self._head = f"[{run} ".encode()
@@ -101,7 +102,10 @@ class Splitter:
         self._held = b""
 
     def feed(self, data: bytes) -> list[tuple[int | None, bytes]]:
-        """(rank, text) in order; rank None is mpirun itself. What may be half a label is held."""
+        """Return pairs of rank and text in order; rank None is mpirun itself.
+
+        The end of the data is held back if it may be part of a label.
+        """
         data = self._held + data
         pieces: list[tuple[int | None, bytes]] = []
         at = 0
@@ -115,7 +119,7 @@ class Splitter:
         return pieces
 
     def close(self) -> list[tuple[int | None, bytes]]:
-        """What was held for the rest of a label."""
+        """Return the text that was held back."""
         pieces: list[tuple[int | None, bytes]] = []
         self._take(self._held, pieces)
         self._held = b""
@@ -131,7 +135,7 @@ class Splitter:
             pieces.append((self._rank, text))
 
     def _half_a_label(self, text: bytes) -> int:
-        """How many bytes at the end of the text may be the beginning of a label."""
+        """Return the number of bytes at the end of the text that may begin a label."""
         part = text[text.rfind(b"[") :] if b"[" in text else b""
         number = part.removeprefix(self._head)
         begun = part.startswith(self._head) and re.fullmatch(rb"\d{0,8}(\d\])?", number)
@@ -139,37 +143,37 @@ class Splitter:
 
 
 class MarkedLines:
-    """Takes the lines for the supervisor out of a rank's output."""
+    """A filter for the lines in a rank's output that are for the supervisor."""
 
     def __init__(self) -> None:
         self._held = b""
 
     def feed(self, data: bytes) -> tuple[bytes, list[str]]:
-        """The rank's other output, and whole lines for the supervisor."""
+        """Return the rank's other output, and the whole lines for the supervisor."""
         data = self._held + data
         own, lines = b"", []
         while True:
-            found = [at for marker in MARKERS if (at := data.find(marker)) >= 0]
-            start = min(found, default=-1)
-            end = data.find(b"\n", start) + 1 if found else 0
+            starts = [at for marker in MARKERS if (at := data.find(marker)) >= 0]
+            start = min(starts, default=-1)
+            end = data.find(b"\n", start) + 1 if starts else 0
             if not end:
                 break
             own += data[:start]
             lines.append(data[start:end].decode(errors="replace"))
             data = data[end:]
-        keep = len(data) - start if found else max(_overlap(data, marker) for marker in MARKERS)
+        keep = len(data) - start if starts else max(_overlap(data, marker) for marker in MARKERS)
         cut = len(data) - keep
         self._held = data[cut:]
         return own + data[:cut], lines
 
     def close(self) -> bytes:
-        """What was held for the rest of a line."""
+        """Return the text that was held back."""
         held, self._held = self._held, b""
         return held
 
 
 def _overlap(text: bytes, marker: bytes) -> int:
-    """How many bytes at the end of the text are the beginning of the marker."""
+    """Return the number of bytes at the end of the text that begin the marker."""
     for count in range(min(len(marker) - 1, len(text)), 0, -1):
         if text.endswith(marker[:count]):
             return count
@@ -177,7 +181,7 @@ def _overlap(text: bytes, marker: bytes) -> int:
 
 
 def read_end(line: str) -> RankEnd | None:
-    """The inverse of `RankEnd.line`; None for any other line."""
+    """Return the rank's end that `RankEnd.line` encoded; None for any other line."""
     _, marker, text = line.partition(END_MARKER)
     try:
         return RankEnd(**json.loads(text)) if marker else None
@@ -186,10 +190,10 @@ def read_end(line: str) -> RankEnd | None:
 
 
 class RankOutput:
-    """Writes each rank's output to logs/rank-N.log, and hands on that of rank 0 to `write`.
+    """A writer of each rank's output to logs/rank-N.log; rank 0's output is also passed to `write`.
 
     Attributes:
-        backend: of the process group that the script has made; "" for none.
+        backend: backend of the process group that the script has created; "" for none.
     """
 
     def __init__(
@@ -222,7 +226,7 @@ class RankOutput:
 
     @property
     def failure(self) -> RankEnd | None:
-        """The rank that failed first."""
+        """The end of the rank that failed first."""
         return next((end for end in self.ends if end.code), None)
 
     @property
@@ -231,11 +235,11 @@ class RankOutput:
         return sorted(rank for rank in self._last if rank is not None)
 
     def feed(self, stream: Stream, data: bytes) -> None:
-        """Take a piece of mpirun's output."""
+        """Process a piece of mpirun's output."""
         self._take(stream, self._splitters[stream].feed(data))
 
     def flush(self, at_once: bool = False) -> None:
-        """Hand on rank 0's output, unless that was done a moment ago."""
+        """Pass on rank 0's output, unless that was done a moment ago."""
         now = self._clock()
         size = sum(len(text) for _, text in self._pending)
         due = at_once or now - self._flushed >= FLUSH_SECONDS or size >= FLUSH_CHARACTERS
@@ -249,7 +253,7 @@ class RankOutput:
         self._pending = []
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Process the held back output after the last piece."""
         for stream, splitter in self._splitters.items():
             self._take(stream, splitter.close())
         for (rank, stream), marked in self._marked.items():
@@ -261,23 +265,23 @@ class RankOutput:
         self.flush(at_once=True)
 
     def last_lines(self, rank: int | None) -> str:
-        """The last lines of a rank, or of mpirun itself; of a progress bar its last state."""
+        """Return the last lines of a rank, or of mpirun; of a progress bar its last state."""
         text = self._last.get(rank, b"").decode(errors="replace")
         lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
         return "\n".join([line.rstrip() for line in lines if line.strip()][-LAST_LINES:])
 
     def python_frame(self, rank: int) -> PythonFrame | None:
-        """Where a rank's script was when it last wrote its Python stacks."""
-        found = FRAME.search(self._last.get(rank, b"").decode(errors="replace"))
-        return PythonFrame(found[1], int(found[2]), found[3]) if found else None
+        """Return the rank's position when it last wrote its Python stacks."""
+        match = FRAME.search(self._last.get(rank, b"").decode(errors="replace"))
+        return PythonFrame(match[1], int(match[2]), match[3]) if match else None
 
     def killed(self) -> RankEnd | None:
-        """A rank that mpirun reports as killed by a signal."""
-        found = BANNER.search(self._last.get(None, b"").decode(errors="replace"))
-        if not found:
+        """Return a rank that mpirun reports as killed by a signal."""
+        match = BANNER.search(self._last.get(None, b"").decode(errors="replace"))
+        if not match:
             return None
-        number = int(found[3])
-        return RankEnd(int(found[1]), found[2], 128 + number, signal_name(number))
+        number = int(match[3])
+        return RankEnd(int(match[1]), match[2], 128 + number, signal_name(number))
 
     def _take(self, stream: Stream, pieces: list[tuple[int | None, bytes]]) -> None:
         gathered: dict[int | None, bytes] = {}
@@ -302,7 +306,7 @@ class RankOutput:
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9; a real-time signal has only a number."""
+    """Return a signal's name, such as SIGKILL for 9; a real-time signal has only a number."""
     try:
         return signal.Signals(number).name
     except ValueError:

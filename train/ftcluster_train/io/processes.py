@@ -1,4 +1,4 @@
-"""Finds and ends the processes of a run on this host. Standard library only."""
+"""Functions that find and end the processes of a run on this host. Standard library only."""
 
 import contextlib
 import ctypes
@@ -14,13 +14,13 @@ from ftcluster_common.protocol.launch import RUN_VARIABLE
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # Linux, include/uapi/linux/prctl.h
 MARK = re.compile(rf"(?:^|\0){RUN_VARIABLE}=([^\0]+)".encode())
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
-GONE_SECONDS = 10.0  # for the ends of processes after SIGKILL
+GONE_SECONDS = 10.0  # longest wait for the end of processes after SIGKILL
 
 
 def processes_of(run: str) -> list[int]:
-    """Process ids of a run on this host, without this process.
+    """Return the process ids of a run on this host, without this process.
 
-    A process belongs to the run if its environment says so: Hydra's proxies and ranks are in
+    The environment of a process decides which run it belongs to: Hydra's proxies and ranks are in
     sessions of their own, so they are not in mpirun's process group.
     """
     pids = []
@@ -32,10 +32,10 @@ def processes_of(run: str) -> list[int]:
 
 
 def run_of(process: Path) -> str:
-    """The id of the run that a process belongs to, by its folder in /proc; "" for none.
+    """Return the id of a process's run, read from its folder in /proc; "" if it has none.
 
     Raises:
-        OSError: it has ended, or is another user's.
+        OSError: the process has ended, or is another user's.
     """
     match = MARK.search((process / "environ").read_bytes())
     return match[1].decode(errors="replace") if match else ""
@@ -45,7 +45,7 @@ def end_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> 
     """Have the kernel send this process a signal when its parent has ended (Linux).
 
     Args:
-        parent: the parent's process id, for a new child: it may have ended by now.
+        parent: the parent's process id, for a new child whose parent may have ended by now.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
     if parent not in (None, os.getppid()):
@@ -53,12 +53,12 @@ def end_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> 
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what this process's descendants leave behind (Linux)."""
+    """Become the parent of orphaned descendants of this process (Linux)."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Return True if a process exists and is no zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -76,7 +76,7 @@ def end_group(process: "subprocess.Popen[bytes]") -> None:
 
 
 def signal_group(process: "subprocess.Popen[bytes]", number: int) -> None:
-    """Send a process and its group a signal."""
+    """Send a signal to a process and its group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 
@@ -89,14 +89,14 @@ def wait_for_end(run: str) -> None:
 
 
 def kill_all(run: str) -> None:
-    """Kill a run's processes on this host until none is left: one may be just being started."""
+    """Kill a run's processes on this host until none is left: one may be just starting."""
     deadline = time.monotonic() + GONE_SECONDS
     while kill_rest(run) and time.monotonic() < deadline:
         time.sleep(0.1)
 
 
 def kill_rest(run: str) -> list[int]:
-    """Kill what is left of a run on this host; returns the process ids."""
+    """Kill a run's remaining processes on this host; return the process ids."""
     killed = []
     for pid in processes_of(run):
         with contextlib.suppress(OSError):  # it has ended

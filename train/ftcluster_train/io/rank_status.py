@@ -1,4 +1,4 @@
-"""What a rank tells its guardian and a guardian the supervisor, checked; its stacks if it hangs.
+"""Reports from a rank to its guardian and on to the supervisor, and the stacks of hung ranks.
 
 Standard library only.
 """
@@ -16,25 +16,25 @@ from pathlib import Path
 from typing import Any
 
 RANK_DIGITS = 8
-LINE_LIMIT = 1 << 14  # bytes of a line; those of a guardian have a few hundred
+LINE_LIMIT = 1 << 14  # bytes of a line; a guardian's lines have a few hundred
 TEXT_LIMIT = 256  # characters
-LARGEST = 1 << 62  # of a number: counters of the kernel have 64 bits
+LARGEST = 1 << 62  # limit for numbers: counters of the kernel have 64 bits
 PROGRESS_VARIABLE = "FTCLUSTER_PROGRESS_FD"  # set by the guardian
-SCRIPT = "script"  # what a rank does that runs a user's script
-STACK_SIGNAL = signal.SIGRTMIN + 5  # users' scripts have SIGUSR1 and SIGUSR2 for themselves
+SCRIPT = "script"  # the activity of a rank that runs a user's script
+STACK_SIGNAL = signal.SIGRTMIN + 5  # users' scripts may use SIGUSR1 and SIGUSR2
 STDERR = 2
 
 
 def hello_of(secret: str, rank: int) -> bytes:
-    """What a guardian sends first."""
+    """Return the first line that a guardian sends."""
     return f"{secret} {rank}\n".encode()
 
 
 def rank_of(hello: bytes, secret: str) -> int | None:
-    """The rank of the guardian that says hello; None while its line is not complete.
+    """Return the rank in a guardian's first line; None while the line is incomplete.
 
     Raises:
-        ValueError: it does not have the secret, or says something else than `hello_of`.
+        ValueError: the line does not have the secret, or is not a line of `hello_of`.
     """
     greeting = secret.encode() + b" "
     if len(hello) >= len(greeting) and not hmac.compare_digest(hello[: len(greeting)], greeting):
@@ -46,10 +46,10 @@ def rank_of(hello: bytes, secret: str) -> int | None:
 
 
 def read_report(line: bytes) -> dict[str, Any]:
-    """A line of JSON of a rank or its guardian: the fields that are known, each of its form.
+    """Return the known fields in a line of JSON from a rank or its guardian.
 
     Raises:
-        ValueError: it is no report.
+        ValueError: the line is no report, or a field has another form.
     """
     try:
         report = json.loads(line)
@@ -85,7 +85,7 @@ def _text(value: Any) -> bool:
 
 
 def _sleep(value: Any) -> bool:
-    """Whether it is what `activity.sleep_of` returns."""
+    """Return True if the value has the form of a result of `activity.sleep_of`."""
     if value is None:
         return True
     forms = (_count, _count, _text)
@@ -104,7 +104,7 @@ def _each(values: list[Any], forms: tuple[Callable[[Any], bool], ...]) -> bool:
 
 
 def _condition(value: Any) -> bool:
-    """Whether it is what `HostCondition.read` returns."""
+    """Return True if the value has the form of a result of `HostCondition.read`."""
     try:
         return len(_fields(value, CONDITION)) == len(CONDITION)
     except ValueError:
@@ -133,34 +133,34 @@ REPORT: Mapping[str, Callable[[Any], bool]] = {
 
 
 def report(step: int, doing: str, pid: int | None = None) -> None:
-    """Report loading, forward, all-reduce, evaluating, saving or SCRIPT, and the step.
+    """Report an activity and the step: loading, forward, all-reduce, evaluating, saving or SCRIPT.
 
-    It never waits, and does nothing without a guardian.
+    This never waits, and does nothing without a guardian.
 
     Args:
-        pid: the process that does it, if not this one.
+        pid: process of the activity, if not this one.
     """
     descriptor = os.environ.get(PROGRESS_VARIABLE)
     if descriptor:
         with contextlib.suppress(OSError):  # the guardian does not read, or is gone
-            said = {"step": step, "doing": doing, **({"pid": pid} if pid else {})}
-            os.write(int(descriptor), json.dumps(said).encode() + b"\n")
+            message = {"step": step, "doing": doing, **({"pid": pid} if pid else {})}
+            os.write(int(descriptor), json.dumps(message).encode() + b"\n")
 
 
 def keep_from_children() -> None:
-    """Have programs that this process executes report nothing."""
+    """Make programs that this process executes report nothing."""
     descriptor = os.environ.pop(PROGRESS_VARIABLE, None)
     if descriptor:
         os.set_inheritable(int(descriptor), False)
 
 
 def write_stacks_on_signal() -> None:
-    """Have this process write the stacks of its threads when it gets STACK_SIGNAL."""
+    """Make this process write the stacks of its threads when it gets STACK_SIGNAL."""
     faulthandler.register(STACK_SIGNAL, STDERR)
 
 
 def ask_for_stacks(pid: int) -> bool:
-    """Have a process write its stacks, unless the signal would end it; returns whether it does."""
+    """Ask a process for its stacks, unless the signal would end it; return True if it was asked."""
     with contextlib.suppress(OSError):  # it has ended
         status = Path(f"/proc/{pid}/status").read_text()
         caught = re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)

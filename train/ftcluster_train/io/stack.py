@@ -1,9 +1,9 @@
-"""The stack that a run uses: a shared lock on its folder, and what its packages are.
+"""The stack that a run uses: a shared lock on its folder, and a list of its packages.
 
-Setup takes the lock exclusively before it changes or removes a stack. The kernel releases it when
-the last process that holds it has ended. Standard library only: it delays every rank.
+Setup takes the lock exclusively before it changes or removes a stack. The kernel releases the lock
+when the last process that holds it has ended. Standard library only: it delays every rank.
 
-What the packages of a script's own requirements are chosen by, as one JSON document:
+The constraints for the packages of a script's own requirements, as one JSON document:
 
     python -m ftcluster_train.host.stack
 """
@@ -26,7 +26,7 @@ def hold_stack(stack: Path, inherited: bool = False) -> None:
     """Protect a stack from changes for as long as this process lives.
 
     Args:
-        inherited: whether programs that this process executes keep the lock.
+        inherited: True if programs that this process executes keep the lock.
 
     Raises:
         TrainError: the stack is gone, or a setup is changing it for longer than WAIT_SECONDS.
@@ -54,14 +54,14 @@ def hold_stack(stack: Path, inherited: bool = False) -> None:
 
 
 def own_stack() -> Path:
-    """The folder of the environment that this Python runs from."""
+    """Return the folder of the environment that this Python runs from."""
     return Path(sys.prefix)
 
 
 def stack_packages() -> dict[str, Any]:
-    """The stack that this Python is of, and what packages beside it must be compatible with.
+    """Return this Python's stack, and the packages that others must be compatible with.
 
-    A package has only the requirements of its extras: all others are in the stack.
+    For each package only the requirements of its extras are listed: all others are in the stack.
     """
     import importlib.metadata  # here, because `hold_stack` delays every rank
     import platform
@@ -69,11 +69,11 @@ def stack_packages() -> dict[str, Any]:
 
     packages = [
         {
-            "name": found.name,
-            "version": found.version,
-            "extras": [line for line in found.requires or () if "extra ==" in line],
+            "name": package.name,
+            "version": package.version,
+            "extras": [line for line in package.requires or () if "extra ==" in line],
         }
-        for found in importlib.metadata.distributions(path=[sysconfig.get_path("purelib")])
+        for package in importlib.metadata.distributions(path=[sysconfig.get_path("purelib")])
     ]
     return {
         "stack": Path(sys.prefix).resolve().name,

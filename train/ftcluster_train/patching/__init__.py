@@ -1,5 +1,5 @@
-"""The only room that changes a model or a function of torch: a registry whose entries have guards.
+"""The only package that changes a model or a function of torch: a registry of guarded entries.
 
-`registry` says what an entry is. `patch_model` has the entries of a training, `script_functions`
-and `script_models` those of a script of one's own (`ftcluster_train.fast`).
+`registry` defines entries. `patch_model` has the entries of a training, `script_functions` and
+`script_models` those of a user's script (`ftcluster_train.fast`).
 """

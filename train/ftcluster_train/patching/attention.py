@@ -1,7 +1,7 @@
-"""Which calls of torch's attention go to the kernel, and how their arguments do.
+"""Redirection of calls of torch's attention to the kernel, and conversion of their arguments.
 
-A row may have several documents, one after the other, of which no token attends to another one's,
-see `ftcluster_kernels.documents`. Its mask is a `DocumentMask` with their lengths.
+A row may hold packed sequences, whose tokens do not attend to other sequences, see
+`ftcluster_kernels.documents`. Their mask is a `DocumentMask` with their lengths.
 """
 
 from typing import Any, NamedTuple, TypeGuard
@@ -36,9 +36,9 @@ torch_attention = functional.scaled_dot_product_attention
 
 
 def cast_as_torch(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Under autocast in its dtype, as torch's function casts its arguments.
+    """Return the tensors in autocast's dtype, as torch's function casts its arguments.
 
-    Rotary positions and norms in fp32 make queries and keys so, but not values.
+    Rotary positions and norms in fp32 make queries and keys fp32, but not values.
     """
     if not torch.is_autocast_enabled("cpu"):
         return tensors
@@ -63,12 +63,12 @@ class Attention:
     """The guard, the kernel and the fallback for `scaled_dot_product_attention`.
 
     Args:
-        with_dropout: False leaves out dropout.
-        max_length: tokens; longer sequences go to torch's function. 0: all of them, and nothing is
-            said.
-        exact_dropout: whether the probability of dropout is the one asked for.
-        longer_with_dropout: whether with dropout only the loop in C limits the length; with it
-            torch's function keeps the whole matrix as well, in fp32.
+        with_dropout: False disables dropout.
+        max_length: maximum length in tokens; longer sequences use torch's function. 0: all
+            sequences use torch's function, without a notice.
+        exact_dropout: True for the exact dropout probability.
+        longer_with_dropout: True if with dropout only the loop in C limits the length, because
+            torch's function then also keeps the whole matrix, in fp32.
     """
 
     def __init__(
@@ -81,17 +81,17 @@ class Attention:
         self._longer_with_dropout = longer_with_dropout
         self._with_dropout, self._max_length = with_dropout, max_length
         self._exact_dropout = exact_dropout
-        # all layers of a model get the same mask: what was made from the last one is kept
+        # all layers of a model get the same mask, so the result for the last mask is kept
         self._last = NO_MASK
 
     def patch(self) -> FunctionPatch:
-        """The entry."""
+        """Return the entry."""
         return FunctionPatch(functional, torch_attention, self.guard, self._kernel, self._fallback)
 
     def guard(self, *args: Any, **kwargs: Any) -> str | None:
-        """Calls in training with four dimensions, of fp32 or bf16, without too many tokens.
+        """Accept training calls with four dimensions, in fp32 or bf16, within the maximum length.
 
-        Also a checkpoint's first pass, which keeps no graph.
+        This includes a checkpoint's first pass, which keeps no graph.
         """
         query, key, value, mask, dropout_p, causal, _, shared = _Call(*args, **kwargs)
         trained = query.requires_grad or key.requires_grad or value.requires_grad
@@ -132,7 +132,7 @@ class Attention:
             return self._of_documents(query, key, value, mask, p, scale)
         if shared:
             key, value = (_for_all_heads(x, heads) for x in (key, value))
-        # one head of keys for all queries (Falcon's multi_query), or one batch of them
+        # all queries may share a head of keys (Falcon's multi_query), or a batch of keys
         key, value = (x.expand(*query.shape[:2], -1, -1) for x in (key, value))
         # another thread may replace `_last`
         self._last = known = masked(mask, query, key.shape[2], self._last)
@@ -148,7 +148,7 @@ class Attention:
         if _is_documents(mask):
             query, key, value = cast_as_torch(query, key, value)
             return self._of_documents(query, key, value, mask, p, scale)
-        if shared and mask is not None:  # torch's kernels take one or the other
+        if shared and mask is not None:  # torch's kernels do not support both
             key, value = (_for_all_heads(x, query.shape[1]) for x in (key, value))
             call = call._replace(key=key, value=value, enable_gqa=False)
         output: torch.Tensor = torch_attention(**call._replace(dropout_p=p)._asdict())
@@ -169,7 +169,7 @@ class Attention:
         p: float,
         scale: float | None,
     ) -> torch.Tensor:
-        """Attention inside each document, from shape (1, heads, tokens of all, size).
+        """Return attention inside packed sequences; inputs have shape (1, heads, all tokens, size).
 
         Queries whose heads share keys are rows of one matrix, so keys need not be repeated.
         """
@@ -186,7 +186,7 @@ class Attention:
         for group, q, k, v in zip(layout.groups, *parts, strict=True):
             bias = None if causal else _bias_of(group, q.dtype)
             known = NO_MASK if bias is None else Masked(None, (), bias, None, None)
-            of_a_head = q[:, :, : k.shape[2]]  # as many queries as keys
+            of_a_head = q[:, :, : k.shape[2]]  # the first queries, as many as keys
             if self.guard(of_a_head, k, v, dropout_p=p) is None:
                 outputs.append(
                     attention(q, k, v, mask=known, causal=causal, scale=scale, p=p, exact=exact)
@@ -203,7 +203,7 @@ class Attention:
 
 
 def takes_documents() -> bool:
-    """Whether what torch's function is now knows documents; torch itself refuses their mask."""
+    """Return True if torch's current function supports document masks; torch's own does not."""
     one = torch.zeros(1, 1, 1, 1, dtype=torch.float32, device="cpu")
     try:
         functional.scaled_dot_product_attention(one, one, one, document_mask([1], causal=False))
@@ -220,10 +220,11 @@ def _fits(
     causal: bool,
     shared: bool,
 ) -> bool:
-    """Return True for shapes that the kernel knows: one batch of queries that sets the batch.
+    """Return True for shapes that the kernel supports: the queries determine the batch.
 
-    All have four dimensions. Keys and values may have a batch or a head for all queries, or, where
-    they are `shared`, one head for several of them. A mask has numbers to add or tells keys apart.
+    All tensors have four dimensions. Keys and values may have a batch or a head for all queries,
+    or, if they are `shared`, a head for several heads of queries. A mask holds values to add, or is
+    boolean.
     """
     batch, heads, queries, size = query.shape
     keys = key.shape[2]
@@ -248,12 +249,12 @@ def _fits(
 
 
 def _is_documents(mask: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
-    """Whether it has the lengths of documents."""
+    """Return True if a mask has the lengths of packed sequences."""
     return isinstance(mask, DocumentMask)
 
 
 def _bias_of(group: Group, dtype: torch.dtype) -> torch.Tensor | None:
-    """What keeps tokens from seeing a group's padding, shape (1, documents, 1, longest)."""
+    """Return the bias that hides a group's padding, shape (1, documents, 1, longest)."""
     if group.padding is None:
         return None
     hidden = group.padding.view(1, group.count, 1, -1)

@@ -1,11 +1,11 @@
-"""What the patched functions and hooks of a pass need beside their arguments: one explicit object.
+"""The data that patched functions and hooks need beside their arguments: one explicit object.
 
 A model calls torch's functions and its own modules with its own arguments, so nothing can be added
 to them. The code that runs a pass therefore enters a `BatchContext`, and functions and hooks read
 the innermost one of their thread. This is the only such channel: no attribute of a tensor and no
 global variable carries anything to a kernel (tests/unit/test_hidden_channels.py). Each thread has
 its own contexts, because threads may train models of their own. autograd runs the backward pass of
-CPU tensors in the thread that called it, and with it what gradient checkpointing computes again.
+CPU tensors in the thread that called it, including what gradient checkpointing recomputes.
 """
 
 import threading
@@ -27,11 +27,11 @@ RowGradients = list[tuple[torch.Tensor, torch.Tensor]]  # indices of rows, and f
 
 @dataclass(frozen=True)
 class GradientSinks:
-    """Where gradients of parameters go instead of to their attribute `grad`.
+    """Destinations of gradients of parameters, instead of their attribute `grad`.
 
     Attributes:
-        sums: by weight, the sums that the matmul of its gradient adds to.
-        rows: by embedding, the gradients of single rows that wait for the optimizer.
+        sums: sums that the matmul of a weight's gradient adds to, for each weight.
+        rows: gradients of single rows that wait for the optimizer, for each embedding.
     """
 
     sums: MutableMapping[torch.Tensor, GradientSums] = field(default_factory=dict)
@@ -40,16 +40,16 @@ class GradientSinks:
 
 @dataclass(frozen=True, eq=False)
 class BatchContext:
-    """What a forward and a backward pass need of a model's parameters and of the batch.
+    """Data about a model's parameters and the batch, for a forward and a backward pass.
 
     Enter it for the pass. Contexts nest; the innermost one counts.
 
     Attributes:
-        fp32_weights: by parameter, the values in fp32 that norms and embeddings read.
+        fp32_weights: values in fp32 that norms and embeddings read, for each parameter.
         exact_weights: parameters of layers that are computed in fp32.
-        adapters: by weight, the adapter of its layer.
-        sinks: where gradients go.
-        pending_gathers: by weight that may not be read yet, a function that waits for it.
+        adapters: adapter of the layer of each weight.
+        sinks: destinations of gradients.
+        pending_gathers: functions that wait for weights that may not be read yet, for each weight.
         rows: rows of the batch that layers compute; None means all.
         copies: outputs of norms in bf16; None if norms keep none.
     """
@@ -67,7 +67,7 @@ class BatchContext:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        # also those inside it that an interrupted call has not left
+        # including inner contexts that an interrupted call has not left
         while _entered.contexts.pop() is not self:
             pass
 
@@ -96,7 +96,7 @@ def current_rows() -> Rows | None:
 
 
 def sums_for(weight: torch.Tensor | None) -> GradientSums | None:
-    """Return where a kernel adds the gradient of a weight in this pass, or None for autograd."""
+    """Return the sums for the gradient of a weight in this pass, or None for autograd."""
     contexts = _entered.contexts
     return contexts[-1].sinks.sums.get(weight) if contexts and weight is not None else None
 

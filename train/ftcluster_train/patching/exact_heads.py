@@ -1,9 +1,9 @@
-"""The last layer of a model whose output is a number, a rank or a choice, in fp32.
+"""The last layer of a model that outputs a number, a rank or a choice, computed in fp32.
 
-bf16 has three digits. Rounded to it, scores of different texts are equal, and a number near 1,500
+bf16 has three digits. Rounded to bf16, scores of different texts are equal, and a value near 1,500
 is a multiple of 8. Such a layer has few outputs, so fp32 costs nothing; the layers before it stay
-in bf16. Its weights are kept in fp32 in training (`engine.optim.flat_params`), and computed by
-`fp32_residuals.Linear`.
+in bf16. Training keeps its weights in fp32 (`engine.optim.flat_params`), and
+`fp32_residuals.Linear` computes with them.
 """
 
 import torch
@@ -15,8 +15,8 @@ from ftcluster_kernels.products import torch_linear
 def exact_parameters(model: nn.Module) -> set[nn.Parameter]:
     """Return the weights of the last layer of a model that has `num_labels` outputs.
 
-    The last layer of a language model has as many outputs as its vocabulary has tokens, and is none
-    of these. A model without a head has no layer outside its `base_model`.
+    The last layer of a language model is excluded: it has as many outputs as the vocabulary has
+    tokens. A model without a head has no layer outside its `base_model`.
     """
     base = getattr(model, "base_model", None)
     if not isinstance(base, nn.Module):  # no model of transformers
@@ -35,7 +35,7 @@ def exact_parameters(model: nn.Module) -> set[nn.Parameter]:
 def exact_linear(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return what torch's linear function computes in fp32, also under autocast."""
+    """Return the result of torch's linear function in fp32, even under autocast."""
     with torch.autocast("cpu", enabled=False):
         output: torch.Tensor = torch_linear(
             input.float(), weight.float(), None if bias is None else bias.float()

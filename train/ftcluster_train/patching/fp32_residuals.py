@@ -1,9 +1,9 @@
 """Residuals, norms and embeddings in fp32 with weights in bf16, as under autocast.
 
-With weights in bf16 a model's own code would keep its residuals in bf16 as well, and torch would
-sum the gradients of norms and embeddings in bf16, where long sums stagnate
-(bench/notes/upstream.md). Here embeddings and norms return fp32, so the residuals that are added to
-them are fp32 too, and only matrix products get bf16.
+With weights in bf16 a model's own code would keep its residuals in bf16, too. torch would sum the
+gradients of norms and embeddings in bf16, where long sums stagnate (bench/notes/upstream.md). Here
+embeddings and norms return fp32, so the residuals that are added to them are fp32 too, and only
+matrix multiplications get bf16.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from ftcluster_train.patching.exact_heads import exact_linear
 from ftcluster_train.patching.registry import FunctionPatch, always
 from ftcluster_train.patching.skipped_rows import rows_read
 
-MANY_ELEMENTS = 1 << 20  # of an embedding: 2 MB of gradients in bf16
+MANY_ELEMENTS = 1 << 20  # size of a large embedding: 2 MB of gradients in bf16
 # also where `ftcluster_train.fast` has replaced them
 torch_layer_norm = functional.layer_norm
 torch_embedding = functional.embedding
@@ -37,7 +37,7 @@ torch_embedding = functional.embedding
 def _has_fp32_weight(
     _: torch.Tensor, __: Sequence[int], weight: torch.Tensor | None = None, *___: Any, **____: Any
 ) -> str | None:
-    """Weights that the training keeps in fp32 beside their copies in bf16."""
+    """Accept weights that the training keeps in fp32 beside their copies in bf16."""
     return None if weight in (current_context() or NOTHING).fp32_weights else ""
 
 
@@ -48,7 +48,7 @@ def layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """As `torch.nn.functional.layer_norm` of the input in fp32, as the weight is."""
+    """Compute `torch.nn.functional.layer_norm` of the input in fp32, like the weight."""
     input = input.float()
     if (
         weight is not None
@@ -73,7 +73,7 @@ def _is_plain_embedding(
     sparse: bool = False,
     **___: Any,
 ) -> str | None:
-    """Weights in bf16 or of large tables, without max_norm, scaling and sparse gradients."""
+    """Accept bf16 or large weights, without max_norm, scaling and sparse gradients."""
     ours = weight.dtype == torch.bfloat16 or _row_gradients(weight) is not None
     return None if ours and max_norm is None and not scale_grad_by_freq and not sparse else ""
 
@@ -81,7 +81,7 @@ def _is_plain_embedding(
 def embedding(
     input: torch.Tensor, weight: torch.Tensor, padding_idx: int | None = None, *_: Any, **__: Any
 ) -> torch.Tensor:
-    """As `torch.nn.functional.embedding`, in fp32."""
+    """Compute `torch.nn.functional.embedding` in fp32."""
     padding = -1 if padding_idx is None else padding_idx % len(weight)
     values = (current_context() or NOTHING).fp32_weights.get(weight, weight)
     output: torch.Tensor = _Embedding.apply(weight, values, input, padding, _row_gradients(weight))
@@ -92,10 +92,10 @@ EMBEDDING = FunctionPatch(functional, torch_embedding, _is_plain_embedding, embe
 
 
 class _Embedding(torch.autograd.Function):  # type: ignore[misc]
-    """Rows of the values in fp32; the gradient belongs to the weight, in its dtype.
+    """A lookup of rows in fp32; the gradient belongs to the weight, in its dtype.
 
-    Gradients of equal tokens are summed in fp32. With `row_gradients` they go there, because a
-    batch has few rows of a large vocabulary.
+    Gradients of equal tokens are summed in fp32. `row_gradients` gets them if it is set, because a
+    batch uses few rows of a large vocabulary.
     """
 
     @staticmethod
@@ -137,20 +137,20 @@ def _row_gradients(weight: torch.Tensor) -> RowGradients | None:
 
 
 class Linear:
-    """Linear layers, which read the rounded copy of a norm's output where it has one.
+    """The function for linear layers, which reads the rounded copy of a norm's output if any.
 
     Query, key and value have the same input, which autocast would round three times.
 
     Args:
-        head: the weight of a layer that is to return its input.
-        head_factor: what that layer multiplies its input by.
+        head: weight of a layer that must return its input.
+        head_factor: factor of that layer's input.
     """
 
     def __init__(self, head: torch.Tensor | None = None, head_factor: float = 1.0) -> None:
         self._head, self._head_factor = head, head_factor
 
     def patches(self) -> tuple[FunctionPatch, FunctionPatch]:
-        """The patches of torch's function and of the one by which GPT-2 computes its layers."""
+        """Return the patches of torch's function and of the function that GPT-2's layers use."""
         return (
             FunctionPatch(functional, torch_linear, always, self),
             FunctionPatch(torch, torch.addmm, _is_layer, self._addmm),
@@ -159,7 +159,7 @@ class Linear:
     def __call__(
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """As torch's."""
+        """Compute torch's linear function."""
         context = current_context() or NOTHING
         return self._output(context, input, weight, bias, context.sinks.sums.get(weight))
 
@@ -196,5 +196,5 @@ class Linear:
 def _is_layer(
     bias: torch.Tensor, _: torch.Tensor, weight: torch.Tensor, **options: Any
 ) -> str | None:
-    """Products of a layer: a bias of one dimension and a weight in bf16."""
+    """Accept matmuls of a layer: a bias of one dimension and a weight in bf16."""
     return "" if options or bias.ndim != 1 or weight.dtype != torch.bfloat16 else None

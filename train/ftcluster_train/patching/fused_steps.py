@@ -1,8 +1,8 @@
 """Steps of Adam and AdamW by torch's fused kernel, which makes one pass over the weights.
 
-It reads parameter, gradient and state in the order of their memory and ignores strides, so before
-each step all layouts are compared. An optimizer's groups are as the script made them between steps:
-what it saves or copies names no kernel that the script has not chosen.
+The kernel reads parameter, gradient and state in the order of their memory and ignores strides, so
+all layouts are compared before each step. Between steps an optimizer's groups are as the script
+made them: what the script saves or copies names no kernel that it has not chosen.
 """
 
 from collections.abc import Iterator
@@ -25,8 +25,9 @@ STATE = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}  # tensors with an element f
 
 
 def _open_groups(optimizer: torch.optim.Optimizer) -> Iterator[Group]:
-    """Groups for which the script has not chosen a kernel of torch, in steps whose parameters,
-    gradients and state are fp32 and have the same strides.
+    """Yield groups for which the script has chosen no kernel, and the fused kernel is correct.
+
+    Parameters, gradients and state must be fp32 and have the same strides.
     """
     for group in optimizer.param_groups:
         chosen = [group.get(name) for name in ("fused", "foreach")]
@@ -53,13 +54,14 @@ def _is_plain(parameter: torch.Tensor) -> bool:
 
 
 def _is_aligned(parameter: torch.Tensor, states: Any) -> bool:
-    """Return True if each number of the gradient and the state is at the same place in memory as
-    that of the parameter, and nothing is between them.
+    """Return True if gradient and state have the same memory layout as the parameter.
+
+    There must be no gaps between them.
     """
     grad = parameter.grad
-    if grad is None:  # the step leaves it out
+    if grad is None:  # the step skips the parameter
         return True
-    state = states.get(parameter, {})  # a defaultdict, which this does not fill
+    state = states.get(parameter, {})  # `get` does not fill the defaultdict
     if not state.keys() <= STATE | {"step"}:
         return False
     others = [grad, *(x for name, x in state.items() if name in STATE)]
@@ -68,14 +70,14 @@ def _is_aligned(parameter: torch.Tensor, states: Any) -> bool:
     step = state.get("step")
     if step is not None and getattr(step, "dtype", None) is not torch.float32:
         return False
-    if parameter.is_contiguous():  # torch makes its state so, too
+    if parameter.is_contiguous():  # torch's state is then contiguous, too
         return all(x.is_contiguous() for x in others)
     layout = _layout_of(parameter)
     return _is_dense(layout) and all(_layout_of(x) == layout for x in others)
 
 
 def _layout_of(x: torch.Tensor) -> list[tuple[int, int, int]]:
-    """Stride, length and number of each dimension that has more than one element."""
+    """Return stride, length and number of each dimension that has more than one element."""
     sizes = zip(x.stride(), x.shape, strict=True)
     return [(stride, size, i) for i, (stride, size) in enumerate(sizes) if size != 1]
 
@@ -97,7 +99,7 @@ FUSED_ADAMW = ObjectPatch(_open_groups, _set_fused)
 
 
 class _FusedSteps:
-    """The hooks of all optimizers, with the groups of the steps that are under way."""
+    """The hooks of all optimizers, with the groups of the steps in progress."""
 
     def __init__(self) -> None:
         self._groups: WeakKeyDictionary[torch.optim.Optimizer, list[Group]] = WeakKeyDictionary()
@@ -105,8 +107,8 @@ class _FusedSteps:
     def before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
-        """Have a step fused where the guard allows it."""
-        self.after_step(optimizer)  # of a step that failed
+        """Make a step fused if the guard allows it."""
+        self.after_step(optimizer)  # if the previous step failed
         # a closure, or a hook of the script's, may give parameters other gradients
         changes = any(x is not None for x in (*args[1:], *named.values()))
         changes = changes or has_step_hooks(optimizer)
@@ -117,13 +119,13 @@ class _FusedSteps:
         self._groups[optimizer] = [group for group in before if group.get("fused")]
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Leave the groups as the script made them."""
+        """Restore the groups as the script made them."""
         for group in self._groups.pop(optimizer, ()):
             group["fused"] = None
 
 
 def fuse_steps() -> None:
-    """Have all steps of Adam and AdamW that the guard allows fused."""
+    """Fuse all steps of Adam and AdamW that the guard allows."""
     steps = _FusedSteps()
     register_optimizer_step_pre_hook(steps.before_step)
     register_optimizer_step_post_hook(steps.after_step)

@@ -1,6 +1,7 @@
-"""Redirects a model's calls of torch functions to our kernels, while it is active.
+"""Redirection of a model's calls of torch functions to our kernels, while it is active.
 
-The last layer of a causal model, which need not compute logits where the loss has its weight.
+This includes the last layer of a causal model, which need not compute logits if the loss uses its
+weight.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +21,8 @@ from ftcluster_train.patching.registry import FunctionPatch, has_hooks
 # hidden states this large show a cap that hardly changes the logits of random weights
 SOFTCAP_PROBE = 1e3
 
-# Functions through which nobody can change a tensor's values unseen. Any other function of a norm's
-# output, such as `data` or `numpy`, may give away its memory: the rounded copy is dropped then.
+# Functions that cannot change a tensor's values unnoticed. Any other function of a norm's output,
+# such as `data` or `numpy`, may expose its memory, so the rounded copy is dropped.
 READING = {
     torch_linear, torch.Tensor.size, torch.Tensor.dim, torch.Tensor.add, torch.Tensor.__add__,
     torch.Tensor.__radd__, torch.add,
@@ -33,21 +34,21 @@ if TYPE_CHECKING:
 
 
 class KernelMode(TorchFunctionMode):  # type: ignore[misc]
-    """While it is active, a model's calls of torch functions go to kernels.
+    """A mode that redirects a model's calls of torch functions to kernels.
 
-    So a model's code and the names of its weights stay as they are, whatever its architecture.
+    So a model's code and the names of its weights stay unchanged, whatever its architecture.
 
     Args:
-        patches: beside those of `fp32_residuals`.
-        head: the weight of the layer that turns hidden states into logits, where the loss is
-            computed from hidden states; that layer then returns its input.
-        head_factor: what it multiplies its input by.
-        say: is told why a call is left to torch, each time.
-        context: the parameters of the model, see `context_of`; by default those of the context that
-            is entered already.
+        patches: entries in addition to those of `fp32_residuals`.
+        head: weight of the layer that turns hidden states into logits, if the loss is computed from
+            hidden states; that layer then returns its input.
+        head_factor: factor of that layer's input.
+        say: callback for each call that torch computes, with the reason.
+        context: parameters of the model, see `context_of`; by default those of the context that is
+            entered already.
 
     Attributes:
-        patches: all of them.
+        patches: all entries.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class KernelMode(TorchFunctionMode):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._context, self._copies = context, RoundedCopies()
-        self._entered: list[BatchContext] = []  # once more where a checkpoint is computed again
+        self._entered: list[BatchContext] = []  # recomputing a checkpoint enters once more
         self._linear = Linear(head, head_factor)
         self.patches = (*self._linear.patches(), LAYER_NORM, EMBEDDING, *patches)
         self._functions = {patch.original: patch.function(say) for patch in self.patches}
@@ -72,7 +73,7 @@ class KernelMode(TorchFunctionMode):  # type: ignore[misc]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Called by torch in place of each function."""
+        """Handle a function call; torch calls this in place of each function."""
         kwargs = kwargs or {}
         pending = self._entered[-1].pending_gathers
         if pending:
@@ -85,7 +86,7 @@ class KernelMode(TorchFunctionMode):  # type: ignore[misc]
 
     def __enter__(self) -> "KernelMode":
         outer = self._context or current_context() or NOTHING
-        # rows are those of a call that began outside
+        # rows belong to a call that began outside
         inner = replace(outer, rows=None, copies=self._copies)
         self._entered.append(inner.__enter__())
         super().__enter__()
@@ -107,13 +108,17 @@ def _wait_for(values: Sequence[Any], pending: Mapping[torch.Tensor, Callable[[],
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def find_head(model: "PreTrainedModel", with_bias: bool = False) -> torch.Tensor | None:
-    """Models whose logits are hidden states times one weight, which is tried out.
+    """Return the weight that turns hidden states into logits, for `KernelMode`'s `head`.
 
-    Where `with_bias` is set, the layer may have a bias, and the model may be an encoder.
+    The function tries the model out. It returns None if logits are computed in another way, for
+    example capped, or if hooks see them. A constant factor is allowed, because hidden states have
+    it too.
 
-    Returns that weight, of shape (vocabulary, hidden size), for `KernelMode`'s `head`; None where
-    logits are more, for example capped, or hooks see them. A constant factor is no obstacle, as the
-    hidden states have it too.
+    Args:
+        with_bias: True if the layer may have a bias and the model may be an encoder.
+
+    Returns:
+        The weight, of shape (vocabulary, hidden size), or None.
     """
     layer = model.get_output_embeddings()
     if type(layer) is not nn.Linear or has_hooks(layer):
@@ -121,7 +126,7 @@ def find_head(model: "PreTrainedModel", with_bias: bool = False) -> torch.Tensor
     bias = layer.bias
     if bias is not None and not with_bias:
         return None
-    plain = {} if with_bias else {"use_cache": False}  # which encoders do not know
+    plain = {} if with_bias else {"use_cache": False}  # an argument that encoders do not have
     model.eval()
     tokens = torch.arange(8, dtype=torch.int64, device="cpu").unsqueeze(0) % layer.out_features
     inputs = {"input_ids": tokens, **plain}
@@ -138,7 +143,7 @@ def find_head(model: "PreTrainedModel", with_bias: bool = False) -> torch.Tensor
     try:
         hidden = forward(KernelMode(head=layer.weight))
         large = forward(KernelMode(head=layer.weight, head_factor=SOFTCAP_PROBE))
-    except Exception:  # its own code has more to do with the logits
+    except Exception:  # the model's own code uses the logits
         return None
     if hidden.shape != (*logits.shape[:-1], layer.in_features):
         return None

@@ -1,4 +1,4 @@
-"""Chooses the entries that a model is trained with, and says which kernels a loss used."""
+"""The choice of entries that a model is trained with, and a report of the kernels a loss used."""
 
 import copy
 import os
@@ -38,23 +38,23 @@ from ftcluster_train.patching.unpadding import UNPADDING
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# has transformers pass keys that heads share once, also beside a mask (5.23)
+# makes transformers pass shared keys only once, even with a mask (5.23)
 SHARED_KEYS = "TRANSFORMERS_SDPA_FORCE_GQA"
 CALLS_TORCH = ("sdpa", "ftcluster")  # values of attn_implementation that call torch's function
 
 
 @dataclass(frozen=True)
 class Optimizations:
-    """Which optimizations a training uses; each can be left out to measure it (bench/engine).
+    """The optimizations of a training; each can be disabled to measure it (bench/engine).
 
     Attributes:
-        dropout: masks from a generator that all threads compute together, see
+        dropout: masks from a generator that all threads run together, see
             `ftcluster_kernels.dropout`.
-        attention: matrix products for short sequences, see `ftcluster_kernels.attention`.
-        activations: one loop for each, see `ftcluster_kernels.activations`; also RMSNorm and
-            rotary positions, see `norms` and `rotary` beside it.
+        attention: matrix multiplications for short sequences, see `ftcluster_kernels.attention`.
+        activations: one loop for each, see `ftcluster_kernels.activations`; also RMSNorm and rotary
+            positions, see `norms` and `rotary` there.
         cross_entropy: no logits in fp32, see `ftcluster_kernels.cross_entropy`.
-        bf16_weights: a bf16 copy of fp32 master weights, see
+        bf16_weights: bf16 copy of fp32 master weights, see
             `ftcluster_train.engine.optim.flat_params`.
         group_by_length: batches of similar length, see `ftcluster_train.engine.data.sampler`.
     """
@@ -68,17 +68,17 @@ class Optimizations:
 
 
 class FusedLossTask(Protocol):
-    """A task, as far as its loss may be computed from hidden states."""
+    """A task whose loss may be computed from hidden states."""
 
     large_vocabulary: bool
     reads_padding: bool
 
     def use_fused_loss(self, model: "PreTrainedModel") -> torch.Tensor | None:
-        """The weight of the layer that has to return its input; None: the task needs logits."""
+        """Return the weight of the layer that must return its input; None: logits are needed."""
 
 
 class Log(Protocol):
-    """Where notices are written."""
+    """A destination for notices."""
 
     def write(self, event: str, **fields: Any) -> None:
         """Write an event."""
@@ -91,11 +91,11 @@ def patch_model(
     optimizations: Optimizations,
     log: Log,
 ) -> KernelMode:
-    """The context for forward and backward passes; logs what does not work with this model.
+    """Return the context for forward and backward passes; log notices about this model.
 
     Args:
-        model: its activations are replaced in place, and it leaves out what nothing reads.
-        attention_dropout: False leaves out the attention dropout of the model's configuration.
+        model: model whose activations are replaced in place, and whose unread rows are skipped.
+        attention_dropout: False disables the attention dropout of the model's configuration.
     """
 
     @cache
@@ -128,35 +128,35 @@ def patch_model(
         head = task.use_fused_loss(model)
         if head is None and task.large_vocabulary:
             notice(
-                f"the logits of {kind} are more than a matrix product, so the loss is computed "
-                "from them and takes more memory"
+                f"the logits of {kind} need more than a matrix multiplication, so the loss is "
+                "computed from them and takes more memory"
             )
     return KernelMode(patches, head, say=notice)
 
 
 def kernels_in_use(loss: torch.Tensor, model: nn.Module) -> list[str]:
-    """The names of the kernels that took part in a step, in alphabetical order.
+    """Return the names of the kernels that took part in a step, in alphabetical order.
 
-    They are read from the loss's graph, once, so the kernels themselves need not count calls. Call
-    it before the backward pass.
+    The names are read from the loss's graph, so kernels need not count calls. Call this before the
+    backward pass.
 
     Args:
-        model: which the loss is of.
+        model: model that the loss belongs to.
     """
-    found = {kernel for kernel in map(_kernel_of, _nodes_of(loss)) if kernel}
+    kernels = {kernel for kernel in map(_kernel_of, _nodes_of(loss)) if kernel}
     if any(_is_ours(module) for module in model.modules()):
-        found.add("activations")
-    return sorted(found)
+        kernels.add("activations")
+    return sorted(kernels)
 
 
 def left_alone(model: nn.Module, used: Collection[str]) -> str:
-    """Return which classes of a model have no kernel, and why; "" where all have one.
+    """Return the classes of a model that have no kernel, with reasons; "" if all have one.
 
-    Classes that look like attention, norms, gated MLPs or rotary positions are named. Call it after
-    a training step.
+    Classes that look like attention, norms, gated MLPs or rotary positions are named. Call this
+    after a training step.
 
     Args:
-        used: from `kernels_in_use`.
+        used: result of `kernels_in_use`.
     """
     if not simd.is_available():  # another notice says so
         return ""
@@ -164,7 +164,7 @@ def left_alone(model: nn.Module, used: Collection[str]) -> str:
 
 
 def _own_code(model: nn.Module, used: Collection[str]) -> Iterator[str]:
-    # transformers has no public name for it (5.23)
+    # transformers has no public name for the attribute (5.23)
     chosen = getattr(getattr(model, "config", None), "_attn_implementation", None)
     why = "its calls have types or shapes that the kernel does not take"
     if chosen not in (None, *CALLS_TORCH):
@@ -189,7 +189,7 @@ def _own_code(model: nn.Module, used: Collection[str]) -> Iterator[str]:
 
 
 def functions_of(loss: torch.Tensor) -> set[str]:
-    """The names of all functions that a loss was computed by."""
+    """Return the names of all functions that computed a loss."""
     return {node.name() for node in _nodes_of(loss)}
 
 
@@ -215,13 +215,13 @@ def _kernel_of(node: Any) -> str:
 
 
 def _is_ours(module: nn.Module) -> bool:
-    """Whether it is a GELU in one kernel, which torch's functions may compute as well."""
+    """Return True for a GELU in one kernel, which torch's functions may compute too."""
     forward = vars(module).get("forward", type(module).forward)
     return getattr(forward, "function", forward) in (one_kernel_gelu, tanh_gelu)
 
 
 def disable_dropout(model: "PreTrainedModel") -> None:
-    """Have a model and its adapters drop nothing in training; its saved configuration stays."""
+    """Disable dropout in a model and its adapters; the saved configuration stays."""
     config = copy.deepcopy(model.config)
     for name, value in vars(config).items():
         if "drop" in name and isinstance(value, float):

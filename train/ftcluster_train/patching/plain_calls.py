@@ -1,7 +1,7 @@
-"""The calls of torch's functions that a kernel may compute: what each of them requires.
+"""The calls of torch's functions that a kernel may compute, and their requirements.
 
-Every entry of `script_functions` has a `Plain`, which is asked before its guard. It allows what is
-known, so that whatever torch or a library adds later goes to torch.
+Every entry of `script_functions` has a `Plain`, which is checked before its guard. It allows only
+known arguments, so anything that torch or a library adds later goes to torch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,12 +25,12 @@ def is_plain(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Plain:
-    """The calls of a function that are ordinary: of tensors in memory, to be computed now.
+    """The ordinary calls of a function: calls with tensors in memory, to be computed now.
 
     Attributes:
-        tensors: names of the arguments that have to be tensors, the first ones of the function.
-        optional: names of other arguments that may be tensors, by their place.
-        without_graph: True if the kernel is also for calls without a graph, such as evaluations.
+        tensors: names of the function's first arguments, which must be tensors.
+        optional: names of other arguments that may be tensors, by position.
+        without_graph: True if the kernel also supports calls without a graph, such as evaluations.
     """
 
     tensors: tuple[str, ...]
@@ -38,7 +38,7 @@ class Plain:
     without_graph: bool = False
 
     def allows(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Return True if a call is one of them."""
+        """Return True if a call is ordinary."""
         if not self.without_graph and not torch.is_grad_enabled():
             return False
         count = len(self.tensors)

@@ -1,6 +1,6 @@
-"""What an entry is: what it changes, on what exactly, and the guard that it cannot be without.
+"""Definition of an entry: what it changes, on which object, and its mandatory guard.
 
-What does not fit is said once, by rank 0.
+Unsupported calls are reported once, by rank 0.
 """
 
 import functools
@@ -25,7 +25,7 @@ BF16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
 
 
 def always(*_: Any, **__: Any) -> None:
-    """Every call.
+    """Accept every call.
 
     tests/engine/test_patching.py lists such entries, each with the reason.
     """
@@ -33,15 +33,16 @@ def always(*_: Any, **__: Any) -> None:
 
 @dataclass(frozen=True)
 class FunctionPatch:
-    """A function whose calls go to a kernel, where that computes the same.
+    """A function whose calls go to a kernel if the kernel computes the same.
 
     Attributes:
-        owner: the module or class that has the function.
+        owner: module or class that has the function.
         original: the function, as the owner has it before it is patched.
-        guard: gets a call's arguments. None: the kernel computes what the original would.
-            Otherwise why the original is called, for the user; "" where that is as it should be.
-        kernel: takes the original's arguments.
-        fallback: what is called where the guard objects; the original, unless given.
+        guard: function of a call's arguments. It returns None if the kernel computes the same as
+            the original. Otherwise it returns the reason for users, or "" if there is nothing to
+            report.
+        kernel: function with the original's arguments.
+        fallback: function for calls that the guard refuses; by default the original.
     """
 
     owner: Any
@@ -51,10 +52,10 @@ class FunctionPatch:
     fallback: Callable[..., Any] | None = None
 
     def function(self, say: Callable[[str], None] | None = None) -> Callable[..., Any]:
-        """What is called in place of the original.
+        """Return the function that replaces the original.
 
         Args:
-            say: is told why a call goes to the original, each time.
+            say: callback for each call that goes to the original, with the reason.
         """
         guard, kernel, fallback = self.guard, self.kernel, self.fallback or self.original
 
@@ -67,8 +68,8 @@ class FunctionPatch:
                 say(why_not)
             return fallback(*args, **kwargs)
 
-        # pickle writes a function as the name by which it is found, which has to be the owner's:
-        # torch's own functions may have the name of a module in C, whose function is the original
+        # Pickle stores a function by its module and name, which must lead to the owner's function.
+        # torch's own functions may name a module in C, which has the original function.
         owner = self.owner
         if not isinstance(owner, type) and hasattr(owner, "__name__"):
             patched.__module__, patched.__qualname__ = owner.__name__, self.original.__name__
@@ -77,18 +78,19 @@ class FunctionPatch:
 
 @dataclass(frozen=True)
 class ObjectPatch(Generic[Place]):
-    """A change of an object, such as a model, in those places of it where it computes the same.
+    """A change of an object, such as a model, at the places where it computes the same.
 
     Attributes:
-        guard: the places in an object where the change is right; none where it is done already.
-        change: makes it in one of them.
+        guard: function that returns the places of an object where the change is right, without
+            places that are changed already.
+        change: function that makes the change at a place.
     """
 
     guard: Callable[[Any], Iterable[Place]]
     change: Callable[[Place], object]
 
     def apply(self, patched: Any) -> int:
-        """Change an object; returns in how many places."""
+        """Change an object; return the number of changed places."""
         places = list(self.guard(patched))
         for place in places:
             self.change(place)
@@ -120,7 +122,7 @@ def without_patches(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def keep_out_of_pickles() -> None:
-    """Have pickle and `copy.deepcopy` see modules without what this package changes in them."""
+    """Make pickle and `copy.deepcopy` see modules without the changes of this package."""
     reduce = torch.nn.Module.__reduce_ex__
 
     @functools.wraps(reduce)
@@ -134,12 +136,12 @@ def keep_out_of_pickles() -> None:
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether someone has to see what the module gets or returns, in either pass."""
+    """Return True if a hook sees what the module gets or returns, in either pass."""
     return has_global_hooks() or any(vars(module)[hooks] for hooks in HOOKS)
 
 
 def call_after(owner: type, name: str, action: Callable[[Any], object]) -> None:
-    """Have a class's method call `action` with the object at its end."""
+    """Make a class's method call `action` with the object at its end."""
     method = getattr(owner, name)
 
     @functools.wraps(method)
@@ -158,29 +160,29 @@ def computes_same(
     rtol: float,
     atol: float,
 ) -> bool:
-    """Whether two functions return the same for inputs; not where one of them fails with these."""
-    # a script's model may be called under autocast, whose rounding hides what is the same
+    """Return True if two functions return the same for inputs; False if one of them fails."""
+    # a script may call its model under autocast, whose rounding hides equality
     with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
         try:
-            expected, found = original(*inputs), other(*inputs)
-            alike = torch.allclose(found, expected, rtol=rtol, atol=atol)
-        except Exception:  # a class that nobody knows may ask for anything, and return anything
+            expected, actual = original(*inputs), other(*inputs)
+            alike = torch.allclose(actual, expected, rtol=rtol, atol=atol)
+        except Exception:  # an unknown class may need any arguments, and return anything
             return False
-    return alike and bool(expected.dtype == found.dtype)
+    return alike and bool(expected.dtype == actual.dtype)
 
 
 @cache
 def say_once(text: str) -> None:
-    """Write a line to stderr, if this process has not yet."""
+    """Write a line to stderr, unless this process has already written it."""
     if own_rank({"PMI_RANK": "0", **os.environ}) == 0:
         print(f"fast: {text}", file=sys.stderr, flush=True)
 
 
 @cache
 def say_fp32() -> None:
-    """Say that bf16 would be faster, where it would be."""
-    words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
-    if flags := [name for flag, name in BF16_FLAGS.items() if flag in words]:
+    """Report that bf16 would be faster, if this CPU has instructions for it."""
+    flags_here = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    if flags := [name for flag, name in BF16_FLAGS.items() if flag in flags_here]:
         say_once(
             f"the script trains in fp32; with {flags[0]} this CPU is faster in bf16: --bf16 of "
             'Trainer, mixed_precision="bf16" of Accelerate, or torch.autocast'

@@ -16,7 +16,7 @@ class Rows:
         shown: True if the caller gets the hidden states of each layer.
         tokens: the rows that are not padding.
         lengths: the number of these rows in each sample.
-        real: the same as `tokens`; None if most rows are real.
+        real: the same as `tokens`; None if most rows are no padding.
         usual: rows that most layers compute; None means all.
         last: rows that layers behind the last attention compute.
         read: rows that the current layer computes.
@@ -27,7 +27,7 @@ class Rows:
         self.padded_shape: torch.Size | None = None
         self.tokens, self.lengths = mask.flatten().nonzero().flatten(), (mask != 0).sum(1).tolist()
         self.real: torch.Tensor | None = self.tokens
-        # a single sample has no padding behind it, and the shape of DeBERTa's table of positions
+        # a single sample has no padding, and may have the shape of DeBERTa's table of positions
         if len(mask) == 1 or len(self.real) > MANY_ROWS * mask.numel():
             self.real = None
         self.usual = self.read = self.real if classifies else None
@@ -43,13 +43,13 @@ class Rows:
             self.last = torch.tensor(lengths, dtype=torch.int64, device="cpu").cumsum(0)
 
     def read_usual(self) -> None:
-        """Have the next layers compute the rows of most layers."""
+        """Make the next layers compute the rows of most layers."""
         self.read = self.usual
 
     def read_real(self) -> None:
-        """Have the next layer compute no padding."""
+        """Make the next layer compute no padding."""
         self.read = self.real
 
     def read_last(self) -> None:
-        """Have the next layer compute the rows behind the last attention."""
+        """Make the next layer compute the rows behind the last attention."""
         self.read = self.last

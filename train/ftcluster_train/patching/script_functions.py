@@ -1,7 +1,6 @@
-"""Entries of a script of one's own: functions that are replaced in the whole process.
+"""Entries for users' scripts: functions that are replaced in the whole process.
 
-Calls that no kernel is made for go to torch: evaluations, other devices and types, tracing and
-compiling.
+Unsupported calls go to torch: evaluations, other devices and dtypes, tracing and compiling.
 """
 
 import functools
@@ -37,11 +36,11 @@ torch_cross_entropy = functional.cross_entropy
 
 
 def _of_script(patch: FunctionPatch, plain: Plain, says_fp32: bool = False) -> FunctionPatch:
-    """An entry for ordinary calls.
+    """Return an entry that is limited to ordinary calls.
 
     Args:
-        plain: the calls that the entry's guard knows; any other goes to torch.
-        says_fp32: whether calls in training say that bf16 would be faster.
+        plain: calls that the entry's guard supports; others go to torch.
+        says_fp32: True if calls in training report that bf16 would be faster.
     """
 
     @functools.wraps(patch.guard)
@@ -61,7 +60,7 @@ def _of_script(patch: FunctionPatch, plain: Plain, says_fp32: bool = False) -> F
 def _is_linear(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> str | None:
-    """Matrices as weights and vectors as biases, of fp32 or bf16."""
+    """Accept matrices as weights and vectors as biases, in fp32 or bf16."""
     fits = (
         input.ndim > 1
         and weight.ndim == 2
@@ -81,7 +80,7 @@ def _linear(
 
 
 def _is_cast(values: torch.Tensor) -> bool:
-    """Whether torch's function would compute in fp32."""
+    """Return True if torch's function would compute in fp32."""
     return values.dtype == torch.bfloat16 and bool(torch.is_autocast_enabled("cpu"))
 
 
@@ -92,7 +91,7 @@ def _is_layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,  # noqa: ARG001 - has torch's arguments
 ) -> str | None:
-    """Norms of the last dimension that have a weight, of numbers that autocast leaves in fp32."""
+    """Accept norms over the last dimension that have a weight and compute in fp32."""
     fits = (
         weight is not None
         and (computes_in_bf16() or not torch.is_autocast_enabled("cpu"))
@@ -110,7 +109,7 @@ def _layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """As torch's, which computes in fp32 and returns the input's dtype."""
+    """Compute torch's LayerNorm, which computes in fp32 and returns the input's dtype."""
     return norm(input.float(), weight, bias, eps, centered=True).to(input.dtype)
 
 
@@ -124,7 +123,7 @@ def _is_cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> str | None:
-    """4,096 or more classes, without weights of classes and label smoothing."""
+    """Accept 4,096 or more classes, without class weights and label smoothing."""
     if not (
         input.ndim == 2
         and input.shape[1] >= MANY_CLASSES
@@ -136,8 +135,8 @@ def _is_cross_entropy(
     plain = weight is None and size_average is None and reduce is None and not label_smoothing
     if plain and reduction in ("mean", "sum", "none"):
         return None
-    said = "cross entropy with class weights or label smoothing is left to torch"
-    return said if input.requires_grad else ""
+    why_not = "cross entropy with class weights or label smoothing is left to torch"
+    return why_not if input.requires_grad else ""
 
 
 def _cross_entropy(
@@ -151,7 +150,7 @@ def _cross_entropy(
 
 
 def _is_compiled(model: Any = None, *_: Any, **__: Any) -> str:
-    """None: a compiled model is left to torch.compile, which is said."""
+    """Accept no call: torch.compile keeps a compiled model, which is reported."""
     is_model = isinstance(getattr(model, "__self__", model), torch.nn.Module)
     return "a compiled model is left to torch.compile" if is_model else ""
 
@@ -178,20 +177,24 @@ SCRIPT_FUNCTIONS = (
         FunctionPatch(functional, torch_layer_norm, _is_layer_norm, _layer_norm),
         Plain(("input",), {2: "weight", 3: "bias"}),
     ),
-    # its guard never gives way to a kernel: compiled code is not ours, which is said
+    # its guard accepts no call: it only reports that compiled code uses no kernels
     FunctionPatch(torch, torch.compile, _is_compiled, torch.compile),
 )
 _replacements = [(patch, patch.function(say_once)) for patch in SCRIPT_FUNCTIONS]
 
 
 def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """What replaces `torch.nn.functional.scaled_dot_product_attention`."""
+    """Replace `torch.nn.functional.scaled_dot_product_attention`."""
     output: torch.Tensor = _replacements[1][1](*args, **kwargs)
     return output
 
 
 def replace_functions() -> bool:
-    """Replace them; whether it is the first call, and this torch has what they need."""
+    """Replace the functions.
+
+    Returns:
+        True at the first call, if this torch is new enough.
+    """
     version = tuple(map(int, torch.__version__.split(".")[:2]))
     if version < OLDEST_TORCH:
         say_once(f"needs torch 2.5 or newer, and leaves torch {torch.__version__} as it is")

@@ -1,4 +1,4 @@
-"""What is replaced in the models of a script of one's own, and what of a model does not fit."""
+"""The replacements in models of users' scripts, and reports of unsupported parts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,22 +30,22 @@ ATTENTION = "ftcluster"
 ONE_KERNEL = ("GELUActivation", "GELUTanh", "SiLUActivation", "MishActivation", "LinearActivation")
 
 _fused: WeakSet[nn.Module] = WeakSet()
-_first_steps: dict[nn.Module, RemovableHandle] = {}  # of models that are in them
+_first_steps: dict[nn.Module, RemovableHandle] = {}  # hooks of models in their first step
 
 
 def patch_transformers() -> None:
-    """Fuse activations of all models, and patch each model that is made from now on."""
+    """Fuse activations of all models, and patch each model that is created from now on."""
     from transformers import PreTrainedModel
 
     for patch in activation_patches():
         patch.owner.forward = patch.function()
     call_after(PreTrainedModel, "post_init", patch_script_model)
-    # copies and models that are loaded by pickle come without patches
+    # copies and unpickled models have no patches
     call_after(PreTrainedModel, "__setstate__", patch_script_model)
 
 
 def activation_patches() -> list[FunctionPatch]:
-    """The entries of the forward passes of transformers' activations."""
+    """Return the entries for the forward passes of transformers' activations."""
     from transformers import activations
 
     kinds = [getattr(activations, name) for name in TANH_GELUS]
@@ -53,11 +53,11 @@ def activation_patches() -> list[FunctionPatch]:
 
 
 def patch_script_model(model: nn.Module) -> None:
-    """Have a model leave out what nothing reads, fuse its modules, and say what does not fit.
+    """Skip a model's unread rows, fuse its modules, and report unsupported parts.
 
-    They compute with our kernels from its first training step on. Not before, because what they
-    compute is compared, and a new model's weights are not there yet. Evaluations are left as they
-    are, but for rotary positions.
+    The modules use our kernels from the first training step on. Before it a new model's weights are
+    not loaded yet, and the results of the modules are compared. Evaluations stay unchanged, except
+    for rotary positions.
     """
     SKIPPED_ROWS.apply(model)
     if looks_at_first_token(model):
@@ -68,9 +68,10 @@ def patch_script_model(model: nn.Module) -> None:
 
 
 class _InTraining:
-    """The forward pass of a module, which has another one for evaluations: its class's.
+    """The forward pass of a module in training; evaluations use the class's forward pass.
 
-    The class's is also called once it is no longer the one that the module was compared with.
+    The class's forward pass is also used if it is no longer the one that the module was compared
+    with.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -89,23 +90,23 @@ def _fuse(model: nn.Module, _: Any) -> None:
     if torch.compiler.is_compiling() or not torch.is_grad_enabled() or model in _fused:
         return
     _fused.add(model)
-    own = {module for module in model.modules() if "forward" in vars(module)}
+    patched_before = {module for module in model.modules() if "forward" in vars(module)}
     for patch in (FUSED_RMS_NORMS, FUSED_GATED_MLPS, ROTARY_POSITIONS):
         patch.apply(model)
     for module in model.modules():
-        if "forward" in vars(module) and module not in own:
+        if "forward" in vars(module) and module not in patched_before:
             module.forward = _InTraining(module)
     _tell_kernels(model)
 
 
 def _tell_kernels(model: nn.Module) -> None:
-    """Have a model, but not its parts, say at the end of a step which kernels took part."""
+    """Make a model, but not its parts, report the kernels used at the end of a step."""
     if not any(part is model for whole in list(_first_steps) for part in whole.modules()):
         _first_steps[model] = model.register_forward_hook(_tell, always_call=True)
 
 
 def _tell(model: nn.Module, _: Any, output: Any) -> None:
-    """Called with what the model returned; with None where it failed."""
+    """Report the kernels used; called with the model's output, or None if it failed."""
     handle = _first_steps.pop(model, None)
     if handle is None:  # another thread called the same model
         return
@@ -114,7 +115,7 @@ def _tell(model: nn.Module, _: Any, output: Any) -> None:
     parts = [values] if isinstance(values, torch.Tensor) else values or ()
     computed = (part for part in parts if isinstance(part, torch.Tensor) and part.grad_fn)
     first = next(computed, None)
-    # the older kind of checkpoints shows nothing of what it computes
+    # the older kind of checkpoints hides what it computes
     if first is not None and "CheckpointFunctionBackward" not in functions_of(first):
         used = kernels_in_use(first, model)
         say_once(f"kernels in use: {', '.join(used) or 'none'}")
@@ -123,7 +124,7 @@ def _tell(model: nn.Module, _: Any, output: Any) -> None:
 
 
 def check_model(model: nn.Module) -> None:
-    """Say once what of a model is left as it is."""
+    """Report once the parts of a model that stay unchanged."""
     if why := why_not_skipped(model):
         say_once(why)
     for module in model.modules():
@@ -134,7 +135,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def register_attention() -> None:
-    """Make the attention known to transformers by its name, where it has such a register."""
+    """Register the attention with transformers by its name, if transformers supports that."""
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
@@ -155,10 +156,12 @@ def attention_forward(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As transformers' own for sdpa; the output's shape is (batch, length, heads, head size).
+    """Compute transformers' attention for sdpa.
+
+    The output's shape is (batch, length, heads, head size).
 
     Raises:
-        ValueError: the model asks for what only other implementations compute.
+        ValueError: the model needs an option that only other implementations support.
     """
     for name in ("position_bias", "softcap", "cache"):
         if others.get(name) is not None:

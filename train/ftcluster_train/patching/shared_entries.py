@@ -1,7 +1,7 @@
 """The entries that trainings and scripts share: functions of torch and transformers, and modules.
 
 The modules compute with one kernel: GELUs, MLPs gated by an activation, RMSNorms. A module keeps
-its class, its layers and their names; only its `forward` is another one.
+its class, its layers and their names; only its `forward` changes.
 """
 
 import copy
@@ -22,22 +22,22 @@ from ftcluster_kernels.rotary import Turned, rotary
 from ftcluster_train.patching.batch_context import NOTHING, current_context
 from ftcluster_train.patching.registry import FunctionPatch, ObjectPatch, computes_same, has_hooks
 
-GELUS = {"none": "gelu", "tanh": "tanh_gelu"}  # kernels by torch's names of approximations
+GELUS = {"none": "gelu", "tanh": "tanh_gelu"}  # keys: torch's names of approximations
 torch_dropout = functional.dropout  # also where `ftcluster_train.fast` has replaced it
 # classes of transformers.activations; both are the tanh approximation of GELU, in eight passes
 TANH_GELUS = ("NewGELUActivation", "FastGELUActivation")
-# what gated MLPs call their layers, and inputs and outputs of small ones
+# names of a gated MLP's layers, and inputs and outputs of small layers for trials
 LAYERS = {"gate_proj": (3, 5), "up_proj": (3, 5), "down_proj": (5, 3)}
 GATED = {*LAYERS, "act_fn"}
-EPSILONS = ("variance_epsilon", "eps")  # what RMSNorms call it
-ROTARY_FUNCTION = "apply_rotary_pos_emb"  # of the function in the modules of transformers' models
+EPSILONS = ("variance_epsilon", "eps")  # names of RMSNorm's epsilon
+ROTARY_FUNCTION = "apply_rotary_pos_emb"  # name of the function in transformers' models
 PARAMETERS = ["q", "k", "cos", "sin", "unsqueeze_dim"]
 
 
 def _drops(
     input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> str | None:
-    """Calls in training that leave their input as it is, of fp32 or bf16."""
+    """Accept training calls that do not change their input in place, in fp32 or bf16."""
     fits = training and 0 < p <= MOST_DROPPED and not inplace and simd.is_fit(input)
     return None if fits else ""
 
@@ -51,12 +51,12 @@ EXACT_DROPOUT = FunctionPatch(
 
 
 def _is_gelu(input: torch.Tensor, approximate: str = "none") -> str | None:  # noqa: ARG001
-    """GELU and its tanh approximation."""
+    """Accept GELU and its tanh approximation."""
     return None if approximate in GELUS else ""
 
 
 def _is_silu(input: torch.Tensor, inplace: bool = False) -> str | None:  # noqa: ARG001
-    """Calls that leave their input as it is."""
+    """Accept calls that do not change their input in place."""
     return "" if inplace else None
 
 
@@ -72,28 +72,28 @@ SILU = FunctionPatch(
 
 
 class FusedForward:
-    """The forward pass of a module.
+    """The fused forward pass of a module.
 
     Args:
-        function: gets the module, what the module is called with, and `setting`.
+        function: function of the module, the module's input, and `setting`.
     """
 
     def __init__(self, module: nn.Module, function: Callable[..., Any], setting: Any = None):
         self.module, self.function, self._setting = module, function, setting
 
     def __call__(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
-        """Called by the module, with one tensor, whatever its argument is called."""
+        """Compute the forward pass of one tensor, whatever its argument's name is."""
         (x,) = (*inputs, *named.values())
         return self.function(self.module, x, self._setting)
 
 
 def one_kernel_gelu(_: nn.Module, x: torch.Tensor, __: None) -> torch.Tensor:
-    """The tanh approximation of GELU."""
+    """Compute the tanh approximation of GELU."""
     return activate("tanh_gelu", x)
 
 
 def tanh_gelu(_: nn.Module, values: torch.Tensor) -> torch.Tensor:
-    """The same as the forward pass of a class, by torch's function."""
+    """Compute a class's forward pass by torch's function."""
     return functional.gelu(values, approximate="tanh")
 
 
@@ -111,7 +111,7 @@ def _rms_norm(module: nn.Module, x: torch.Tensor, epsilon: str) -> torch.Tensor:
 
 
 def _tanh_gelus(model: nn.Module) -> Iterator[FusedForward]:
-    """Modules of two classes of transformers, with the forward pass of their class."""
+    """Yield modules of two classes of transformers that have their class's forward pass."""
     for module in _unpatched(model):
         kind = type(module)
         if kind.__module__ == "transformers.activations" and kind.__name__ in TANH_GELUS:
@@ -119,9 +119,9 @@ def _tanh_gelus(model: nn.Module) -> Iterator[FusedForward]:
 
 
 def _gated_mlps(model: nn.Module) -> Iterator[FusedForward]:
-    """Modules that compute the same with small layers in place of their own.
+    """Yield modules that compute a gated MLP, as tested with small layers in their place.
 
-    Others also cut, scale or drop. A call with hooks on the activation is the class's own.
+    Other modules also cut, scale or drop. If the activation has hooks, the class's own code runs.
     """
     for module in _unpatched(model):
         own = vars(module)
@@ -134,7 +134,7 @@ def _gated_mlps(model: nn.Module) -> Iterator[FusedForward]:
 
 
 def _activation_of(module: nn.Module) -> str | None:
-    """None where it computes anything but a gated MLP."""
+    """Return the activation of a gated MLP; None if the module computes anything else."""
     small: nn.Module = object.__new__(type(module))
     nn.Module.__init__(small)
     vars(small).update({k: v for k, v in vars(module).items() if k not in vars(small)})
@@ -156,7 +156,7 @@ def _activation_of(module: nn.Module) -> str | None:
 
 
 def _rms_norms(model: nn.Module) -> Iterator[FusedForward]:
-    """Modules that compute the same, as T5's LayerNorm does: some RMSNorms add 1 to the weight."""
+    """Yield modules that compute RMSNorm, like T5's LayerNorm; some add 1 to the weight."""
     if not simd.is_available():
         return
     for module in _unpatched(model):
@@ -174,12 +174,12 @@ def _rms_norms(model: nn.Module) -> Iterator[FusedForward]:
 
 
 def _line(first: float, last: float, count: int) -> torch.Tensor:
-    """Return inputs of a trial, whatever torch's default dtype and device are."""
+    """Return inputs for a trial, whatever torch's default dtype and device are."""
     return torch.linspace(first, last, count, dtype=torch.float32, device="cpu")
 
 
 def _unpatched(model: nn.Module) -> Iterator[nn.Module]:
-    """Modules that have their class's forward pass."""
+    """Return modules that have their class's forward pass."""
     return (module for module in model.modules() if "forward" not in vars(module))
 
 
@@ -193,7 +193,7 @@ FUSED_RMS_NORMS = ObjectPatch(_rms_norms, _set_forward)
 
 
 def _rotary_functions(model: nn.Module) -> Iterator[FunctionPatch]:
-    """Functions of the modules' files that have this name and compute the same."""
+    """Yield functions of the modules' files that have this name and compute the same."""
     if not simd.is_available():
         return
     for name in sorted({type(module).__module__ for module in model.modules()}):
@@ -225,7 +225,7 @@ def _fits_rotary(
     sin: torch.Tensor,  # noqa: ARG001 - has the function's arguments
     unsqueeze_dim: int = 1,
 ) -> str | None:
-    """None if attention will want results of the dtype of the values, and they can be computed."""
+    """Accept values in the dtype that attention expects, if the kernel supports their shapes."""
     in_bf16 = bool(torch.is_autocast_enabled("cpu"))
     dtype = torch.bfloat16 if in_bf16 else torch.float32
     fits = (

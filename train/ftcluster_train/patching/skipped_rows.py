@@ -1,10 +1,14 @@
-"""Rows of a padded batch that nothing reads in an encoder, which need no products.
+"""Rows of a padded batch that nothing reads in an encoder, so no layer needs to compute them.
 
-Attention masks padding, so nothing reads its keys and values. In a classifier that looks at the
-first token of each sample nothing reads padding at all, as tokens meet nowhere else, nor other
-tokens than the first behind the last layer's attention; and columns of padding behind the longest
-sample of a batch, which scripts such as run_glue have, need not exist. Loss and gradients are the
-same to rounding.
+Attention masks padding, so nothing reads its keys and values. In a classifier that reads the first
+token of each sample:
+
+- Nothing reads padding at all, because tokens interact only in attention.
+- Behind the last layer's attention nothing reads other tokens than the first.
+- Columns of padding behind the longest sample of a batch, which scripts such as run_glue have, need
+  not exist.
+
+Loss and gradients are the same up to rounding.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,29 +22,29 @@ from ftcluster_train.patching.batch_context import BatchContext, current_context
 from ftcluster_train.patching.registry import HOOKS, ObjectPatch
 from ftcluster_train.patching.rows import Rows
 
-# model types in which only masked attention mixes tokens, and whose classifier looks at the first
+# model types in which only masked attention mixes tokens, and whose classifier reads the first
 FIRST_TOKEN = (
     "albert", "bert", "camembert", "deberta-v2", "distilbert", "electra", "modernbert", "roberta",
     "xlm-roberta",
 )  # fmt: skip
-# those in which the attention of a padding token is not that of padding, and keys have their layer
+# model types whose padding can be skipped in keys and values, which have layers of their own
 MASKED_KEYS = (
     "albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta",
 )  # fmt: skip
-SHARED_LAYERS = ("albert",)  # the last layer's weights are those of the others
+SHARED_LAYERS = ("albert",)  # all layers share their weights
 PADDED = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
-# by names of transformers
+# names in transformers
 KEYS_AND_VALUES = {"key", "value", "k_lin", "v_lin"}
-# Linear layers of the last block whose output is read at the first token only. Another name is one
-# that nobody has looked at; and DeBERTa's query_proj is of positions as well.
+# Linear layers of the last block whose output is read at the first token only. Layers with other
+# names are not checked yet; DeBERTa's query_proj is also used for positions.
 OF_FIRST_TOKEN = {"query", "q_lin", "dense", "out_lin", "lin1", "lin2", "Wo", "Wi"}
-# torch's modules in these models: what they compute for a token depends on no other one; and the
-# loss that DistilBERT has as a module
+# torch's modules in these models, whose result for a token depends on no other token; and the loss
+# that DistilBERT has as a module
 TORCH_MODULES = (
     nn.Linear, nn.Dropout, nn.LayerNorm, nn.Embedding, nn.ModuleList, nn.Tanh, nn.Identity, nn.GELU,
     nn.CrossEntropyLoss,
 )  # fmt: skip
-# whose hooks and wrappers read no hidden states
+# packages whose hooks and wrappers read no hidden states
 LIBRARIES = ("accelerate", "ftcluster_train", "torch", "transformers")
 
 
@@ -55,9 +59,9 @@ def rows_read(input: torch.Tensor) -> torch.Tensor | None:
 
 
 def _skips_rows(model: nn.Module) -> Iterator[nn.Module]:
-    """Certain encoders, all of classes of transformers, looked at again before each call.
+    """Yield the model if it is a supported encoder whose classes are all from transformers.
 
-    Not with forward passes or hooks of others.
+    Forward passes and hooks of others are checked again before each call.
     """
     known = looks_at_first_token(model) or _model_type(model) in MASKED_KEYS
     if known and _is_stock(type(model)) and _begin not in model._forward_pre_hooks.values():
@@ -65,11 +69,11 @@ def _skips_rows(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def why_not_skipped(model: nn.Module) -> str:
-    """Why a model of these types computes all rows; "" where it does not, or is of another type."""
+    """Return why a model of these types computes all rows; "" if there is no such reason."""
     if _model_type(model) not in {*FIRST_TOKEN, *MASKED_KEYS}:
         return ""
-    found = _foreign_part(model)
-    return f"{found} may read any token, so rows of padding are computed" if found else ""
+    part = _foreign_part(model)
+    return f"{part} may read any token, so rows of padding are computed" if part else ""
 
 
 def _model_type(model: nn.Module) -> str:
@@ -77,12 +81,12 @@ def _model_type(model: nn.Module) -> str:
 
 
 def _is_stock(kind: type) -> bool:
-    # transformers_modules are those with code of their own
+    # transformers_modules has models with custom code
     return kind.__module__.startswith("transformers.") or kind in TORCH_MODULES
 
 
 def _foreign_part(model: nn.Module) -> str:
-    """What of a model is not as transformers has made it, so that it may read any token; or ""."""
+    """Return a part of a model that is not from transformers and may read any token; or ""."""
     for name, module in model.named_modules():
         kind = type(module)
         where = f"{name} ({kind.__name__})" if name else kind.__name__
@@ -97,14 +101,14 @@ def _foreign_part(model: nn.Module) -> str:
 
 
 def _of_library(function: Any) -> bool:
-    # functools.wraps gives a wrapper the __module__ of what it wraps
+    # functools.wraps copies the __module__ of the wrapped function
     of_method = getattr(function, "__func__", function)
     place = getattr(of_method, "__globals__", {}).get("__name__") or type(of_method).__module__
     return bool(str(place).partition(".")[0] in LIBRARIES)
 
 
 def _skip_rows(model: nn.Module) -> None:
-    """Have it not compute them in training."""
+    """Make the model skip unread rows in training."""
     model.register_forward_pre_hook(_begin, with_kwargs=True)
     model.register_forward_hook(_end, always_call=True)
     if not looks_at_first_token(model):
@@ -120,19 +124,19 @@ SKIPPED_ROWS = ObjectPatch(_skips_rows, _skip_rows)
 
 
 def looks_at_first_token(model: nn.Module) -> bool:
-    """Whether it is a classifier of which nothing reads padding."""
+    """Return True for a classifier in which nothing reads padding."""
     config: Any = getattr(model, "config", None)
     return (
         _is_stock(type(model))
         and type(model).__name__.endswith("ForSequenceClassification")
         and _model_type(model) in FIRST_TOKEN
-        and getattr(config, "classifier_pooling", "cls") == "cls"  # of ModernBERT
-        and not getattr(config, "conv_kernel_size", 0)  # of DeBERTa: neighbours meet in it
+        and getattr(config, "classifier_pooling", "cls") == "cls"  # ModernBERT
+        and not getattr(config, "conv_kernel_size", 0)  # DeBERTa: a convolution mixes neighbours
     )
 
 
 def _behind_last_attention(model: nn.Module) -> Iterator[nn.Module]:
-    """The linear layers of the last block of which the classifier reads the first token only."""
+    """Yield the last block's linear layers of which only the first token is read."""
     blocks = next((m for m in model.modules() if isinstance(m, nn.ModuleList)), None)
     for name, module in blocks[-1].named_modules() if blocks else ():
         if isinstance(module, nn.Linear) and name.rpartition(".")[2] in OF_FIRST_TOKEN:
@@ -142,12 +146,12 @@ def _behind_last_attention(model: nn.Module) -> Iterator[nn.Module]:
 def _begin(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The arguments of a call without columns of padding; None where they stay as they are."""
+    """Return the arguments of a call without columns of padding; None to keep the arguments."""
     outer = current_context()
     if outer is not None and outer.rows is not None:
         if _is_part(model, outer.rows.model):
             return None
-        outer.__exit__()  # a call that was interrupted has left it
+        outer.__exit__()  # an interrupted call has not left it
     mask: Any = kwargs.get("attention_mask")
     tokens: Any = kwargs.get("input_ids")
     config: Any = model.config
@@ -166,12 +170,12 @@ def _begin(
     by_token = ("output_attentions", "output_hidden_states")
     shown = any(kwargs.get(name) or getattr(config, name, False) for name in by_token)
     if not looks_at_first_token(model):
-        # attention without any real key is that of padding; a decoder gives its keys to the caller
+        # a sample without real keys attends to padding; a decoder returns its keys to the caller
         if mask.any(1).all() and not getattr(config, "is_decoder", False):
             _enter(Rows(model, mask, classifies=False, shown=shown))
         return None
     if (
-        shown or not mask[:, 0].all()  # attention of padding may be that of padding
+        shown or not mask[:, 0].all()  # a first token that is padding may attend to padding
     ):
         return None
     numbers = torch.arange(1, mask.shape[1] + 1, dtype=torch.int64, device="cpu")

@@ -1,7 +1,7 @@
-"""Encoders whose layers compute the tokens of a batch one after the other, without padding.
+"""Encoders whose layers compute the real tokens of a batch one after the other, without padding.
 
-Attention goes by samples, as documents of a row; all else in a layer is of one token. Behind the
-layers padding is 0, which is what is right where nothing reads it.
+Attention treats the samples as packed sequences of a row; all other parts of a layer compute each
+token alone. Behind the layers padding is 0, which is correct if nothing reads it.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from ftcluster_train.patching.batch_context import current_rows
 from ftcluster_train.patching.registry import ObjectPatch
 from ftcluster_train.patching.rows import Rows
 
-# by the type of a model, the class of its layers' stack; in none of them attention knows positions
+# for each model type the class of its stack of layers; their attention uses no positions
 STACKS = {
     "bert": "BertEncoder",
     "camembert": "CamembertEncoder",
@@ -26,26 +26,27 @@ STACKS = {
     "roberta": "RobertaEncoder",
     "xlm-roberta": "XLMRobertaEncoder",
 }
-ATTENTIONS = ("sdpa", "ftcluster")  # those that call torch's function, which is ours
+ATTENTIONS = ("sdpa", "ftcluster")  # implementations that call torch's function, which is patched
 UNKNOWN = ("encoder_hidden_states", "past_key_values")
 
 
 def _stacks(model: nn.Module) -> Iterator[nn.Module]:
-    """The layers of certain encoders with sdpa as attention, where nothing reads padding: in
-    classifiers that look at the first token, and in recipes whose loss is of other tokens alone.
-    Looked at again before each call, as rows that nothing reads are.
+    """Yield the layers of supported encoders with sdpa as attention, where nothing reads padding.
+
+    That is so in classifiers that read the first token, and in recipes whose loss only uses other
+    tokens. The conditions for skipped rows are checked again before each call.
     """
     config: Any = getattr(model, "config", None)
     name = STACKS.get(str(getattr(config, "model_type", "")))
-    found = [module for module in model.modules() if type(module).__name__ == name]
+    stacks = [module for module in model.modules() if type(module).__name__ == name]
     plain = (
         getattr(config, "_attn_implementation", "") in ATTENTIONS
         # transformers 4 has relative positions for some of them
         and getattr(config, "position_embedding_type", None) in (None, "absolute")
         and not getattr(config, "chunk_size_feed_forward", 0)
     )
-    if plain and len(found) == 1 and _unpad not in found[0]._forward_pre_hooks.values():
-        yield found[0]
+    if plain and len(stacks) == 1 and _unpad not in stacks[0]._forward_pre_hooks.values():
+        yield stacks[0]
 
 
 def _change(stack: nn.Module) -> None:
@@ -53,12 +54,12 @@ def _change(stack: nn.Module) -> None:
     stack.register_forward_hook(_pad)
 
 
-# only where nothing reads a model's padding
+# only for models whose padding nothing reads
 UNPADDING = ObjectPatch(_stacks, _change)
 
 
 class _Chosen(torch.autograd.Function):  # type: ignore[misc]
-    """Some rows, shapes (rows, columns)."""
+    """A selection of rows, shapes (rows, columns)."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
@@ -73,7 +74,7 @@ class _Chosen(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Placed(torch.autograd.Function):  # type: ignore[misc]
-    """Rows at their places among others, which are 0."""
+    """Rows at their places among other rows, which are 0."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, places: torch.Tensor, count: int) -> torch.Tensor:
@@ -92,14 +93,14 @@ def _at(places: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
 def _unpad(
     _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The arguments of a call with real tokens alone; None where they stay as they are."""
+    """Return the arguments of a call with real tokens alone; None to keep the arguments."""
     rows = current_rows()
     hidden: Any = args[0] if args else kwargs.get("hidden_states")
     if (
         rows is None
         or rows.shown
         or type(hidden) is not torch.Tensor
-        or "attention_mask" not in kwargs  # transformers 4 has another name for it in some
+        or "attention_mask" not in kwargs  # some models of transformers 4 have another name for it
         or len(args) > 1
         or any(kwargs.get(name) is not None for name in UNKNOWN)
         or hidden.shape[:2] != rows.shape

@@ -1,1 +1,1 @@
-"""Programs in or beside a rank."""
+"""Programs that run in a rank or beside it."""

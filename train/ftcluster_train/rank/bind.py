@@ -1,16 +1,16 @@
-"""Binds a rank to its cores and memory, then executes its program: what mpirun or torchrun starts.
+"""The program that mpirun or torchrun starts: binds a rank to cores and memory, and executes it.
 
     python -m ftcluster_train.host.bind PROGRAM ARGUMENTS ...
 
 FTCLUSTER_PLACEMENT has the plan of all ranks (see
-`ftcluster_common.protocol.launch.rank_placement`);
-PMI_RANK or torchrun's variables have the rank. Each host computes its own masks from the CPUs that
-this process may use now. If binding fails, as in a container without the capability, stderr says so
-and the rank runs unbound.
+`ftcluster_common.protocol.launch.rank_placement`). PMI_RANK or torchrun's variables have the rank.
+Each host computes its own masks from the CPUs that this process may use. If binding fails, as in a
+container without the capability, a message goes to stderr and the rank runs unbound.
 
 The program gets the variables that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE
-and GROUP_RANK; the control node's `ftcluster.launch.environment` lists all stages of its
-environment. It is executed and not imported, because LD_PRELOAD is read when a process starts.
+and GROUP_RANK. `ftcluster.launch.environment` on the control node lists all stages of its
+environment. The program is executed and not imported, because LD_PRELOAD takes effect only when a
+process starts.
 
 Standard library only: it delays every rank.
 """
@@ -41,7 +41,7 @@ from ftcluster_train.rank.guardian import ADDRESS, execute, guard
 SYS_SET_MEMPOLICY, SYS_GET_MEMPOLICY = 238, 239
 MPOL_DEFAULT, MPOL_PREFERRED, MPOL_PREFERRED_MANY = 0, 1, 5
 MPOL_MODE = 0xFF  # the bits above are flags
-MOST_NODES = 1024  # the most that any kernel is built for (CONFIG_NODES_SHIFT 10)
+MOST_NODES = 1024  # the maximum of any kernel (CONFIG_NODES_SHIFT 10)
 
 Syscall = Callable[..., int]
 LOOPBACK = b"lo"
@@ -53,9 +53,9 @@ class Place:
     """The plan of one rank.
 
     Attributes:
-        host: number of its host in the plan, the head being 0.
-        memory: the NUMA nodes that it prefers; none: the kernel's default policy.
-        env: variables of its host.
+        host: number of the rank's host in the plan; the head is 0.
+        memory: NUMA nodes that the rank prefers; none: the kernel's default policy.
+        env: variables of the rank's host.
     """
 
     rank: int
@@ -70,14 +70,14 @@ class Place:
 
 
 def find_place(placement: Mapping[str, Any], rank: int) -> Place:
-    """The place of one rank, from 0.
+    """Return the place of one rank, counted from 0.
 
     Args:
-        placement: see `ftcluster_common.protocol.launch.rank_placement`. Ranks are
-            numbered in the order of hosts.
+        placement: result of `ftcluster_common.protocol.launch.rank_placement`. Ranks are numbered
+            in the order of hosts.
 
     Raises:
-        ValueError: there are fewer ranks.
+        ValueError: the plan has fewer ranks.
     """
     kinds = [placement["kinds"][kind] for kind, count in placement["hosts"] for _ in range(count)]
     ranks = [
@@ -103,9 +103,9 @@ def find_place(placement: Mapping[str, Any], rank: int) -> Place:
 
 
 def torchrun_place(placement: Mapping[str, Any], environ: Mapping[str, str]) -> Place:
-    """The place of a rank that torchrun has started, on hosts that are all alike.
+    """Return the place of a rank that torchrun has started, on hosts that are all alike.
 
-    torchrun decides which rank it is, and may start fewer hosts than planned.
+    torchrun decides the number of the rank, and may start fewer hosts than planned.
 
     Raises:
         ValueError: the plan has fewer ranks on a host.
@@ -117,7 +117,7 @@ def torchrun_place(placement: Mapping[str, Any], environ: Mapping[str, str]) -> 
 
 
 def variables(place: Place, threads: int) -> dict[str, str]:
-    """Variables for the program: those of its host, and those that torchrun sets."""
+    """Return variables for the program: its host's variables, and those that torchrun sets."""
     return {
         **place.env,
         "OMP_NUM_THREADS": str(threads),
@@ -130,7 +130,7 @@ def variables(place: Place, threads: int) -> dict[str, str]:
 
 
 def bind_cores(place: Place) -> tuple[int, list[str]]:
-    """Bind this process to its cores; returns its number of threads, and what went wrong."""
+    """Bind this process to its cores; return its number of threads, and problems."""
     allowed = os.sched_getaffinity(0)
     chosen = place.cpus & allowed or allowed
     problems = []
@@ -144,7 +144,7 @@ def bind_cores(place: Place) -> tuple[int, list[str]]:
     except OSError as error:
         problems.append(f"it cannot be bound to its cores: {error.strerror}")
     threads = min(place.threads, len(chosen))
-    # of a pod or a container that got less than what was planned
+    # a pod or a container may get less CPU time than planned
     quota = cpu_quota()
     share = threads if quota is None else max(1, int(quota / place.local_size))
     if share < threads:
@@ -156,7 +156,7 @@ def bind_cores(place: Place) -> tuple[int, list[str]]:
 
 
 def call_kernel(number: int, *arguments: Any) -> int:
-    """Make a system call; returns its result, or the negative errno."""
+    """Make a system call; return its result, or the negative errno."""
     call = ctypes.CDLL(None, use_errno=True).syscall
     call.restype = ctypes.c_long
     result = int(call(ctypes.c_long(number), *arguments))
@@ -164,10 +164,10 @@ def call_kernel(number: int, *arguments: Any) -> int:
 
 
 def bind_memory(nodes: Sequence[int], syscall: Syscall = call_kernel) -> list[str]:
-    """Prefer NUMA nodes for memory; returns what went wrong.
+    """Prefer NUMA nodes for memory; return problems.
 
-    Preferred and not bound: when bound nodes are full, the kernel kills the process instead of
-    using others. Kernels before 5.15 prefer one node only, here the first.
+    The nodes are preferred and not bound: when bound nodes are full, the kernel kills the process
+    instead of using others. Kernels before 5.15 can prefer only one node, here the first.
     """
     if not nodes:
         return []
@@ -190,7 +190,7 @@ def bind_memory(nodes: Sequence[int], syscall: Syscall = call_kernel) -> list[st
 
 
 def memory_nodes(syscall: Syscall = call_kernel) -> list[int] | None:
-    """The nodes that this process prefers; [] for the default policy, None where it is unknown."""
+    """Return the nodes that this process prefers; [] for the default policy, None if unknown."""
     mode, mask = ctypes.c_int(), _mask(())
     result = syscall(
         SYS_GET_MEMPOLICY,
@@ -217,12 +217,12 @@ def _mask(nodes: Iterable[int]) -> "ctypes.Array[ctypes.c_uint64]":
 def close_inherited_listeners(alone: bool) -> None:
     """Close the listening sockets of Hydra's proxy, which this process has inherited.
 
-    The proxy listens at all addresses of its host for proxies of other hosts, whatever -iface says
-    (seen with Intel MPI 2021.18). Where there are no other hosts, only this one may reach it.
+    The proxy listens at all addresses of its host for proxies of other hosts, whatever -iface is
+    (seen with Intel MPI 2021.18). If there are no other hosts, only this host may reach it.
 
     Args:
-        alone: whether all ranks are on this host, so that the sockets are to be reached from here
-            only. An ordinary user may do so since Linux 5.7; before, they stay as they are.
+        alone: True if all ranks are on this host, so that only this host may reach the sockets. An
+            ordinary user may restrict them since Linux 5.7; on older kernels they stay as they are.
     """
     for listener in _listeners():
         with listener:
@@ -235,27 +235,27 @@ def _listeners() -> Iterator[socket.socket]:
     numbers = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
     for number in sorted(number for number in numbers if number >= FIRST):
         try:
-            found = socket.socket(fileno=number)
+            candidate = socket.socket(fileno=number)
         except OSError:  # no socket, or closed by now
             continue
         if (
-            found.family in (socket.AF_INET, socket.AF_INET6)
-            and found.type == socket.SOCK_STREAM
-            and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            candidate.family in (socket.AF_INET, socket.AF_INET6)
+            and candidate.type == socket.SOCK_STREAM
+            and candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         ):
-            yield found
+            yield candidate
         else:
-            found.detach()
+            candidate.detach()
 
 
 def guarded(program: list[str], rank: int) -> int:
-    """Run the program as the child of this process; ends as the program has ended."""
+    """Run the program as a child of this process; end in the same way as the program."""
     try:
         code = guard(program, rank)
     except TrainError as error:
         print(error_line(error), flush=True)
         return 1
-    if code > 128:  # mpirun names the signal of what it has started
+    if code > 128:  # mpirun reports the signal that ends this process
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with contextlib.suppress(OSError):
             signal.signal(code - 128, signal.SIG_DFL)
@@ -264,7 +264,7 @@ def guarded(program: list[str], rank: int) -> int:
 
 
 def main() -> int:
-    """Entry point; returns only where the program cannot be started."""
+    """Run the program; return only if it cannot be started."""
     text = os.environ.pop(PLACEMENT_VARIABLE, None)
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if text is None or len(sys.argv) < 2 or not (by_torchrun or "PMI_RANK" in os.environ):
@@ -297,15 +297,17 @@ def main() -> int:
             print(error_line(TrainError(problem, "start the run again")), flush=True)
             return 1
     os.environ.update(variables(place, threads))
-    os.environ.setdefault("PYTHONUTF8", "1")  # else a host's locale decides what a rank can print
+    os.environ.setdefault(
+        "PYTHONUTF8", "1"
+    )  # otherwise a host's locale limits what a rank can print
     home = os.environ.get("HOME", "")
-    # the account's that trains has the first one
+    # for the account that trains, PYTHONPYCACHEPREFIX is set
     cache = os.environ.get("PYTHONPYCACHEPREFIX") or f"{home}/.cache" * os.access(home, os.W_OK)
     if cache:
-        # torch's own default is a name in /tmp, where another user could have left code to load
+        # torch's default is a name in /tmp, where another user could place code to load
         folder = f"{cache}/torchinductor-{os.uname().nodename}"
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", folder)
-    os.umask(GROUP_READS)  # here, because on other hosts it is that of an SSH session
+    os.umask(GROUP_READS)  # other hosts have inherited the umask of an SSH session
     program = sys.argv[1:]
     if ADDRESS in os.environ:
         return guarded(program, place.rank)

@@ -1,11 +1,11 @@
-"""The parent of a rank: reports it to the supervisor, and ends it when the supervisor is gone.
+"""The parent of a rank: reports to the supervisor, and ends the rank when the supervisor is gone.
 
 `bind` becomes this process, and the rank is its child. The kernel ends the rank when its guardian
-is killed (PR_SET_PDEATHSIG), the guardian ends it when the connection to the supervisor is closed
-or silent: whatever is killed first, no rank is left. The messages are lines of JSON, see
+is killed (PR_SET_PDEATHSIG). The guardian ends the rank when the connection to the supervisor is
+closed or silent. So no rank is left, whatever is killed first. The messages are lines of JSON, see
 `heartbeats`.
 
-Standard library only: it is in every rank's way.
+Standard library only: it delays every rank.
 """
 
 import contextlib
@@ -34,10 +34,10 @@ from ftcluster_train.io.rank_status import (
 )
 
 ADDRESS = "FTCLUSTER_SUPERVISOR"  # address:port of the supervisor
-SECRET = "FTCLUSTER_GUARD_FILE"  # has what a guardian proves itself with
-GRACE_SECONDS = 9.0  # between SIGTERM and SIGKILL; longer than that of `script`
-LOOK_SECONDS = 0.1  # between two looks whether the rank has ended, where nothing tells
-REPEAT_SECONDS = 2.0  # a shutdown signals every process, and so the rank several times
+SECRET = "FTCLUSTER_GUARD_FILE"  # file with the run's secret, which a guardian sends first
+GRACE_SECONDS = 9.0  # between SIGTERM and SIGKILL; longer than the grace time of `script`
+LOOK_SECONDS = 0.1  # between two checks of whether the rank has ended, without pidfd
+REPEAT_SECONDS = 2.0  # a shutdown signals every process, so the rank gets several signals
 CONDITION_SECONDS = 10.0  # between two readings of a host's condition
 STACK_SECONDS = 0.02  # a process writes its stacks meanwhile, so that they do not mix
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
@@ -45,7 +45,7 @@ OOM_COUNTER = Path("/proc/vmstat")
 
 
 def guard(program: Sequence[str], rank: int) -> int:
-    """Run a rank's program to its end; returns its exit code, 128+n after signal n.
+    """Run a rank's program to its end; return its exit code, 128+n after signal n.
 
     Raises:
         TrainError: the supervisor does not answer, or the program cannot be started.
@@ -53,7 +53,7 @@ def guard(program: Sequence[str], rank: int) -> int:
     timeouts = timeouts_of(os.environ)
     secret = Path(os.environ.pop(SECRET))
     connection = connect(os.environ.pop(ADDRESS), secret, rank, timeouts.connect)
-    adopt_orphans()  # what the rank leaves behind is ours to end
+    adopt_orphans()  # so that this process can end the rank's remaining children
     ours, theirs = os.pipe()
     os.set_inheritable(theirs, True)
     os.set_blocking(ours, False)
@@ -81,10 +81,10 @@ def guard(program: Sequence[str], rank: int) -> int:
 
 
 def connect(address: str, secret: Path, rank: int, limit_seconds: float) -> socket.socket:
-    """The connection to the supervisor, which has taken this guardian for one.
+    """Connect to the supervisor; return the connection once it has accepted this guardian.
 
     Raises:
-        TrainError: it does not answer in time.
+        TrainError: the supervisor does not answer in time.
     """
     host, _, port = address.rpartition(":")
     hello = hello_of(secret.read_text(encoding="ascii").strip(), rank)
@@ -103,16 +103,16 @@ def connect(address: str, secret: Path, rank: int, limit_seconds: float) -> sock
 
 
 def _greeted(address: tuple[str, int], hello: bytes, limit_seconds: float) -> socket.socket:
-    """A connection on which hello was answered.
+    """Return a connection on which the supervisor has answered.
 
     Raises:
-        OSError: there is none, also where too many others have connected meanwhile.
+        OSError: there is no answer, for example because too many others have connected meanwhile.
     """
     connection = socket.create_connection(address, limit_seconds)
     try:
         connection.sendall(hello)
         if not connection.recv(1, socket.MSG_PEEK):
-            raise ConnectionResetError("it has hung up")
+            raise ConnectionResetError("the supervisor has closed the connection")
     except OSError:
         connection.close()
         raise
@@ -121,27 +121,27 @@ def _greeted(address: tuple[str, int], hello: bytes, limit_seconds: float) -> so
 
 
 def open_end(pid: int) -> int | None:
-    """A descriptor that is readable once a child has ended; None: not before Linux 5.3."""
+    """Return a descriptor that is readable once a child has ended; None before Linux 5.3."""
     with contextlib.suppress(OSError):
         return os.pidfd_open(pid)
     return None
 
 
 def readable(sources: Sequence[Any], wait_seconds: float) -> list[Any]:
-    """Those of some sockets and descriptors that can be read; one that is None is left out.
+    """Return the sockets and descriptors that can be read, ignoring None.
 
-    select() takes no descriptor above 1023, and Hydra leaves those of all its hosts open.
+    select() accepts no descriptor above 1023, and Hydra leaves descriptors of all its hosts open.
     """
-    waiting, found = select.poll(), {}
+    waiting, sources_by_number = select.poll(), {}
     for source in sources:
         if source is not None:
             waiting.register(source, select.POLLIN)
-            found[source if isinstance(source, int) else source.fileno()] = source
-    return [found[number] for number, _ in waiting.poll(wait_seconds * 1000)]
+            sources_by_number[source if isinstance(source, int) else source.fileno()] = source
+    return [sources_by_number[number] for number, _ in waiting.poll(wait_seconds * 1000)]
 
 
 def execute(program: Sequence[str]) -> int:
-    """Become a program; returns an exit code where it cannot be started."""
+    """Become a program; return an exit code if it cannot be started."""
     try:
         os.execvp(program[0], list(program))
     except OSError as error:
@@ -150,29 +150,29 @@ def execute(program: Sequence[str]) -> int:
 
 
 class _Guardian:
-    """Watches one rank, until it has ended and all that it has started."""
+    """The watch over one rank until the rank and all its children have ended."""
 
     def __init__(
         self, connection: socket.socket, pid: int, progress: int, timeouts: Timeouts
     ) -> None:
         self._connection, self._pid, self._progress = connection, pid, progress
         self._timeouts = timeouts
-        self._script = pid  # the process that the rank has started to do its work, if it has
+        self._script = pid  # the process that does the rank's work, if the rank has started one
         self._doing: dict[str, Any] = {}
         self._activity: dict[str, Any] = {}
         self._rest = self._said = b""
         self._heard = self._sent = time.monotonic()
-        self._ending = 0.0  # when SIGKILL is due; 0: it is not being ended
+        self._ending = 0.0  # when SIGKILL is due; 0: the rank is not being ended
         self._asked = 0.0  # when the rank was asked to stop
         first = os.environ.get("LOCAL_RANK") == "0"
         self._condition = HostCondition(os.getppid(), self._heard) if first else None
         self._condition_read = self._heard
 
     def watch(self) -> int:
-        """Returns the rank's wait status."""
+        """Watch the rank to its end; return its wait status."""
         end = open_end(self._pid)
         while True:
-            # it has the rank's cores, and so wakes up seldom
+            # the guardian shares the rank's cores, so it rarely wakes up
             due = self._sent + BEAT_SECONDS - time.monotonic()
             wait = LOOK_SECONDS if end is None or self._ending else max(0.0, due)
             with contextlib.suppress(InterruptedError):
@@ -195,7 +195,7 @@ class _Guardian:
                 self._send({**self._doing, **self._activity, **self._host(now)})
 
     def _host(self, now: float) -> dict[str, Any]:
-        """What the host is like, now and then, if this is its first rank and it trains."""
+        """Return the host's condition from time to time, if this first rank of the host trains."""
         due = now - self._condition_read >= CONDITION_SECONDS
         if not (self._condition and due and self._trains):
             return {}
@@ -204,15 +204,15 @@ class _Guardian:
 
     @property
     def _trains(self) -> bool:
-        """Whether the rank is one of ours and no user's script."""
+        """True if the rank runs ftcluster's own training and no user's script."""
         return bool(self._doing) and self._doing["doing"] != SCRIPT
 
     def forward(self, number: int) -> None:
-        """Send the rank a signal; a training that is asked to stop once more ends at once."""
+        """Send the rank a signal; a training that is asked to stop twice ends at once."""
         now = time.monotonic()
         stop = number in (signal.SIGTERM, signal.SIGINT) and self._trains
         again = self._asked and now - self._asked > REPEAT_SECONDS
-        if stop and again and SLURM_VARIABLE not in os.environ:  # Slurm repeats it
+        if stop and again and SLURM_VARIABLE not in os.environ:  # Slurm repeats its signals
             self._end(now)
             return
         if stop:
@@ -249,8 +249,8 @@ class _Guardian:
                 self._doing = {"step": report.get("step", 0), "doing": report.get("doing", SCRIPT)}
 
     def _take_orders(self, data: bytes) -> None:
-        *lines, said = (self._said + data).split(b"\n")
-        self._said = said[-LINE_LIMIT:]
+        *lines, rest = (self._said + data).split(b"\n")
+        self._said = rest[-LINE_LIMIT:]
         for line in lines:
             if line == b"end":
                 self._end(time.monotonic())
@@ -265,16 +265,16 @@ class _Guardian:
         if not self._ending:
             self._ending = now + GRACE_SECONDS
             for pid in {self._pid, self._script}:
-                _signal(pid, signal.SIGCONT)  # one that is stopped would not see the other
-            # a training would stop at its next step
+                _signal(pid, signal.SIGCONT)  # a stopped process would not react to SIGTERM
+            # after SIGTERM a training would first finish its step
             _signal(self._pid, signal.SIGKILL if self._trains else signal.SIGTERM)
 
     def _send(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # a supervisor that does not read is silent, too
+        with contextlib.suppress(OSError):  # a supervisor that does not read is also silent
             self._connection.send(json.dumps(message).encode() + b"\n")
 
     def _end_the_rest(self) -> None:
-        """End what the rank has started and left behind; it is ours now (subreaper)."""
+        """End the rank's remaining children, which this process has adopted (subreaper)."""
         for pid in children(os.getpid()):
             _signal(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
@@ -283,7 +283,7 @@ class _Guardian:
 
 
 def oom_kills() -> int:
-    """How many processes of this host the kernel has killed for want of memory."""
+    """Return how many processes of this host the kernel has killed because memory was short."""
     with contextlib.suppress(OSError):
         for line in OOM_COUNTER.read_text().splitlines():
             if line.startswith("oom_kill "):

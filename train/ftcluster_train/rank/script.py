@@ -1,10 +1,10 @@
 """One rank of a user's script.
 
-    python -m ftcluster_train.host.script run RUN_DIR        run it, report how it ended
+    python -m ftcluster_train.host.script run RUN_DIR        run the script, report how it ended
     python -m ftcluster_train.host.script look PROGRAM ...   print why it cannot be run here
 
-PROGRAM is a path, or -m and a module. `run` takes it from RUN_DIR/job.json, which only the account
-can read: all users of a host can read mpirun's arguments, and mpirun sends them over the network
+PROGRAM is a path, or -m and a module. `run` reads it from RUN_DIR/job.json, which only the account
+can read. All users of a host can read mpirun's arguments, and mpirun sends them over the network
 unencrypted. The script is a child of this process, which reports its exit code to the supervisor:
 mpirun waits for the other ranks when one has failed, and has one exit code for all signals.
 
@@ -31,14 +31,14 @@ from ftcluster_train.io.processes import end_with_parent
 from ftcluster_train.rank.startup_hooks import add_layer, own_layer
 
 STARTUP = Path(__file__).parent.parent / "startup"  # see sitecustomize.py there
-GRACE_SECONDS = 8  # between SIGTERM and SIGKILL; less than the supervisor's
-LEVELS = 3  # below the folder that the script starts in, which may have checkpoints
+GRACE_SECONDS = 8  # between SIGTERM and SIGKILL; less than the supervisor's grace time
+LEVELS = 3  # depth of the search for checkpoints below the script's start folder
 COMPLETE = "trainer_state.json"  # transformers' Trainer writes it last
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def run(run_dir: Path) -> int:
-    """Run the script of a run; returns its exit code, 128+n after a signal."""
+    """Run the script of a run; return its exit code, 128+n after a signal."""
     end_with_parent()
     try:
         job = read_script_job(run_dir)
@@ -59,15 +59,17 @@ def run(run_dir: Path) -> int:
         os.environ[CHECKPOINT_VARIABLE] = last_checkpoint(run_dir, Path(job.start))
     else:
         mark_start(run_dir)
-    # until the handlers are set
+    # blocked until the handlers are set
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     child = os.fork()  # not subprocess, which would close MPI's own file descriptors
     if child == 0:
         end_with_parent(signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         rank_status.keep_from_children()
-        found = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = f"{STARTUP}{os.pathsep}{found}" if found else str(STARTUP)
+        python_path = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = (
+            f"{STARTUP}{os.pathsep}{python_path}" if python_path else str(STARTUP)
+        )
         os.execv(
             sys.executable, [sys.executable, *job.arguments(os.environ.get("LOCAL_RANK", "0"))]
         )
@@ -90,35 +92,38 @@ def run(run_dir: Path) -> int:
 
 
 def mark_start(run_dir: Path) -> None:
-    """Remember when the script was first started on this host."""
+    """Store the time of the script's first start on this host."""
     with contextlib.suppress(OSError):  # another rank of this host has done it, or the disk is full
         (run_dir / "started").touch(exist_ok=False)
 
 
 def last_checkpoint(run_dir: Path, folder: Path) -> str:
-    """The newest complete checkpoint of transformers' Trainer that the run has written here; or "".
+    """Return the newest complete checkpoint of transformers' Trainer that the run has written here.
 
-    `folder`, where the script starts, may also have checkpoints of other trainings.
+    The result is "" if there is none. `folder`, where the script starts, may also have checkpoints
+    of other trainings.
     """
     try:
         since = (run_dir / "started").stat().st_mtime_ns
     except OSError:  # the first start on this host
         return ""
-    found = [checkpoint for checkpoint in _checkpoints(folder) if checkpoint[0] > since]
-    return str(max(found)[1]) if found else ""
+    checkpoints = [checkpoint for checkpoint in _checkpoints(folder) if checkpoint[0] > since]
+    return str(max(checkpoints)[1]) if checkpoints else ""
 
 
 def _checkpoints(folder: Path) -> Iterator[tuple[int, Path]]:
-    """When each checkpoint below a folder was complete."""
+    """Yield the completion time and path of each complete checkpoint below a folder."""
     for level in range(LEVELS):
         for path in folder.glob("*/" * level + "checkpoint-*"):
-            with contextlib.suppress(OSError):  # it is not complete, or is being removed
+            with contextlib.suppress(
+                OSError
+            ):  # the checkpoint is not complete, or is being removed
                 if path.name.removeprefix("checkpoint-").isdecimal():
                     yield (path / COMPLETE).stat().st_mtime_ns, path
 
 
 def rank_end(status: int, rank: int) -> RankEnd:
-    """How a process ended, from the status of wait(2)."""
+    """Return how a process ended, from the status of wait(2)."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         return RankEnd(rank, socket.gethostname(), 128 + number, signal_name(number))
@@ -126,7 +131,7 @@ def rank_end(status: int, rank: int) -> RankEnd:
 
 
 def why_not(program: list[str]) -> str:
-    """Why this Python cannot run a program; "" if it can."""
+    """Return why this Python cannot run a program; "" if it can."""
     if program[0] != "-m":
         path = Path(program[0])
         if path.is_file():
@@ -134,20 +139,20 @@ def why_not(program: list[str]) -> str:
         return f"{path} does not exist"
     add_layer()
     try:
-        found = importlib.util.find_spec(program[1])
+        spec = importlib.util.find_spec(program[1])
     except (ImportError, ValueError) as error:
         return f"there is no module {program[1]}: {error}"
-    return "" if found else f"there is no module {program[1]}"
+    return "" if spec else f"there is no module {program[1]}"
 
 
 def main() -> int:
-    """Entry point; returns the exit code."""
-    verb, *words = sys.argv[1:]
+    """Run the command line; return the exit code."""
+    verb, *arguments = sys.argv[1:]
     if verb == "look":
-        problem = why_not(words)
+        problem = why_not(arguments)
         print(problem)
         return 1 if problem else 0
-    return run(Path(words[0]))
+    return run(Path(arguments[0]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The planned backend of torch.distributed for a script that names none, and which one it uses.
+"""The planned backend of torch.distributed for a script that names none, and reports of the choice.
 
-Standard library only, until torch or Accelerate is there.
+Standard library only, until torch or Accelerate is imported.
 """
 
 import importlib
@@ -22,14 +22,14 @@ STDERR = 2
 
 
 def use_planned_backend() -> None:
-    """Have torch and the libraries above it take the planned backend, and rank 0 report it."""
+    """Make torch and libraries above it use the planned backend; rank 0 reports it."""
     after_import("torch", _torch)
     after_import("accelerate.state", _accelerate)
     after_import("transformers.training_args", _transformers)
 
 
 def _torch() -> None:
-    """torch's default for CPUs, which Lightning looks up as well."""
+    """Set torch's default for CPUs, which Lightning also uses."""
     groups: Any = importlib.import_module("torch.distributed.distributed_c10d")
     importlib.import_module("ftcluster_train.mpi")  # torch before 2.5 does not do so itself
     defaults = getattr(groups.Backend, "default_device_backend_map", {})
@@ -47,14 +47,14 @@ def _torch() -> None:
 
 
 def _backend_of(group: Any) -> str:
-    """Its backend for CPUs; get_backend is "undefined" where nothing was asked for."""
+    """Return a group's backend for CPUs; get_backend is "undefined" if none was requested."""
     groups: Any = importlib.import_module("torch.distributed.distributed_c10d")
     by_device = groups.get_backend_config(group)
     return str(dict(part.split(":") for part in by_device.split(",")).get("cpu", by_device))
 
 
 def _accelerate() -> None:
-    """Accelerate, and so Trainer, which know gloo for CPUs."""
+    """Make Accelerate, and so Trainer, use the planned backend instead of gloo on CPUs."""
     state = importlib.import_module("accelerate.state").PartialState
     groups: Any = importlib.import_module("torch.distributed")
     prepare = state._prepare_backend
@@ -63,20 +63,20 @@ def _accelerate() -> None:
     def prepared(
         self: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None
     ) -> tuple[str | None, Any]:
-        # PartialState alone does not look at the variable: each rank would train by itself
+        # PartialState alone ignores the variable: each rank would train by itself
         cpu = cpu or os.environ.get(ACCELERATE_CPU_VARIABLE) == "true"
-        found, kind = prepare(self, cpu, sagemaker_dp, backend)
-        if found == GLOO and not backend and groups.is_initialized():
-            found = _backend_of(None)
-        elif found == GLOO and (backend or os.environ.get(BACKEND_VARIABLE)) == IMPI:
-            found = IMPI
-        return found, kind
+        chosen, kind = prepare(self, cpu, sagemaker_dp, backend)
+        if chosen == GLOO and not backend and groups.is_initialized():
+            chosen = _backend_of(None)
+        elif chosen == GLOO and (backend or os.environ.get(BACKEND_VARIABLE)) == IMPI:
+            chosen = IMPI
+        return chosen, kind
 
     state._prepare_backend = prepared
 
 
 def _transformers() -> None:
-    """The option --ddp_backend takes it as well."""
+    """Make the option --ddp_backend accept impi."""
     arguments = importlib.import_module("transformers.training_args").TrainingArguments
     choices = arguments.__dataclass_fields__["ddp_backend"].metadata["choices"]
     if IMPI not in choices:

@@ -1,6 +1,6 @@
-"""What a script's Python does when it starts, and once the script has imported a module.
+"""Actions at the start of a script's Python, and after the script has imported a module.
 
-Standard library only, until torch is there: it delays every rank.
+Standard library only, until torch is imported: it delays every rank.
 """
 
 import contextlib
@@ -21,19 +21,19 @@ RENDEZVOUS = "torch.distributed.rendezvous"
 
 
 def own_layer() -> str:
-    """The folder with the packages of this process's run; "" for none."""
+    """Return the folder with the packages of this process's run; "" for none."""
     return os.environ.get(LAYER_VARIABLE, "")
 
 
 def add_layer() -> None:
-    """Have Python find these packages, where it finds none in the stack."""
+    """Make Python find the run's packages, after the packages of the stack."""
     if layer := own_layer():
         for folder in Path(layer).glob("lib/python3*/site-packages"):
             site.addsitedir(str(folder))
 
 
 def after_import(name: str, action: Callable[[], object]) -> None:
-    """Call `action` as soon as a module has been imported; at once where it has been."""
+    """Call `action` as soon as a module has been imported; at once if it has been."""
     if name in sys.modules:
         action()
     else:
@@ -47,14 +47,14 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """What the finders behind this one find; its loader calls the action. None for others."""
+        """Return the spec that later finders find, with a loader that calls the action."""
         if name != self._name:
             return None
         behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
         specs = (finder.find_spec(name, path, target) for finder in behind)
         spec = next((spec for spec in specs if spec), None)
         if spec and spec.loader:
-            # a script may also look whether there is such a module, and not import it
+            # a script may also check whether the module exists, without importing it
             run = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
@@ -68,11 +68,11 @@ class _Finder(MetaPathFinder):
 
 
 def listen_at_one_address() -> None:
-    """Have the store of `init_process_group` listen at the address that the ranks are given.
+    """Make the store of `init_process_group` listen only at the address that the ranks know.
 
-    torch listens at all addresses of the host, and the store has no authentication.
+    By default torch listens at all addresses of the host, and the store has no authentication.
     """
-    from ftcluster_train.comm.connectivity import listen  # not before it is needed
+    from ftcluster_train.comm.connectivity import listen  # only when it is needed
 
     rendezvous: Any = importlib.import_module(RENDEZVOUS)
     store = rendezvous.TCPStore
@@ -82,7 +82,7 @@ def listen_at_one_address() -> None:
         *more: Any, **words: Any,
     ) -> Any:  # fmt: skip
         if is_master:
-            with contextlib.suppress(OSError):  # torch says why it cannot
+            with contextlib.suppress(OSError):  # torch then reports the error
                 words["master_listen_fd"] = listen(host_name, port, world_size or 1).detach()
         return store(host_name, port, world_size, is_master, *more, **words)
 

@@ -1,19 +1,18 @@
-"""Imported by Python at the start of a user's script, whose folder is first on PYTHONPATH then.
+"""The module that Python imports at the start of a user's script, found first on PYTHONPATH.
 
-The packages of its own requirements come behind the stack's, see `add_layer`. With `--fast` our
-kernels replace torch's functions once the script has imported torch, see `ftcluster_train.fast`.
+- Packages of the script's own requirements are found after the stack's, see `add_layer`.
+- With `--fast` our kernels replace torch's functions once the script has imported torch, see
+  `ftcluster_train.fast`.
+- A script that names no backend of torch.distributed gets the planned one, see `script_backend`.
+- The store of torch's rendezvous listens at the head's address only, see `listen_at_one_address`.
+- A script that hangs writes its Python stacks on request, see `rank_status`.
+- gloo's threads get time to finish at the end of the script.
 
-A script that names no backend of torch.distributed has the planned one, see `script_backend`.
-
-The store of torch's rendezvous listens at the head's address only, see `listen_at_one_address`.
-
-A script that hangs is asked for its Python stacks, see `rank_status`.
-
-gloo's threads get time to finish at the end of the script. A thread of torch's gloo backend
-releases the tensors of the last collective a moment after that has returned, and needs the GIL for
-it. If Python is ending by then, the thread aborts the process ("terminate called without an active
-exception"), and a script that was successful ends with SIGABRT. Seen with torch 2.13.0: up to every
-third rank that had one core (pytorch pull request 179291 has another case).
+A thread of torch's gloo backend releases the tensors of the last collective a moment after the
+collective has returned, and needs the GIL for that. If Python is ending by then, the thread aborts
+the process ("terminate called without an active exception"), and a successful script ends with
+SIGABRT. Seen with torch 2.13.0: up to every third rank on one core (pytorch pull request 179291 has
+another case).
 """
 
 import atexit
@@ -39,7 +38,7 @@ THREADS = ("pt_gloo_runloop",)  # their name in torch
 
 
 def _settle() -> None:
-    """Sleep where there are such threads, so that they get the GIL."""
+    """Sleep if there are such threads, so that they get the GIL."""
     names = Path("/proc/self/task").glob("*/comm")
     with contextlib.suppress(OSError):  # a thread has ended
         if any(name.read_text().strip() in THREADS for name in names):

@@ -1,1 +1,1 @@
-"""Programs on the head: they start, watch and end the ranks of a run."""
+"""Programs on the head that start, watch and end the ranks of a run."""

@@ -1,12 +1,13 @@
-"""The supervisor's process: one a run, in the background, started again when it was killed.
+"""The supervisor's background process: one per run, restarted after it was killed.
 
-It is a unit of systemd where there is one: of the system where root starts it, else of the account
-if its own systemd outlives its logins (`loginctl enable-linger`). Elsewhere it is the child of a
-process that waits for it, in a session of their own; killing either of them does not end the run.
-systemd may do so at logout (KillUserProcesses in logind.conf), which is said.
+The process is a systemd unit if possible: a system unit if root starts it, otherwise a unit of the
+account, provided that the account's systemd outlives its logins (`loginctl enable-linger`).
+Otherwise it is the child of a waiting process, both in a session of their own; killing either of
+them does not end the run. systemd may end them at logout (KillUserProcesses in logind.conf), and
+the user is warned about that.
 
-One that is stopped (SIGSTOP) is killed after WATCHDOG_SECONDS, by systemd's watchdog or by that
-other process, and so started again: its ranks have ended by then.
+A stopped supervisor (SIGSTOP) is killed after WATCHDOG_SECONDS, by systemd's watchdog or by the
+waiting process, and is then restarted. Its ranks have ended by then.
 
 Standard library only.
 """
@@ -34,48 +35,49 @@ from ftcluster_train.io.fsync import GROUP_READS, has_space, write_atomically
 from ftcluster_train.io.locks import EXCLUSIVE, try_lock
 
 PID_FILE = "supervisor.pid"
-BOOT_FILE = "supervisor.boot"  # of which start of the host the supervisor was
-STOP_FILE = "stop"  # the run is to end, also if its supervisor was just killed
+BOOT_FILE = "supervisor.boot"  # identifies the host's boot in which the supervisor ran
+STOP_FILE = "stop"  # the run must end, even if its supervisor was just killed
 START_SECONDS = 20.0
-LOOK_BYTES = 1 << 30  # of memory, to look at a run's files
+LOOK_BYTES = 1 << 30  # memory limit for reading a run's files
 BACK_SECONDS = 5.0  # a killed supervisor is back after this long
-PAUSE_SECONDS = 1.0  # before it is started again
-LOGGED = {  # events that the host's log gets
+PAUSE_SECONDS = 1.0  # before a killed supervisor is restarted
+LOGGED = {  # events that are copied to the host's log
     "error": syslog.LOG_ERR, "restart": syslog.LOG_WARNING, "notice": syslog.LOG_NOTICE,
     "end": syslog.LOG_NOTICE,
 }  # fmt: skip
-LOOK_SECONDS = 0.2  # between two looks whether it has ended or is stopped
-SPACE_SECONDS = 600.0  # how long to wait for what events and a launch need
-# without a sign of life; the guardians have ended their ranks before, see `Timeouts.supervisor`
+LOOK_SECONDS = 0.2  # between two checks of whether the supervisor has ended or is stopped
+SPACE_SECONDS = 600.0  # longest wait for the disk space that events and a launch need
+# A silent supervisor is killed after this time. The guardians have ended their ranks before, see
+# `Timeouts.supervisor`.
 WATCHDOG_SECONDS = 20.0
-# A reboot waits so long for a run, whose own grace time only `ftcluster stop` knows.
+# How long a reboot waits for a run; only `ftcluster stop` knows the run's own grace time.
 STOP_SECONDS = 120
-MOST_TASKS = "50%"  # of the system's; its default, 15 %, may be too low for many ranks
-NOTIFY_SOCKET = "NOTIFY_SOCKET"  # systemd's, sd_notify(3)
-SYSTEMD = Path("/run/systemd/system")  # is there if systemd runs this host, sd_booted(3)
+MOST_TASKS = "50%"  # of the system's tasks; the default, 15 %, may be too low for many ranks
+NOTIFY_SOCKET = "NOTIFY_SOCKET"  # variable that systemd sets, sd_notify(3)
+SYSTEMD = Path("/run/systemd/system")  # exists if systemd runs this host, sd_booted(3)
 LINGER = Path("/var/lib/systemd/linger")
-# of the role tuning; PAM reads it, units do not
+# written by the role tuning; PAM applies it to sessions, but systemd does not apply it to units
 LIMITS = Path("/etc/security/limits.d/ftcluster.conf")
 UNIT_LIMITS = {"nofile": "LimitNOFILE", "memlock": "LimitMEMLOCK"}
 
 
 def supervisor_of(run_dir: Path) -> int | None:
-    """The process id of a run's supervisor, if it is alive."""
+    """Return the process id of a run's supervisor, or None if it is not alive."""
     try:
         pid = int((run_dir / PID_FILE).read_text(encoding="ascii"))
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (OSError, ValueError):
         return None
-    return pid if os.fsencode(run_dir) in words else None  # else the number is another process's
+    return pid if os.fsencode(run_dir) in arguments else None  # another process may have the id
 
 
 def is_supervised(run_dir: Path) -> bool:
-    """Whether a run needs no supervisor any more, or has one."""
+    """Return True if a run has a supervisor or does not need one any more."""
     return has_ended(run_dir) or supervisor_of(run_dir) is not None
 
 
 def wait_for_supervisor(run_dir: Path) -> bool:
-    """Wait for a supervisor that was started; returns whether it is there."""
+    """Wait for a supervisor that was started; return True if it runs."""
     deadline = time.monotonic() + START_SECONDS
     while not is_supervised(run_dir):
         if time.monotonic() > deadline:
@@ -85,20 +87,20 @@ def wait_for_supervisor(run_dir: Path) -> bool:
 
 
 class NoUnit(Exception):
-    """Why the supervisor cannot be a unit of systemd; "" where systemd does not run this host."""
+    """The reason why the supervisor cannot be a systemd unit; "" if systemd does not run here."""
 
 
 def as_account(user: str, call: Callable[[], int]) -> int:
-    """Call a function as an account, in a process of its own; returns what it returns.
+    """Call a function as an account, in a separate process; return the function's result.
 
-    root reads no file of the account: a link may lead anywhere, and a FIFO has no end. That process
-    has LOOK_BYTES of memory, because a file may have any size.
+    root must not read the account's files itself: a link may lead anywhere, and a FIFO has no end.
+    The process gets LOOK_BYTES of memory, because a file may have any size.
 
     Args:
-        user: the account; "" calls the function in this process.
+        user: name of the account; "" calls the function in this process.
 
     Raises:
-        TrainError: it was killed, or had to be after START_SECONDS + BACK_SECONDS.
+        TrainError: the process was killed, or was still running after START_SECONDS + BACK_SECONDS.
     """
     if not user:
         return call()
@@ -117,7 +119,7 @@ def as_account(user: str, call: Callable[[], int]) -> int:
         except MemoryError:
             os.write(2, f"a file of the run has more than {LOOK_BYTES >> 20} MiB\n".encode())
             os._exit(1)
-        except BaseException as error:  # what the process forked from must not go on here
+        except BaseException as error:  # the parent's code must not continue in the child
             os.write(2, f"{first_line(error)}\n".encode())
             os._exit(1)
     deadline = time.monotonic() + START_SECONDS + BACK_SECONDS
@@ -139,12 +141,12 @@ def start_unit(run_dir: Path, user: str) -> None:
     """Start a run's supervisor as a unit of systemd.
 
     Args:
-        user: the account that it runs as where root starts it; "" for this one.
+        user: account that the supervisor runs as if root starts it; "" for the current account.
 
     Raises:
-        NoUnit: it cannot be one.
+        NoUnit: the supervisor cannot be a systemd unit.
     """
-    # the unit would not belong to the Slurm job, and so not be ended with it
+    # a unit would not belong to the Slurm job, so it would not end with the job
     if not SYSTEMD.is_dir() or SLURM_VARIABLE in os.environ:
         raise NoUnit
     root, account = os.geteuid() == 0, own_account()
@@ -165,12 +167,12 @@ def start_unit(run_dir: Path, user: str) -> None:
 
 
 def own_account() -> str:
-    """The name of this process's account."""
+    """Return the name of this process's account."""
     return pwd.getpwuid(os.geteuid()).pw_name
 
 
 def say_why_no_unit(run_dir: Path, why: str) -> None:
-    """Say in the supervisor's log why it is no unit of systemd, and whether logout ends it."""
+    """Log why the supervisor is no systemd unit, and warn if a logout may end it."""
     print(f"no unit of systemd: {why}", flush=True)
     logind = "org.freedesktop.login1"
     command = ("busctl", "get-property", logind, f"/{logind.replace('.', '/')}")
@@ -193,35 +195,35 @@ def say_why_no_unit(run_dir: Path, why: str) -> None:
 def unit_command(
     run_dir: Path, python: str, user: str, system: bool, limits: str = ""
 ) -> Sequence[str]:
-    """The command that starts a run's supervisor as a unit of systemd.
+    """Return the command that starts a run's supervisor as a systemd unit.
 
     Args:
-        user: the account that it runs as; "" for the one that calls it.
-        system: whether it is a unit of the system, and not of the account.
+        user: account that the supervisor runs as; "" for the calling account.
+        system: True for a system unit, False for a unit of the account.
     """
     properties = [
         "WorkingDirectory=/",  # Python imports from it, and another user may own it
         "Restart=on-abnormal",  # after a signal, not after an exit code
         f"RestartSec={PAUSE_SECONDS:g}",
         f"WatchdogSec={WATCHDOG_SECONDS:g}",
-        "WatchdogSignal=SIGKILL",  # any other one waits for SIGCONT
-        "KillMode=mixed",  # SIGTERM is the supervisor's to handle
+        "WatchdogSignal=SIGKILL",  # a stopped process handles any other signal only after SIGCONT
+        "KillMode=mixed",  # only the supervisor gets SIGTERM
         f"TimeoutStopSec={STOP_SECONDS}",
         "NoNewPrivileges=yes",
         "OOMPolicy=continue",  # a rank that is out of memory does not end the supervisor
         f"TasksMax={MOST_TASKS}",
-        # what PAM gives to a session
+        # the files that PAM reads for a session
         "EnvironmentFile=-/etc/environment",
         "EnvironmentFile=-/etc/default/locale",
     ]
-    if system:  # at a reboot it is ended while it still reaches the other hosts
+    if system:  # at a reboot the unit ends while it can still reach the other hosts
         properties.append("After=network.target")
-    for words in map(str.split, limits.splitlines()):
-        if len(words) == 4 and words[0] == user and words[2] in UNIT_LIMITS:
-            value = {"unlimited": "infinity"}.get(words[3], words[3])
-            kib = "K" if words[2] == "memlock" and value.isdecimal() else ""
-            properties.append(f"{UNIT_LIMITS[words[2]]}={value}{kib}")
-    cache = run_dir.parents[1] / "cache"  # the stack is not the account's to write
+    for fields in map(str.split, limits.splitlines()):
+        if len(fields) == 4 and fields[0] == user and fields[2] in UNIT_LIMITS:
+            value = {"unlimited": "infinity"}.get(fields[3], fields[3])
+            kib = "K" if fields[2] == "memlock" and value.isdecimal() else ""
+            properties.append(f"{UNIT_LIMITS[fields[2]]}={value}{kib}")
+    cache = run_dir.parents[1] / "cache"  # the account may not write to the stack
     return (
         "systemd-run",
         *(() if system else ("--user",)),
@@ -235,15 +237,15 @@ def unit_command(
 
 
 def detach() -> bool:
-    """Go to the background; returns False in this process, and True in each supervisor."""
+    """Go to the background; return False in this process and True in each supervisor."""
     if os.fork():
         return False
     os.setsid()
-    os.chdir("/")  # the caller's may be removed when it has ended, and mpirun needs one
+    os.chdir("/")  # the caller's folder may be removed later, and mpirun needs one that exists
     if os.fork():
         os._exit(0)
     null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in range(3):  # the caller waits until they are closed
+    for descriptor in range(3):  # the caller waits until these are closed
         os.dup2(null, descriptor)
     while pid := os.fork():
         if not was_killed(pid):
@@ -253,7 +255,11 @@ def detach() -> bool:
 
 
 def was_killed(pid: int) -> bool:
-    """Wait for the end of a child, which is killed once it is stopped for WATCHDOG_SECONDS."""
+    """Wait for the end of a child; kill it if it is stopped for WATCHDOG_SECONDS.
+
+    Returns:
+        True if a signal ended the child.
+    """
     stopped = 0.0
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
@@ -266,14 +272,14 @@ def was_killed(pid: int) -> bool:
 
 
 def this_boot() -> str:
-    """Which start of this host it is; of a container, of its process 1."""
+    """Return an id of this boot of the host; in a container, of this start of its process 1."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     started = str(process_state(1).get("start", ""))
     return f"{boot} {started}"
 
 
 def was_rebooted(run_dir: Path) -> bool:
-    """Whether this host was started since a run's last supervisor; remembers this start."""
+    """Return True if this host was booted since a run's last supervisor; store this boot's id."""
     file = run_dir / BOOT_FILE
     before = file.read_text(encoding="ascii").strip() if file.is_file() else ""
     with contextlib.suppress(OSError):  # disk full
@@ -282,37 +288,37 @@ def was_rebooted(run_dir: Path) -> bool:
 
 
 def log_event(run: str, event: str, fields: Mapping[str, Any]) -> None:
-    """Tell the host's own log what an operator looks for there: `journalctl -u ftcluster-RUN`."""
+    """Write an event to the host's own log, where operators look: `journalctl -u ftcluster-RUN`."""
     if event not in LOGGED:
         return
-    said = fields.get("message") or ", ".join(f"{name} {value}" for name, value in fields.items())
+    text = fields.get("message") or ", ".join(f"{name} {value}" for name, value in fields.items())
     where = f"rank {fields['rank']} on {fields['host']}: " if fields.get("rank") is not None else ""
     syslog.openlog("ftcluster", syslog.LOG_PID, syslog.LOG_USER)
-    for number, line in enumerate(str(said).splitlines()):
+    for number, line in enumerate(str(text).splitlines()):
         syslog.syslog(LOGGED[event], f"{run}: {event}: {where if not number else '  '}{line}")
 
 
 def wait_for_space(run_dir: Path) -> None:
-    """Wait while a run's disk is full to the last: its end, or its restart, would be lost.
+    """Wait while a run's disk is completely full, because no event could be recorded.
 
-    For the supervisor while it has no ranks: theirs would miss it.
+    Call this only while the run has no ranks: the supervisor cannot watch them meanwhile.
     """
-    deadline, said = time.monotonic() + SPACE_SECONDS, False
+    deadline, is_logged = time.monotonic() + SPACE_SECONDS, False
     while not has_space(run_dir) and time.monotonic() < deadline:
-        if not said:
+        if not is_logged:
             message = f"the disk of {run_dir} is full, or its quota or inodes: waiting for space"
             log_event(run_dir.name, "notice", {"message": message})
-        said = True
+        is_logged = True
         time.sleep(LOOK_SECONDS)
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped (SIGSTOP, or by a debugger)."""
+    """Return True if a process is stopped (by SIGSTOP or a debugger)."""
     return process_state(pid).get("state", "") in ("T", "t")
 
 
 def feed_watchdog() -> None:
-    """Give systemd a sign of life from now on; nothing where it wants none."""
+    """Start to send systemd a regular sign of life; do nothing if systemd wants none."""
     address = os.environ.pop(NOTIFY_SOCKET, "")  # programs that this process starts send none
     if not address:
         return
@@ -321,7 +327,7 @@ def feed_watchdog() -> None:
         path = f"\0{address[1:]}" if address.startswith("@") else address
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
             while True:
-                with contextlib.suppress(OSError):  # systemd is being started anew
+                with contextlib.suppress(OSError):  # systemd is being restarted
                     notify.sendto(b"WATCHDOG=1", path)
                 time.sleep(WATCHDOG_SECONDS / 4)
 
@@ -329,13 +335,13 @@ def feed_watchdog() -> None:
 
 
 def become_supervisor(run_dir: Path) -> bool:
-    """Make this process the run's supervisor, and end it where there is another one.
+    """Make this process the run's supervisor, or end it if the run has another supervisor.
 
     Returns:
-        Whether it follows one that was killed.
+        True if this supervisor follows one that was killed.
     """
     os.umask(GROUP_READS)
-    lock = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)  # until this process ends
+    lock = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)  # locked until this process ends
     if not try_lock(lock, EXCLUSIVE):
         os._exit(0)
     log = os.open(run_dir / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

@@ -1,14 +1,17 @@
 """The supervisor's end of the connections to the ranks' guardians, and requests to stop.
 
 A guardian (see `guardian`) connects and sends the run's secret and its rank, as `hello_of` writes
-them, and the supervisor answers with `beat`. From then on the guardian sends lines of JSON: each
-second the `activity` of its rank, with `step` and `doing` as the rank has reported them, and of a
-host's first rank sometimes also `host`, the `HostCondition`; last `exit` and `oom`. The supervisor
-sends a line a second, `beat`, or `end`, `stop` or `stack`.
+them. The supervisor answers with `beat`. From then on the guardian sends lines of JSON:
 
-Everybody who reaches the port may connect. Nothing of a connection is parsed before its first bytes
-are the secret, and who has not sent it is hung up on: after GREETING_SECONDS, or earlier when too
-many wait.
+- each second the `activity` of its rank, with `step` and `doing` as the rank has reported them;
+- from a host's first rank sometimes also `host`, the `HostCondition`;
+- at the end `exit` and `oom`.
+
+Each second the supervisor sends a line: `beat`, `end`, `stop` or `stack`.
+
+Anybody who reaches the port may connect. The supervisor parses nothing before it has received the
+secret. It closes a connection that has not sent the secret after GREETING_SECONDS, or earlier if
+too many wait.
 
 Standard library only: the supervisor uses it.
 """
@@ -29,12 +32,12 @@ from ftcluster_common.protocol.timeouts import BEAT_SECONDS, Timeouts
 from ftcluster_train.io.rank_status import LINE_LIMIT, rank_of, read_report
 from ftcluster_train.supervisor.rank_life import RankLife, Trouble, at_step, find_trouble
 
-BACKLOG = 4096  # connections that wait to be accepted; net.core.somaxconn is a limit of it
-GREETING_SECONDS = 5.0  # from a connection to the secret
+BACKLOG = 4096  # connections that wait to be accepted; net.core.somaxconn limits this
+GREETING_SECONDS = 5.0  # longest time between a connection and its secret
 UNGREETED = 256  # connections that have not sent the secret; a process may open 1024 files
-SAY_SECONDS = 60.0  # between two lines of the log about strangers
+SAY_SECONDS = 60.0  # between two log lines about strangers
 TCP_INFO_BYTES = 8 + 13 * 4  # see _seconds_since_ack
-STOPPED_EXIT_CODE = 128 + signal.SIGTERM  # of a run that was stopped
+STOPPED_EXIT_CODE = 128 + signal.SIGTERM  # exit code of a stopped run
 
 
 @dataclass(eq=False)
@@ -47,10 +50,10 @@ class _Connection:
 
 
 def _seconds_since_ack(connection: socket.socket) -> float:
-    """For how long the other end's kernel has acknowledged nothing.
+    """Return the seconds since the other end's kernel last acknowledged anything.
 
-    tcpi_last_ack_recv, in ms, of struct tcp_info (Linux, include/uapi/linux/tcp.h): after 8 fields
-    of a byte the 13th of 4 bytes.
+    The value is tcpi_last_ack_recv, in ms, of struct tcp_info (Linux, include/uapi/linux/tcp.h):
+    the 13th 4-byte field after 8 one-byte fields.
     """
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
@@ -65,9 +68,9 @@ class Heartbeats:
 
     Args:
         address: this host's address in the cluster.
-        secret: what guardians prove themselves with.
+        secret: secret that guardians must send first.
         hosts: the host of each rank.
-        now: the supervisor's seconds.
+        now: current time on the supervisor's clock, in seconds.
         hang_seconds: see `find_trouble`.
     """
 
@@ -92,29 +95,29 @@ class Heartbeats:
         self._listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
-        # in the order in which they came
+        # both in the order of arrival
         self._ungreeted: dict[_Connection, None] = {}
         self._guardians: dict[_Connection, None] = {}
         self._strangers, self._say_at = 0, now
         self._sent = now
-        self._polled: float | None = None  # other hosts may be asked before the first poll
-        self._stopped = 0.0  # for how long the supervisor has not come to poll
+        self._polled: float | None = None  # None before the first poll, which may come late
+        self._stopped = 0.0  # longest time between two polls, in seconds
 
     @property
     def listens_at(self) -> str:
-        """Where guardians connect, address:port."""
+        """The address that guardians connect to, as address:port."""
         host, port = self._listener.getsockname()[:2]
         return f"{host}:{port}"
 
     def poll(self, now: float) -> None:
-        """Take what has come, and send a beat a second; never waits."""
+        """Read the messages that have arrived, and send a beat each second; never wait."""
         if self._polled is not None:
             self._stopped = max(self._stopped, now - self._polled)
         self._polled = now
         for key, _ in self._selector.select(0):
             if key.data is None:
                 self._accept(now)
-            elif key.data.socket.fileno() >= 0:  # else it has made room for another one
+            elif key.data.socket.fileno() >= 0:  # otherwise it was closed for a newer connection
                 self._read(key.data, now)
         while self._ungreeted and now - next(iter(self._ungreeted)).since > GREETING_SECONDS:
             self._refuse(next(iter(self._ungreeted)), now)
@@ -126,7 +129,7 @@ class Heartbeats:
                     connection.life.acked = now - _seconds_since_ack(connection.socket)
 
     def trouble(self, now: float) -> list[Trouble]:
-        """What is wrong with the ranks, see `find_trouble`, or was with the supervisor."""
+        """Return the troubles of the ranks, see `find_trouble`, or of the supervisor itself."""
         if self._stopped > self._timeouts.supervisor:  # the guardians have ended their ranks
             first = max(self.lives, key=lambda live: live.step)
             what = f"the supervisor was stopped for {self._stopped:.0f} s"
@@ -137,11 +140,11 @@ class Heartbeats:
 
     @property
     def all_done(self) -> bool:
-        """Whether all ranks have ended well."""
+        """True if all ranks have ended with exit code 0."""
         return all(live.exit == 0 for live in self.lives)
 
     def all_gone(self, now: float) -> bool:
-        """Whether no rank is left that the supervisor hears of."""
+        """Return True if the supervisor hears of no rank any more."""
         oldest = now - self._timeouts.silence
         return all(
             live.exit is not None or live.lost or (live.heard or oldest) <= oldest
@@ -155,20 +158,20 @@ class Heartbeats:
                 connection.socket.send(line)
 
     def close(self) -> None:
-        """Hang up: every guardian that is left ends its rank."""
+        """Close all connections: every remaining guardian then ends its rank."""
         for connection in (*self._guardians, *self._ungreeted):
             connection.socket.close()
         self._listener.close()
         self._selector.close()
 
     def _accept(self, now: float) -> None:
-        """Take all that wait, and of each what it has sent: a guardian says hello at once."""
-        for _ in range(BACKLOG):  # strangers may come faster than they are hung up on
+        """Accept all waiting connections; read each at once, as guardians send the secret first."""
+        for _ in range(BACKLOG):  # strangers may connect faster than connections are closed
             try:
                 peer, address = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError:  # it is gone again, or there are too many files
+            except OSError:  # the connection is gone again, or too many files are open
                 if self._ungreeted:
                     self._refuse(next(iter(self._ungreeted)), now)
                 continue
@@ -203,10 +206,10 @@ class Heartbeats:
             self._hang_up(connection)
 
     def _greet(self, connection: _Connection, now: float) -> None:
-        """Take a connection's first line: whose guardian it is.
+        """Read a connection's first line, which names the guardian's rank.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the connection is not a guardian's.
         """
         rank = rank_of(connection.rest, self._secret)
         if rank is None:
@@ -222,7 +225,7 @@ class Heartbeats:
             connection.socket.send(b"beat\n")
 
     def _refuse(self, connection: _Connection, now: float) -> None:
-        """Hang up on somebody who is no guardian; the log says so now and then."""
+        """Close the connection of a stranger; log that from time to time."""
         self._strangers += 1
         if now >= self._say_at:
             self._say_at = now + SAY_SECONDS
@@ -243,18 +246,20 @@ class Heartbeats:
 
 
 class Stopped(Exception):
-    """The run has to end at once."""
+    """The run must end at once."""
 
 
 class StopRequest:
-    """Takes the signals from now on; the second one ends the run at once, unless `repeated`.
+    """Handles stop signals from now on; the second signal ends the run at once, unless `repeated`.
 
     Attributes:
-        asked: whether there was one.
-        saving: the ranks that save before they end; None: the first signal ends the run as well.
+        asked: True after the first signal.
+        saving: connections to the ranks, which save before they end; None: the first signal ends
+            the run at once.
         grace_seconds: see Launch.
-        repeated: whether further signals are the same request, and only the grace time ends it.
-        holding: whether a signal only sets `asked`: the run has not begun, or is being ended.
+        repeated: True if further signals repeat the same request, and only the grace time ends the
+            run.
+        holding: True if a signal only sets `asked`: the run has not begun, or is being ended.
     """
 
     def __init__(self) -> None:
@@ -268,7 +273,7 @@ class StopRequest:
             signal.signal(number, self._take)
 
     def check(self) -> None:
-        """Call while the ranks are at work, and before they are started.
+        """Check for a stop; call this while ranks run and before they are started.
 
         Raises:
             Stopped: the grace time is over, or there are no ranks to wait for.
@@ -284,7 +289,7 @@ class StopRequest:
         ranks = self.saving
         saves = ranks is not None and all(life.step for life in ranks.lives)
         if ranks is None or not saves or (again and not self.repeated):
-            self._deadline = -math.inf  # for `check`: Python drops what is raised while it forks
+            self._deadline = -math.inf  # for `check`: Python drops an exception during a fork
             raise Stopped
         if again:
             return

@@ -1,16 +1,16 @@
-"""The lease of a host, which one run uses at a time: the program that keeps it there.
+"""The program that holds the lease of a host; only one run uses a host at a time.
 
     python -m ftcluster_train.host.lease hold RUNS_DIR RUN SECONDS [--share]
-    python -m ftcluster_train.host.lease look RUNS_DIR   who has it; then exits with 3
+    python -m ftcluster_train.host.lease look RUNS_DIR   print the holder, if any, and exit with 3
 
-`hold` keeps the lease, a lock on RUNS_DIR/.lease, while lines come on stdin, SECONDS apart at most,
-and then for as long as processes of the run are left on this host. The kernel frees it, however
-`hold` ends. Each line `ask` is answered: `held`, on a host without its firewall's rules `held
-open`, or `taken` and by which run. It tries to take the lease when it is asked, with --share at
-every line. `leases` starts it on all hosts of a run.
+`hold` keeps the lease, a lock on RUNS_DIR/.lease, while lines arrive on stdin at most SECONDS
+apart, and then until all processes of the run on this host have ended. The kernel frees the lock
+however `hold` ends. Each line `ask` is answered with `held`, with `held open` on a host that lacks
+its firewall rules, or with `taken` and the run that has the lease. `hold` tries to take the lease
+at each `ask`, and with --share at every line. `leases` starts it on all hosts of a run.
 
-The firewall's rules of a host were loaded if the unit that does so is active, which systemd tells
-everybody; only root may list rules. Those that were flushed behind its back are not missed.
+The firewall rules of a host count as loaded if their unit is active. Every account may ask systemd
+for that, while only root may list rules. Rules that were flushed without systemd go unnoticed.
 
 Standard library only.
 """
@@ -34,10 +34,10 @@ HINT = (
     "wait for its end with --wait, end it with ftcluster stop RUN, or share the hosts with "
     "--share-hosts"
 )
-OWN_SECONDS = 10.0  # for processes that the run itself has left from before
-LOOK_SECONDS = 0.5  # somebody may be looking at the lease, or have it but for a moment
-PAUSE_SECONDS = 0.05  # between two tries to take it
-# of the role firewall
+OWN_SECONDS = 10.0  # wait for processes of an earlier start of the same run
+LOOK_SECONDS = 0.5  # wait for somebody who checks the lease or holds it for a moment
+PAUSE_SECONDS = 0.05  # between two attempts to take the lease
+# installed by the role firewall
 RULES, UNIT = Path("/etc/ftcluster/firewall.nft"), "ftcluster-firewall.service"
 NOT_ACTIVE = (3, 4)  # exit codes of `systemctl is-active`: not active, no such unit
 SYSTEMCTL_SECONDS = 5.0
@@ -45,13 +45,13 @@ TAKEN = "taken "
 
 
 def hold(runs: Path, run: str, silence_seconds: float, share: bool) -> None:
-    """Hold the lease for a run, as stdin says.
+    """Hold the lease for a run, as requested on stdin.
 
     Args:
-        silence_seconds: lines that are missing this long mean that the supervisor is gone.
-        share: whether the run goes on without the lease, and takes it when it is free.
+        silence_seconds: the supervisor counts as gone after this long without a line.
+        share: True if the run starts without the lease, and takes it when it is free.
     """
-    # they may reach the supervisor and all that it has started
+    # these signals may be sent to the supervisor and all its children
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     lease = os.open(runs / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o640)
@@ -71,11 +71,11 @@ def hold(runs: Path, run: str, silence_seconds: float, share: bool) -> None:
 
 
 def take(lease: int, run: str) -> bool:
-    """Take the lease of an open file, if no other run has it; waits for the run's own processes."""
+    """Take the lease of an open file if no other run has it; wait for this run's old processes."""
 
     def limit_seconds() -> float:
-        own = os.pread(lease, 4096, 0).startswith(f"{run} ".encode())
-        return OWN_SECONDS if own else LOOK_SECONDS
+        is_own = os.pread(lease, 4096, 0).startswith(f"{run} ".encode())
+        return OWN_SECONDS if is_own else LOOK_SECONDS
 
     if not lock_within(lease, EXCLUSIVE, limit_seconds, PAUSE_SECONDS):
         return False
@@ -85,7 +85,7 @@ def take(lease: int, run: str) -> bool:
 
 
 def holder(lease: int) -> str:
-    """Which run has the lease of an open file, for a person."""
+    """Return a phrase for users that names the run holding the lease of an open file."""
     run, _, seconds = os.pread(lease, 4096, 0).decode("ascii", "replace").strip().partition(" ")
     if not seconds.isdecimal():
         return "another run is using it"
@@ -95,7 +95,7 @@ def holder(lease: int) -> str:
 
 
 def current_holder(runs: Path) -> str:
-    """Which run has the lease, for a person; "" if it is free."""
+    """Return a phrase for users that names the run holding the lease; "" if it is free."""
     try:
         lease = os.open(runs / NAME, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -107,7 +107,7 @@ def current_holder(runs: Path) -> str:
 
 
 def lacks_rules() -> bool:
-    """Whether setup has made rules here and their unit is not active."""
+    """Return True if setup has installed firewall rules here and their unit is not active."""
     if not RULES.exists():
         return False
     try:
@@ -122,18 +122,18 @@ def lacks_rules() -> bool:
 
 def main() -> int:
     """Entry point; returns the exit code."""
-    verb, folder, *words = sys.argv[1:]
+    verb, folder, *arguments = sys.argv[1:]
     try:
         if verb == "hold":
-            hold(Path(folder), words[0], float(words[1]), "--share" in words)
+            hold(Path(folder), arguments[0], float(arguments[1]), "--share" in arguments)
             return 0
-        found = current_holder(Path(folder))
+        usage = current_holder(Path(folder))
     except OSError as error:
         print(f"the lease {folder}/{NAME} cannot be used: {error.strerror}", file=sys.stderr)
         return 1
-    if found:
-        print(f"{found}; {HINT}", file=sys.stderr)
-    return IN_USE if found else 0
+    if usage:
+        print(f"{usage}; {HINT}", file=sys.stderr)
+    return IN_USE if usage else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A run's leases on all of its hosts, each kept by a process of `lease` there.
+"""A run's leases on all of its hosts, each held by a process of `lease` there.
 
 Standard library only.
 """
@@ -25,12 +25,12 @@ from ftcluster_train.supervisor.ssh_check import (
     same_stack,
 )
 
-WAIT_SECONDS = 2.0  # between two looks at hosts that another run uses
+WAIT_SECONDS = 2.0  # between two requests for hosts that another run uses
 END_SECONDS = 3.0
 
 
 def firewall_notice(host: str) -> str:
-    """What a user should know of a host that lacks them."""
+    """Return the notice that a host's firewall rules are not loaded."""
     return (
         f"{host}: the firewall's rules that setup has made were not loaded ({UNIT} is not active), "
         f"so its ports of training may be open to others: sudo systemctl restart {UNIT} there"
@@ -49,19 +49,19 @@ class Leases:
     def take(
         self, launch: Launch, stack: Path, waiting: Callable[[str], None] | None = None
     ) -> list[HostFailure]:
-        """Hold the leases of a launch's hosts, of all or of none that was not held before.
+        """Take the leases of a launch's hosts; if a host refuses, give back all that are new.
 
-        The head comes first: of two runs that wait for the same hosts, one goes on. The first time
-        this includes the idle hosts; a restart goes on without theirs.
+        The head comes first, so that of two runs waiting for the same hosts, only one continues.
+        The first call also needs the idle hosts; a restart continues without their leases.
 
         Args:
-            stack: its folder, which all of them need to have.
-            waiting: called with what other runs use, where their end is to be waited for.
+            stack: folder of the stack, which every host must have.
+            waiting: called with the hosts that other runs use; None: do not wait for them.
 
         Returns:
             Hosts that another run uses, or that do not answer.
         """
-        said = ""
+        announced = ""
         others = launch.hosts[1:] if self._holders else launch.hosts[1:] + launch.idle
         needed = launch.hosts if launch.restarts else launch.hosts + launch.idle
         while True:
@@ -74,18 +74,18 @@ class Leases:
                 self._drop(self._held() - before)
             if not refused or not waiting or not all(one.in_use for one in refused):
                 return refused
-            words = "; ".join(f"{one.host.name}: {one.reason}" for one in refused)
-            if words != said:
-                waiting(said := words)
+            in_use = "; ".join(f"{one.host.name}: {one.reason}" for one in refused)
+            if in_use != announced:
+                waiting(announced := in_use)
             time.sleep(WAIT_SECONDS)
 
     @property
     def without_rules(self) -> list[str]:
-        """The hosts whose firewall's rules were not loaded when they were asked last."""
+        """The hosts whose firewall rules were not loaded at the last request."""
         return [host.name for host, one in self._holders.items() if one.held and one.is_open]
 
     def release(self) -> None:
-        """Give all leases back; waits until the hosts have done so, but not long for a lost one."""
+        """Give all leases back; wait for the hosts to do so, but at most END_SECONDS."""
         self._ended.set()
         holders = list(self._holders.values())
         self._drop(set(self._holders))
@@ -114,13 +114,13 @@ class Leases:
         return ask_all(hosts, ask)
 
     def _command(self, launch: Launch, host: Host, stack: Path) -> list[str]:
-        words = [str(stack / "bin" / "python"), "-B", "-m", "ftcluster_train.host.lease"]
-        words += ["hold", str(Path(launch.run_dir).parent), launch.run]
-        words += [f"{launch.timeouts.supervisor:g}"]
-        words += ["--share"] if self._share else []
+        command = [str(stack / "bin" / "python"), "-B", "-m", "ftcluster_train.host.lease"]
+        command += ["hold", str(Path(launch.run_dir).parent), launch.run]
+        command += [f"{launch.timeouts.supervisor:g}"]
+        command += ["--share"] if self._share else []
         if host == launch.hosts[0]:
-            return words
-        there = same_stack(stack, f"cd / && exec {shlex.join(words)}")
+            return command
+        there = same_stack(stack, f"cd / && exec {shlex.join(command)}")
         return ["ssh", "-F", launch.ssh_config, host.address, there]
 
     def _held(self) -> set[Host]:
@@ -140,15 +140,15 @@ class _Holder:
     """The process that holds one host's lease, and its pipes.
 
     Attributes:
-        process: on the head, or ssh to the host.
-        held: whether it has said so.
-        is_open: whether the host lacks its firewall's rules.
+        process: `lease hold` on the head, or ssh to the host.
+        held: True if the process has confirmed that it holds the lease.
+        is_open: True if the host lacks its firewall rules.
     """
 
     def __init__(self, host: Host, command: list[str], timeouts: Timeouts) -> None:
         self._host, self._timeouts = host, timeouts
         self.held = self.is_open = False
-        # it is none of the run's processes, which it outlives
+        # the process must not count as one of the run's processes, because it outlives them
         environment = {key: value for key, value in os.environ.items() if key != RUN_VARIABLE}
         self.process = subprocess.Popen(
             command, env=environment, cwd="/", bufsize=0, stdin=subprocess.PIPE,
@@ -159,11 +159,11 @@ class _Holder:
 
     def send(self, line: bytes) -> None:
         assert self.process.stdin
-        with contextlib.suppress(OSError, ValueError):  # it has ended, or is closed
+        with contextlib.suppress(OSError, ValueError):  # it has ended or is closed
             self.process.stdin.write(line)
 
     def ask(self) -> HostFailure | None:
-        """Why the run does not have the host."""
+        """Ask for the lease; return why the run does not have the host, or None if it has it."""
         self.send(b"ask\n")
         seconds = self._timeouts.ssh_again if self.held else self._timeouts.ssh
         answer = self._answer(seconds)
@@ -173,33 +173,33 @@ class _Holder:
         if answer:
             return HostFailure(self._host, answer.removeprefix(TAKEN), False, in_use=True)
         try:
-            _, words = self.process.communicate(timeout=1)
+            _, stderr = self.process.communicate(timeout=1)
         except subprocess.TimeoutExpired:
             return no_answer(self._host, seconds)
-        return failed(self._host, self.process.returncode, words.decode(errors="replace"))
+        return failed(self._host, self.process.returncode, stderr.decode(errors="replace"))
 
     def _answer(self, seconds: float) -> str:
-        """The next answer; "" if it has ended or does not answer."""
+        """Return the next answer; "" if the process has ended or does not answer in time."""
         assert self.process.stdout
         text = b""
         output = select.poll()  # select() takes no descriptor above 1023, as with 340 hosts
         output.register(self.process.stdout, select.POLLIN)
         deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            if not output.poll(left * 1000):
+        while (remaining := deadline - time.monotonic()) > 0:
+            if not output.poll(remaining * 1000):
                 break
             data = os.read(self.process.stdout.fileno(), 4096)
             if not data:
                 break
             text += data
             for line in text.decode(errors="replace").split("\n")[:-1]:
-                # a login script may say more
+                # a login script may print other lines
                 if line in (HELD, HELD + OPEN) or line.startswith(TAKEN):
                     return line
         return ""
 
     def close(self) -> None:
-        """Have it end."""
+        """Let the process end, and with it the lease."""
         assert self.process.stdin
         if self.held:
             with contextlib.suppress(OSError):

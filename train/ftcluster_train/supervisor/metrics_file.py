@@ -1,7 +1,7 @@
-"""A run's numbers in a file for Prometheus: <prefix>/metrics/RUN.prom on the head.
+"""A run's metrics in a file for Prometheus: <prefix>/metrics/RUN.prom on the head.
 
-The format is OpenMetrics 1.0, in the part that Prometheus' older text format has as well, because
-node_exporter's textfile collector reads that. Standard library only: the supervisor writes it.
+The format is the subset of OpenMetrics 1.0 that Prometheus' older text format shares, because
+node_exporter's textfile collector reads that format. Standard library only: the supervisor uses it.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from ftcluster_train.io.events import EventTail
 
 FOLDER = "metrics"
 SECONDS = 5.0  # between two writes
-KEPT_SECONDS = 3600.0  # that a file stays after its run: until another run starts
+KEPT_SECONDS = 3600.0  # a new run removes files that are older
 STATES = ("running", "waiting", "done", "failed", "stopped")
-# each gauge with its help and its labels besides `run`
+# help text and labels (besides `run`) of each gauge
 GAUGES = {
-    "ftcluster_run_info": ("A run, which is always 1.", ("recipe", "backend", "precision")),
-    "ftcluster_run_state": ("1 for the state that a run has, else 0.", ("state",)),
+    "ftcluster_run_info": ("A run; always 1.", ("recipe", "backend", "precision")),
+    "ftcluster_run_state": ("1 for the run's current state, else 0.", ("state",)),
     "ftcluster_start_time_seconds": ("When the run was launched, since 1970.", ()),
     "ftcluster_update_time_seconds": ("When this file was written, since 1970.", ()),
     "ftcluster_hosts": ("Hosts with ranks.", ()),
@@ -33,17 +33,17 @@ GAUGES = {
     "ftcluster_step": ("The optimizer step that the ranks are in.", ()),
     "ftcluster_steps": ("Optimizer steps of the whole training.", ()),
     "ftcluster_eta_seconds": ("Expected time until the last step.", ()),
-    "ftcluster_samples_per_second": ("Training samples of all ranks.", ()),
-    "ftcluster_loss": ("Training loss, a mean since the last log.", ()),
-    "ftcluster_goodput_ratio": ("Part of the run's time with steps that count.", ()),
-    "ftcluster_restart_count": ("How often the ranks were started again.", ()),
+    "ftcluster_samples_per_second": ("Training samples per second of all ranks.", ()),
+    "ftcluster_loss": ("Mean training loss since the last log.", ()),
+    "ftcluster_goodput_ratio": ("Fraction of the run's time spent in steps that count.", ()),
+    "ftcluster_restart_count": ("Number of restarts of the ranks.", ()),
     "ftcluster_checkpoint_step": ("The step of the newest checkpoint.", ()),
-    "ftcluster_sent_bytes_per_step": ("What a rank sends for gradients and weights.", ()),
-    "ftcluster_communication_ratio": ("Part of a step that moves data unhidden.", ()),
-    "ftcluster_wait_ratio": ("Part of a rank's time blocked for slower ranks.", ("rank", "host")),
-    "ftcluster_input_ratio": ("Part of a rank's time that makes batches.", ("rank", "host")),
+    "ftcluster_sent_bytes_per_step": ("Bytes that a rank sends for gradients and weights.", ()),
+    "ftcluster_communication_ratio": ("Fraction of a step in exposed communication.", ()),
+    "ftcluster_wait_ratio": ("Fraction of time blocked by slower ranks.", ("rank", "host")),
+    "ftcluster_input_ratio": ("Fraction of time spent on making batches.", ("rank", "host")),
     "ftcluster_straggler_score": (
-        "A rank's work of a step, relative to the median rank's.",
+        "A rank's work time of a step, relative to the median rank's.",
         ("rank", "host"),
     ),
 }
@@ -51,16 +51,16 @@ GAUGES = {
 
 @dataclass
 class RunNumbers:
-    """What the events of a run say of it now.
+    """The current metrics of a run, computed from its events.
 
     Attributes:
-        latest: the last event of each kind.
-        began: of the first event, in seconds since 1970.
-        restarts: how often the ranks were started again.
-        step: the step that the ranks are in.
-        interval: between the last two reports of the ranks.
-        before: seconds of training of the runs that it continues.
-        steps_since_restart: whether the ranks have reported one since they were started.
+        latest: last event of each kind.
+        began: time of the first event, in seconds since 1970.
+        restarts: number of restarts of the ranks.
+        step: step that the ranks are in.
+        interval: difference between the last two reports of the ranks.
+        before: seconds of training in the runs that this run continues.
+        steps_since_restart: True if the ranks have reported a step since their last start.
     """
 
     latest: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class RunNumbers:
     _before: Mapping[str, Any] | None = None
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Fold one event in, unless it is damaged; kinds of a later version are kept."""
+        """Add one event, unless it is damaged; events of unknown kinds are kept."""
         kind = event["event"]
         if kind in EVENTS and not is_event(kind, event):
             return
@@ -93,7 +93,7 @@ class RunNumbers:
         self.latest[kind] = event
 
     def of(self, kind: str, name: str) -> Any:
-        """A field of the last event of a kind; None where there is none."""
+        """Return a field of the last event of a kind; None if there is no such event."""
         return self.latest.get(kind, {}).get(name)
 
 
@@ -101,17 +101,17 @@ Sample = tuple[str, Mapping[str, object], float]  # a gauge, its labels besides 
 
 
 def samples(numbers: RunNumbers, launch: Launch, recipe: str, now: float) -> Iterator[Sample]:
-    """What is known of a run.
+    """Yield the samples of a run.
 
     Args:
-        launch: which hosts have ranks.
-        recipe: its name, or that of the script.
+        launch: launch that assigns the ranks to hosts.
+        recipe: name of the recipe or of the script.
         now: seconds since 1970.
     """
     of = numbers.of
     waits = str(of("phase", "doing") or "").startswith(WAITS)
     state = of("end", "state") or ("waiting" if waits else "running")
-    # until the first step after a restart, the last one before it says nothing of now
+    # after a restart the previous step is out of date until the first new step
     steps = state == "running" and numbers.steps_since_restart
     speed = of("step", "samples_per_second")
     about = {name: of("start", name) or "" for name in ("backend", "precision")}
@@ -157,7 +157,7 @@ def _rank_samples(interval: Interval, hosts: Sequence[str]) -> Iterator[Sample]:
 
 
 def text_of(run: str, found: Iterable[Sample]) -> str:
-    """The file's text."""
+    """Return the file's text."""
     lines: dict[str, list[str]] = {name: [] for name in GAUGES}
     for name, labels, value in found:
         pairs = ",".join(
@@ -177,7 +177,7 @@ def _escaped(value: str) -> str:
 
 
 class MetricsFile:
-    """The file of one run, which is written anew every few seconds. It never fails a run."""
+    """The file of one run, rewritten every few seconds; it never fails a run."""
 
     def __init__(self, run_dir: Path) -> None:
         self._events, self._run = EventTail(run_dir), run_dir.name
@@ -191,21 +191,21 @@ class MetricsFile:
                     old.unlink()
 
     def tick(self, launch: Launch, step: int) -> None:
-        """Write the file unless it was just written.
+        """Write the file unless it has just been written.
 
         Args:
-            step: that the ranks are in, as their guardians say.
+            step: step that the ranks are in, as their guardians report it.
         """
         if time.monotonic() - self._written >= SECONDS:
             self.write(launch, step)
 
     def write(self, launch: Launch, step: int = 0) -> None:
-        """Write what the events say until now."""
+        """Write the file from the events so far."""
         self._written = time.monotonic()
         partial = self.path.with_name(f".{self.path.name}.partial")
         with contextlib.suppress(OSError):  # a full disk, or a folder that setup has not made
             for event in self._events.read():
-                with contextlib.suppress(ValueError):  # lists of another number of ranks
+                with contextlib.suppress(ValueError):  # the number of ranks differs
                     self._numbers.add(event)
             if step:
                 self._numbers.step = step
@@ -215,7 +215,7 @@ class MetricsFile:
 
 
 def _recipe_of(run_dir: Path) -> str:
-    with contextlib.suppress(GivenFileError, AttributeError):  # it has another form
+    with contextlib.suppress(GivenFileError, AttributeError):  # the file has another form
         job = read_json(run_dir / "job.json")
         return str(job.get("recipe", {}).get("name") or run_dir.name.rsplit("-", 3)[0])
     return ""

@@ -1,4 +1,4 @@
-"""Reads mpirun's output during a run: of a training, and of a user's script.
+"""Readers for mpirun's output during a run: of a training, and of a user's script.
 
 Standard library only.
 """
@@ -25,7 +25,7 @@ from ftcluster_train.supervisor.heartbeats import STOPPED_EXIT_CODE
 from ftcluster_train.supervisor.rank_life import Trouble
 
 LAST_LINES = 12
-# of a script's last output, and what to do
+# patterns in a script's last output, and the hint for each
 HINTS = (
     (
         re.compile(r"^ModuleNotFoundError: ", re.MULTILINE),
@@ -43,19 +43,19 @@ HINTS = (
     ),
 )
 OWN_LINE = re.compile(r'File "(?!<|[^"]*/lib/python3)([^"]+)", line (\d+)')
-KILLED = re.compile(rb"=   RANK (\d+) PID \d+ RUNNING AT ")  # in a message of mpirun
+KILLED = re.compile(rb"=   RANK (\d+) PID \d+ RUNNING AT ")  # mpirun's message
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended.
+    """The outcome of a run.
 
     Attributes:
         state: done, failed or stopped.
-        exit_code: mpirun's, or that of the script of the rank that failed first.
-        errors: for each event `error` its fields.
-        seconds: from the first launch to the end of the last rank; 0 where no rank was started.
-        restartable: whether the cause was none of the program's own.
+        exit_code: exit code of mpirun, or of the script on the rank that failed first.
+        errors: fields of each event `error`.
+        seconds: time from the first launch to the end of the last rank; 0 if no rank was started.
+        restartable: True if the program itself did not cause the failure.
     """
 
     state: str
@@ -66,49 +66,52 @@ class Ending:
 
 
 class Watch(ABC):
-    """Reads what mpirun and the ranks write, and knows afterwards how the run ended."""
+    """A reader of mpirun's and the ranks' output that determines how the run ended."""
 
     @property
     @abstractmethod
     def over(self) -> bool:
-        """Whether ranks that are still running should be ended after a grace period."""
+        """True if ranks that still run should be ended after a grace period."""
 
     @abstractmethod
     def feed(self, stream: Stream, data: bytes) -> None:
-        """Take a piece of mpirun's output."""
+        """Read a piece of mpirun's output."""
 
     def pause(self) -> None:  # noqa: B027
-        """Nothing has come for a moment."""
+        """React to a moment without output."""
 
     @abstractmethod
     def close(self) -> None:
-        """Nothing more will come."""
+        """Finish after the last piece of output."""
 
     def blame(self, trouble: list[Trouble]) -> list[Trouble]:
-        """Those that are the cause; call it when nothing more will come."""
+        """Return the troubles that are the cause; call this after `close`."""
         return trouble
 
     @abstractmethod
     def ending(self, exit_code: int) -> Ending:
-        """How the run ended, given mpirun's exit code."""
+        """Return how the run ended, for mpirun's exit code."""
 
 
 def watch_of(launch: Launch, events: EventWriter) -> Watch:
-    """The watch of this kind of launch."""
+    """Return the watch for this kind of launch."""
     if launch.script:
         return _ScriptWatch(launch, events)
     return _TrainingWatch(Path(launch.run_dir), launch.run)
 
 
 class _TrainingWatch(Watch):
-    """A training: lines go to ranks.log and to a log a rank; those with a marker are errors."""
+    """The watch of a training, which writes ranks.log and a log for each rank.
+
+    Lines with a marker are errors.
+    """
 
     def __init__(self, run_dir: Path, run: str) -> None:
         self._path = run_dir / "ranks.log"
         self._path.touch()
         self._logs = run_dir / "logs"
         self._splitter = Splitter(run)
-        self._rests: dict[int | None, bytes] = {}  # of lines that are not whole yet
+        self._rests: dict[int | None, bytes] = {}  # incomplete lines
         self._lines: list[str] = []
         self._errors: list[dict[str, Any]] = []
         self._stopped = False
@@ -116,7 +119,7 @@ class _TrainingWatch(Watch):
 
     @property
     def over(self) -> bool:
-        return bool(self._errors)  # the others wait in a collective for the rank that has failed
+        return bool(self._errors)  # the other ranks wait in a collective for the failed rank
 
     def feed(self, _stream: Stream, data: bytes) -> None:
         for rank, piece in self._splitter.feed(data):
@@ -147,7 +150,7 @@ class _TrainingWatch(Watch):
         self._stopped = self._stopped or text.endswith(STOPPED_LINE)
 
     def blame(self, trouble: list[Trouble]) -> list[Trouble]:
-        """The first that was killed: mpirun kills the others."""
+        """Return the rank that was killed first, because mpirun then kills the others."""
         if any(one.cause != "signal" for one in trouble):
             return trouble
         return [one for one in trouble if one.rank == self._killed] or trouble
@@ -164,7 +167,10 @@ class _TrainingWatch(Watch):
 
 
 class _ScriptWatch(Watch):
-    """A user's script: each rank has a log; rank 0's output goes to OUTPUT. See `RankOutput`."""
+    """The watch of a user's script: each rank has a log, and OUTPUT gets rank 0's output.
+
+    See `RankOutput`.
+    """
 
     def __init__(self, launch: Launch, events: EventWriter) -> None:
         logs = Path(launch.run_dir) / "logs"
@@ -173,7 +179,7 @@ class _ScriptWatch(Watch):
         self._events = events
         self._output = RankOutput(logs, launch.run, self._write_output)
         self._path = Path(launch.run_dir) / OUTPUT
-        for end in ("", ".1"):  # what `ftcluster logs` shows
+        for end in ("", ".1"):  # the files that `ftcluster logs` shows
             combined = Path(launch.run_dir) / f"ranks.log{end}"
             combined.unlink(missing_ok=True)
             combined.symlink_to(f"logs/rank-0.log{end}")
@@ -202,30 +208,32 @@ class _ScriptWatch(Watch):
         append_to_log(self._path, event_line("output", rank=0, stream=stream, text=text))
 
     def blame(self, trouble: list[Trouble]) -> list[Trouble]:
-        """The rank that mpirun ended the others for, as far as it has said so.
+        """Return the rank whose failure made mpirun end the others, if its output names that rank.
 
-        Of a script that hangs, the ranks that are in no collective: the others wait for them.
+        If a script hangs, return the ranks that are in no collective, because the others wait for
+        them.
         """
         if all(one.cause == "signal" for one in trouble):  # mpirun kills the others
-            said = [
+            reported = [
                 Trouble(error["host"], error["rank"], 0, "exit", error["message"], error["hint"])
                 for error in self._output.errors
             ]
             killed = self._output.killed()
-            return said or [one for one in trouble if killed and one.rank == killed.rank] or trouble
+            first = [one for one in trouble if killed and one.rank == killed.rank]
+            return reported or first or trouble
         if any(one.cause != "hung" or one.rank is None for one in trouble):
             return trouble
         frames = [self._output.python_frame(one.rank or 0) for one in trouble]
-        found = [
+        waited_for = [
             replace(one, message=f"{one.message}; it is in {at.function}, {at.path}:{at.line}")
             for one, at in zip(trouble, frames, strict=True)
             if at and not at.waits_for_others
         ]
-        return found or trouble[:1]
+        return waited_for or trouble[:1]
 
     def ending(self, exit_code: int) -> Ending:
         output = self._output
-        if output.errors:  # of the process that starts the script
+        if output.errors:  # from the process that starts the script
             return Ending("failed", exit_code or 1, output.errors)
         failure = output.failure or output.killed()
         if failure:

@@ -1,11 +1,11 @@
-"""What ranks are given: an environment without this host's secrets, and the user's own secrets.
+"""The environment of the ranks without this host's secrets, and delivery of the user's own secrets.
 
-These are a token for the Hugging Face Hub and variables, on a run's hosts while its ranks are
-running, in files that only the ranks' account can read: HF_TOKEN_PATH names the one to
-huggingface_hub, and each rank takes the variables of the other once it is started. mpirun does not
-get them, because it sends variables over the network unencrypted; the files go to the other hosts
-over the mesh's SSH. The control node's `ftcluster.launch.environment` lists all stages of the
-environment, and which of them wins. Standard library only.
+The user's secrets are a token for the Hugging Face Hub and variables. While ranks run, each host
+has them in files that only the ranks' account can read. HF_TOKEN_PATH names the token's file to
+huggingface_hub, and each rank reads the variables from the other file after its start. mpirun does
+not get the secrets, because it sends variables over the network unencrypted: the files are copied
+to the other hosts over the mesh's SSH. `ftcluster.launch.environment` on the control node lists all
+stages of the environment and their precedence. Standard library only.
 """
 
 import contextlib
@@ -33,17 +33,17 @@ from ftcluster_train.errors import TrainError
 from ftcluster_train.supervisor.heartbeats import StopRequest
 from ftcluster_train.supervisor.ssh_check import HostFailure, refusals
 
-# of the host's environment, the ranks get only what they may need
+# the only variables that ranks get from the host's environment
 INHERITED = (
     "HOME", "LANG", "LC_ALL", "TMPDIR", "USER",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
     "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
     "all_proxy", "ALL_PROXY",
 )  # fmt: skip
-# mpirun starts srun in a Slurm job, which reads slurm.conf where SLURM_CONF says
+# in a Slurm job mpirun starts srun, which finds slurm.conf by SLURM_CONF
 INHERITED_PREFIXES = ("HF_", "MLFLOW_", "TRACKIO_", "WANDB_", "SLURM_CONF")
-LISTENS = "0A"  # Linux, include/net/tcp_states.h
-# by the file's name: the variable that names it to the ranks, and what it is
+LISTENS = "0A"  # TCP_LISTEN of Linux, include/net/tcp_states.h
+# for each file: the variable that names it to the ranks, and a description for messages
 SECRETS = {
     HUB_TOKEN_FILE: ("HF_TOKEN_PATH", "the token for the Hub"),
     SECRET_ENV_FILE: (SECRET_ENV_VARIABLE, "the file of --env"),
@@ -58,23 +58,23 @@ def rank_environment(
     sourced: Mapping[str, str] | None = None,
     rendezvous: socket.socket | None = None,
 ) -> dict[str, str]:
-    """The whole environment of mpirun and its ranks.
+    """Return the complete environment of mpirun and its ranks.
 
     Args:
-        variables: those of the launch; they override all others.
-        sourced: what the backend's own scripts have set; their PATH comes after the stack's, so
-            that mpirun and Hydra remain those of the stack.
-        rendezvous: the port that is held for torch; None: one that is free now.
+        variables: variables of the launch; they override all others.
+        sourced: variables that the backend's own scripts have set. Their PATH comes after the
+            stack's, so that mpirun and Hydra are the stack's.
+        rendezvous: socket that reserves torch's port; None uses any port that is free now.
 
     Raises:
         TrainError: no port is free for torch or mpirun.
     """
-    _hold(MPI_PORTS, "mpirun").close()  # which says nothing of ports
+    _hold(MPI_PORTS, "mpirun").close()  # mpirun itself reports no lack of ports
     inherited = {
         key: value
         for key, value in os.environ.items()
         if (key in INHERITED or key.startswith(INHERITED_PREFIXES))
-        # for which no stack has a library: huggingface_hub would refuse to start
+        # no stack has a library for these: huggingface_hub would refuse to start
         and not (key.lower() == "all_proxy" and value.startswith("socks"))
     }
     sourced = sourced or {}
@@ -90,14 +90,14 @@ def rank_environment(
 def without_credentials(
     argv: Sequence[str], environment: Mapping[str, str], variables: Mapping[str, str]
 ) -> list[str]:
-    """mpirun's command line with options that keep this host's credentials on this host.
+    """Return mpirun's command line with options that keep this host's credentials on this host.
 
-    Ranks of this host inherit them from mpirun. To other hosts Hydra would send the environment
-    unencrypted (seen with Intel MPI 2021.18); ranks there have those of their own host's SSH
-    sessions.
+    The ranks of this host inherit the credentials from mpirun. Without the options, Hydra would
+    send the environment to other hosts unencrypted (seen with Intel MPI 2021.18). The ranks there
+    have the credentials of their own host's SSH sessions.
 
     Args:
-        variables: those of the launch, which all hosts need.
+        variables: variables of the launch, which all hosts need.
     """
     kept = sorted(
         name
@@ -108,24 +108,25 @@ def without_credentials(
 
 
 def host_path() -> str:
-    """PATH of this host."""
+    """Return the PATH of this host."""
     return os.environ.get("PATH", os.defpath)
 
 
 def free_port() -> int:
-    """A TCP port of RENDEZVOUS_PORTS that is free on this host now.
+    """Return a TCP port of RENDEZVOUS_PORTS that is free on this host now.
 
     Raises:
-        TrainError: there is none; says whose they are.
+        TrainError: no port is free; the message names the users of the ports.
     """
     with hold_port() as held:
         return _number(held)
 
 
 def hold_port() -> socket.socket:
-    """As `free_port`; no other launch takes the port until this socket is closed.
+    """Reserve a free port: no other launch takes it until the returned socket is closed.
 
-    Rank 0 listens there meanwhile: with SO_REUSEADDR on both, Linux lets one of them.
+    Rank 0 can listen at the port meanwhile: if both sockets have SO_REUSEADDR, Linux allows one of
+    them to listen.
     """
     held = _hold(RENDEZVOUS_PORTS, "torch's rendezvous")
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -138,7 +139,7 @@ def _number(held: socket.socket) -> int:
 
 def _hold(ports: range, needed_by: str) -> socket.socket:
     order = list(ports)
-    random.shuffle(order)  # two launches at the same moment do not take the same one
+    random.shuffle(order)  # so that two launches at the same moment choose different ports
     for port in order:
         probe = socket.socket()
         try:
@@ -157,19 +158,19 @@ def _hold(ports: range, needed_by: str) -> socket.socket:
 
 
 def users_of(ports: range) -> list[str]:
-    """Who listens at how many of some ports, such as `50: nobody`.
+    """Return which users listen at how many of these ports, such as `50: nobody`.
 
-    Only root sees the processes of others; the users of sockets are everybody's to see.
+    Only root sees the processes of others, but every account sees the users of sockets.
     """
-    found: dict[int, set[int]] = {}
+    ports_by_user: dict[int, set[int]] = {}
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in Path("/proc/net", name).read_text(encoding="ascii").splitlines()[1:]:
-                words = line.split()
-                port = int(words[1].rpartition(":")[2], 16)
-                if words[3] == LISTENS and port in ports:
-                    found.setdefault(int(words[7]), set()).add(port)
-    return [f"{len(held)}: {_user_name(uid)}" for uid, held in sorted(found.items())]
+                fields = line.split()
+                port = int(fields[1].rpartition(":")[2], 16)
+                if fields[3] == LISTENS and port in ports:
+                    ports_by_user.setdefault(int(fields[7]), set()).add(port)
+    return [f"{len(held)}: {_user_name(uid)}" for uid, held in sorted(ports_by_user.items())]
 
 
 def _user_name(uid: int) -> str:
@@ -180,16 +181,16 @@ def _user_name(uid: int) -> str:
 
 
 def take_secrets(launch: Launch, request: StopRequest) -> dict[str, str]:
-    """The contents of the run's secret files, by their names.
+    """Wait for the run's secret files; return their contents by file name.
 
-    The control node writes them once there is a supervisor, which removes them whatever happens
-    then: before, a control node that is killed would leave them here.
+    The control node writes the files once the supervisor runs, because the supervisor always
+    removes them. A control node that was killed earlier would leave them on the host.
 
     Raises:
-        TrainError: one has not come within ARRIVAL_SECONDS.
+        TrainError: a file has not arrived within ARRIVAL_SECONDS.
         Stopped: the run was ended meanwhile.
     """
-    found = {}
+    contents = {}
     deadline = time.monotonic() + ARRIVAL_SECONDS
     for name, (variable, what) in SECRETS.items():
         path = Path(launch.run_dir, name)
@@ -197,17 +198,21 @@ def take_secrets(launch: Launch, request: StopRequest) -> dict[str, str]:
             request.check()
             if time.monotonic() > deadline:
                 raise TrainError(
-                    f"{what} has not come: ftcluster was ended during the launch",
+                    f"{what} has not arrived: ftcluster was ended during the launch",
                     "start the run again",
                 )
             time.sleep(POLL_SECONDS)
         if path.exists():
-            found[name] = path.read_text(encoding="ascii").strip()
-    return found
+            contents[name] = path.read_text(encoding="ascii").strip()
+    return contents
 
 
 def give_secrets(secrets: Mapping[str, str], launch: Launch) -> list[HostFailure]:
-    """Write the secret files on all hosts; where one fails, on none. Returns those that failed."""
+    """Write the secret files on all hosts; if a host fails, remove them from all.
+
+    Returns:
+        The hosts that failed.
+    """
     for name, content in secrets.items():
         if failed := _give(Path(launch.run_dir, name), content, launch):
             take_back_secrets(launch)
@@ -225,13 +230,13 @@ def _give(path: Path, content: str, launch: Launch) -> list[HostFailure]:
     except OSError as error:
         return [HostFailure(launch.hosts[0], str(error.strerror), False)]
     command = f"umask 077 && cat > {shlex.quote(str(path))}"
-    others = () if launch.slurm_job else launch.hosts[1:]  # which share the folder
+    others = () if launch.slurm_job else launch.hosts[1:]  # a job's hosts share the folder
     return refusals(others, launch.ssh_config, command, content, launch.timeouts.ssh)
 
 
 def left_secrets(run_dir: Path) -> list[Path]:
-    """The secret files on this host, and those of writers that were killed before they renamed."""
-    # what plugins/module_utils/safe_path.py writes has such a name first
+    """Return the secret files on this host, and partial files of writers that were killed."""
+    # plugins/module_utils/safe_path.py first writes to a file with such a name
     paths = (*(run_dir / name for name in SECRETS), *run_dir.glob(".ftcluster-*"))
     return [path for path in paths if path.exists()]
 
@@ -239,7 +244,7 @@ def left_secrets(run_dir: Path) -> list[Path]:
 def take_back_secrets(launch: Launch) -> None:
     """Remove the secret files from all hosts that answer."""
     run_dir = Path(launch.run_dir)
-    # on other hosts those that were given: by what is left here, and by what is to come
+    # other hosts may have the files that exist here, and the files that the launch names
     names = [
         name
         for name, (variable, _) in SECRETS.items()

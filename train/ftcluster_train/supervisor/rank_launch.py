@@ -1,4 +1,4 @@
-"""One start of a run's ranks with mpirun, watched until the last process has ended.
+"""Start of a run's ranks with mpirun, watched until the last process has ended.
 
 Standard library only: the supervisor uses it.
 """
@@ -55,12 +55,12 @@ from ftcluster_train.supervisor.slow_hosts import SlowHostWatch
 from ftcluster_train.supervisor.ssh_check import HostFailure
 
 PAUSE_SECONDS = 0.2
-FILES_A_HOST = 4  # pipes to the ssh of its lease; mpirun has as many to its own
+FILES_A_HOST = 4  # pipes to the ssh of a lease; mpirun opens as many to its own ssh
 OTHER_FILES = 128 + UNGREETED
 
 
 class HostsRefused(Exception):
-    """Hosts on which no rank can be started."""
+    """No rank can be started on these hosts."""
 
     def __init__(self, refused: list[HostFailure]) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class HostsRefused(Exception):
 
 @dataclass(frozen=True)
 class SupervisedRun:
-    """What all starts of a run's ranks have in common.
+    """State that all starts of a run's ranks share.
 
     Attributes:
         secrets: see `take_secrets`.
@@ -83,10 +83,10 @@ class SupervisedRun:
 
 
 def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
-    """Start mpirun and wait until nothing of the run is left on this host.
+    """Start mpirun and wait until no process of the run is left on this host.
 
     Args:
-        notice: for users, once the hosts are known to answer; "" for none.
+        notice: message for users, written once the hosts are known to answer; "" for none.
 
     Raises:
         HostsRefused, TrainError: no rank was started.
@@ -105,8 +105,8 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
     if notice:
         events.write("notice", message=notice)
     sourced = torch_backends.variables_for(launch.env, host_path())
-    _refuse(give_secrets(run.secrets, launch))  # before: it may take longer than ranks may to start
-    beats = listen_for_guardians(launch)  # before a port is chosen for the rendezvous
+    _refuse(give_secrets(run.secrets, launch))  # before the start, whose time is limited
+    beats = listen_for_guardians(launch)  # takes its port before the rendezvous takes one
     command = mpirun_command(launch)
     write_atomically(Path(launch.hostfile_path), command.hostfile)
     variables = command.env | launch.supervised_variables
@@ -121,7 +121,7 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
     process = subprocess.Popen(
         without_credentials(command.argv, environment, command.env),
         env=environment,
-        cwd="/",  # the ranks start there too, and Python imports from it
+        cwd="/",  # the ranks start there too, and Python imports from the current folder
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE if launch.script else subprocess.STDOUT,
@@ -147,7 +147,7 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
         request.holding = True
         signal.setitimer(signal.ITIMER_REAL, 0)
         rendezvous.close()
-        beats.close()  # guardians that are left end their ranks, on every host
+        beats.close()  # the remaining guardians end their ranks, on every host
         processes.end_group(process)
         if ending.state != "done":
             processes.wait_for_end(launch.run)
@@ -167,13 +167,13 @@ def _ending_of(
     """Return how a run has ended.
 
     Args:
-        code: exit status of mpirun, as subprocess gives it.
-        trouble: what guardians have reported.
+        code: exit status of mpirun, as subprocess returns it.
+        trouble: troubles that guardians have reported.
     """
     code = code if code >= 0 else 128 - code  # systemd has other meanings for such exit codes
-    # whatever became of mpirun after its ranks had ended well
+    # mpirun's own exit code does not matter if all ranks have ended well
     ending = watch.ending(0 if beats.all_done else code)
-    if any(one.cause != "exit" for one in trouble):  # later errors are its consequence
+    if any(one.cause != "exit" for one in trouble):  # it is the cause of later errors
         errors = [dict(vars(one)) for one in watch.blame(trouble)]
         ending = Ending("failed", ending.exit_code or 1, errors, restartable=True)
     if request.asked and ending.state == "failed":
@@ -192,9 +192,9 @@ def _take_hosts(launch: Launch, run: SupervisedRun, stack: Path) -> None:
     def waiting(words: str) -> None:
         events.write("phase", doing=f"waiting: {words}")
 
-    # a run that has begun is not lost to another one; with idle hosts it may have the choice
+    # A run that has begun waits for its hosts, unless it can use idle hosts instead.
     patient = launch.wait or (launch.restarts > 0 and not launch.idle)
-    if not launch.slurm_job:  # Slurm has given the hosts to the job
+    if not launch.slurm_job:  # Slurm gives a job's hosts to no other job
         _refuse(run.leases.take(launch, stack, waiting if patient else None))
         for name in run.leases.without_rules if len(launch.hosts) > 1 else ():
             events.write("notice", message=firewall_notice(name))
@@ -206,7 +206,7 @@ def _refuse(refused: list[HostFailure]) -> None:
 
 
 def listen_for_guardians(launch: Launch) -> Heartbeats:
-    """The supervisor's end of the connections to the ranks' guardians.
+    """Open the supervisor's end of the connections to the ranks' guardians.
 
     Raises:
         TrainError: no port is free.
@@ -219,10 +219,10 @@ def listen_for_guardians(launch: Launch) -> Heartbeats:
 
 
 def make_room_for_files(ranks: int, hosts: int) -> None:
-    """Allow this process, and mpirun, to open as many files as so many ranks and hosts take.
+    """Let this process and mpirun open as many files as the ranks and hosts need.
 
     Raises:
-        TrainError: the account may not.
+        TrainError: the account may not open so many files.
     """
     wanted = ranks + FILES_A_HOST * hosts + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -238,10 +238,10 @@ def make_room_for_files(ranks: int, hosts: int) -> None:
 
 
 def launcher_gone(process: "subprocess.Popen[bytes]", lives: Sequence[RankLife]) -> list[Trouble]:
-    """Whether mpirun was killed, and not because a rank had ended.
+    """Return a trouble if mpirun was killed by something other than the end of a rank.
 
-    mpirun is a script of a shell, which reports so how mpiexec.hydra has ended; after the end of a
-    rank by a signal that has another exit code.
+    mpirun is a shell script, and its exit code is that of mpiexec.hydra. After the end of a rank by
+    a signal, that exit code is another one.
     """
     code = process.poll()
     if code not in (-signal.SIGKILL, 128 + signal.SIGKILL) or any(live.exit for live in lives):
@@ -252,14 +252,14 @@ def launcher_gone(process: "subprocess.Popen[bytes]", lives: Sequence[RankLife])
 
 
 def _find_trouble(process: "subprocess.Popen[bytes]", beats: Heartbeats) -> list[Trouble]:
-    """What is wrong with mpirun, else with its ranks, which are then ended by their guardians."""
+    """Return mpirun's trouble, or the ranks'; then have the guardians end the ranks."""
     trouble = beats.trouble(time.monotonic())
-    if trouble:  # mpirun's end is also that of the guardians
+    if trouble:  # the guardians also end if mpirun has ended
         time.sleep(PAUSE_SECONDS)
     trouble = launcher_gone(process, beats.lives) or trouble
     if any(one.cause == "hung" for one in trouble):
         beats.send(b"stack\n")
-        time.sleep(PAUSE_SECONDS)  # they are written before SIGTERM comes
+        time.sleep(PAUSE_SECONDS)  # the stacks must be written before SIGTERM arrives
     if trouble:
         beats.send(b"end\n")
     return trouble
@@ -272,16 +272,16 @@ def _read(
     request: StopRequest,
     on_step: Callable[[int], None],
 ) -> list[Trouble]:
-    """Hand mpirun's output to the watch until it ends; returns why the ranks had to be ended.
+    """Pass mpirun's output to the watch until it ends; return why the ranks had to be ended.
 
-    After a rank's failure, the others get some time to report theirs before they are ended. Errors
-    that ranks report themselves say more than their exit codes.
+    After a rank's failure, the other ranks get some time to report their failures before they are
+    ended. Errors that ranks report themselves are more useful than their exit codes.
     """
 
     def end_ranks(_number: int, _frame: FrameType | None) -> None:
         if process.poll() is None and not asked:
             asked.append(True)
-            beats.send(b"end\n")  # SIGTERM would have a training's ranks stop at their next step
+            beats.send(b"end\n")  # after SIGTERM alone, a training's ranks end at their next step
             processes.signal_group(process, signal.SIGTERM)
             signal.setitimer(signal.ITIMER_REAL, processes.GRACE_SECONDS)
         else:
@@ -302,7 +302,7 @@ def _read(
                     selector.unregister(key.fileobj)
             watch.pause()
             request.check()
-            # output may come in thousands of pieces a second, of hundreds of ranks
+            # hundreds of ranks may write thousands of pieces of output a second
             if selector.get_map() and time.monotonic() - looked < PAUSE_SECONDS:
                 continue
             looked = time.monotonic()
@@ -320,15 +320,15 @@ def _read(
             elif silent and beats.all_gone(time.monotonic()):
                 processes.kill_rest(os.environ[RUN_VARIABLE])  # mpirun would wait
     watch.close()
-    if not (watch.over or trouble) and process.wait() != 0:  # between two looks
-        for _ in range(3):  # who has connected, what it has said, and that it has hung up
+    if not (watch.over or trouble) and process.wait() != 0:  # between two checks
+        for _ in range(3):  # to see a connection, its messages, and its end
             beats.poll(time.monotonic())
         trouble = launcher_gone(process, beats.lives) or beats.trouble(time.monotonic())
     return trouble
 
 
 def _read_rest(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
-    """Hand over what mpirun had written before it was ended."""
+    """Pass on the output that mpirun had written before it was ended."""
     for name, pipe in _pipes(process):
         os.set_blocking(pipe.fileno(), False)
         with contextlib.suppress(BlockingIOError):  # another process has it open
@@ -338,7 +338,7 @@ def _read_rest(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
 
 
 def _pipes(process: "subprocess.Popen[bytes]") -> Iterator[tuple[Stream, IO[bytes]]]:
-    """mpirun's output; of a training stdout has all of it."""
+    """Yield mpirun's output pipes; for a training, stdout has all output."""
     if process.stdout:
         yield "stdout", process.stdout
     if process.stderr:

@@ -1,4 +1,4 @@
-"""What guardians have reported of each rank, and which rank or host is in trouble.
+"""The reports of the guardians about each rank, and detection of ranks and hosts in trouble.
 
 Pure functions. Standard library only: the supervisor uses it.
 """
@@ -14,40 +14,45 @@ from ftcluster_train.io.rank_status import SCRIPT
 
 IDLE_CPU = 0.02  # share of a core below which a rank waits
 IDLE_WIRE = 1000.0  # bytes a second below which it waits
-STARVED = 3  # a thread that wakes up now and then is not seen awake so often in a row
-WINDOW_SECONDS = 10.0  # CPU and wire are means over this long at most
+STARVED = 3  # a thread that only wakes up at times is not seen awake so often in a row
+WINDOW_SECONDS = 10.0  # longest time over which CPU and wire are averaged
 STOPPED_HINT = "find out who sends SIGSTOP on that host"
 ASLEEP_HINT = "a disk or network file system of that host does not answer: dmesg there"
-WRITES_OR_READS = ("starting", "loading", "saving")  # in which a slow disk makes a rank sleep long
+WRITES_OR_READS = ("starting", "loading", "saving")  # a slow disk may make these sleep long
 ORDER = ("starting", "loading", "forward", "all-reduce", "evaluating", "saving")
 
 
 @dataclass
 class RankLife:
-    """What is known of one rank.
+    """The last known state of one rank.
+
+    All times are in seconds on the supervisor's clock.
 
     Attributes:
-        rank: from 0.
-        host: the inventory's name of its host.
-        address: the address that the head reaches the host by.
-        heard: when its guardian was last heard, in the supervisor's seconds; None: never.
-        acked: when the kernel of its host last acknowledged what was sent to the guardian.
-        step: the optimizer step that it is in.
-        doing: what it does: starting, loading, forward, all-reduce, evaluating, saving, script.
-        changed: when `step` or `doing` was last another one, or when it ended.
-        stopped: since when it is stopped (state T); None: it is not.
-        sleep: in which it is uninterruptible (state D), see `activity.sleep_of`; None: in none.
-        asleep: when it was first seen in that sleep.
-        cpu: CPU seconds that its processes have used, at `since`.
-        wire: bytes that they have sent and received, at `since`.
-        since: when the window began over which `cpu` and `wire` are compared.
-        busy: when it was last seen to use its CPU, a disk or the network, or to want a CPU.
-        starved: messages one after the other in which it wanted a CPU.
-        exit: its exit code, negative for a signal; None while it is there.
-        oom: whether the kernel has killed it for want of memory.
-        lost: whether its guardian hung up without an exit code.
-        condition: what its host was like lately, see `HostCondition.read`; {} where it is not the
-            first rank of its host.
+        rank: number of the rank, from 0.
+        host: inventory name of the rank's host.
+        address: address of the host, as seen from the head.
+        heard: time of the guardian's last message; None: there was none.
+        acked: time when the host's kernel last acknowledged data sent to the guardian.
+        step: optimizer step that the rank is in.
+        doing: activity of the rank: starting, loading, forward, all-reduce, evaluating, saving,
+            script.
+        changed: time when `step` or `doing` last changed, or when the rank ended.
+        stopped: time since which the rank is stopped (state T); None: it is not.
+        sleep: uninterruptible sleep of the rank (state D), see `activity.sleep_of`; None: there is
+            none.
+        asleep: time when the rank was first seen in that sleep.
+        cpu: CPU seconds that the rank's processes had used at `since`.
+        wire: bytes that the processes had sent and received at `since`.
+        since: start of the window over which `cpu` and `wire` are compared.
+        busy: time when the rank was last seen to use its CPU, a disk or the network, or to wait for
+            a CPU.
+        starved: number of consecutive messages in which the rank waited for a CPU.
+        exit: exit code, negative for a signal; None while the rank runs.
+        oom: True if the kernel has killed the rank because memory was short.
+        lost: True if the guardian has closed its connection without an exit code.
+        condition: recent condition of the host, see `HostCondition.read`; {} if the rank is not the
+            host's first rank.
     """
 
     rank: int
@@ -72,7 +77,7 @@ class RankLife:
     condition: Mapping[str, Any] = field(default_factory=dict)
 
     def take(self, message: Mapping[str, Any], now: float) -> None:
-        """Fold one message of the guardian in."""
+        """Update the state with one message of the guardian."""
         self.heard = now
         if "exit" in message:
             self.exit, self.oom = int(message["exit"]), bool(message.get("oom"))
@@ -98,10 +103,10 @@ class RankLife:
 
 @dataclass(frozen=True)
 class Trouble:
-    """Something that a run does not survive.
+    """A problem that ends a run.
 
     Attributes:
-        rank: the rank, or None where it is the whole host.
+        rank: number of the rank, or None if the whole host is in trouble.
         cause: signal, oom, exit, stopped, asleep, host or hung.
     """
 
@@ -119,17 +124,17 @@ def find_trouble(
     timeouts: Timeouts,
     hang_seconds: float | None = None,
 ) -> list[Trouble]:
-    """What is wrong with the ranks; the cause first, not those that wait for it.
+    """Return the ranks' troubles: only the causes, not the ranks that wait for them.
 
     Args:
-        now: the supervisor's seconds.
-        hang_seconds: how long no rank may do anything; 0: for ever; None: `silence`.
+        now: current time on the supervisor's clock, in seconds.
+        hang_seconds: longest time without any activity of all ranks; 0: unlimited; None: `silence`.
     """
     dead = [life for life in lives if life.exit not in (None, 0)]
     killed = [life for life in dead if life.oom or (life.exit or 0) < 0]
     if killed:  # the others ended because one was gone
         return [_ended(life) for life in killed]
-    # those that end by themselves say why, and the others soon end as well
+    # ranks that end by themselves report why, and the others soon end too
     if dead and now - min(life.changed for life in dead) > timeouts.last_words:
         return [_ended(life) for life in dead]
     if dead:
@@ -172,16 +177,17 @@ def _ended(life: RankLife) -> Trouble:
 
 
 def _silent(silent: Sequence[RankLife], lives: Sequence[RankLife], since: float) -> list[Trouble]:
-    """A host is lost of which neither a guardian nor the kernel has said anything `since`.
+    """Return troubles for silent ranks.
 
-    Of several ranks there, one is the first that has been silent for too long.
+    A host is lost if neither a guardian nor the kernel there has answered after `since`. The
+    trouble names the first of its ranks that has been silent for too long.
     """
     trouble = []
     for host in dict.fromkeys(life.host for life in silent):
         there = [life for life in lives if life.host == host and life.exit is None]
         gone = [life for life in silent if life.host == host]
-        said = max(max(life.acked, life.heard or -math.inf) for life in there)
-        if said <= since and not all(life.lost for life in gone):
+        last_sign = max(max(life.acked, life.heard or -math.inf) for life in there)
+        if last_sign <= since and not all(life.lost for life in gone):
             message = f"{host} ({gone[0].address}) was lost{at_step(gone[0])}: no answer"
             hint = "check that it is on and that the head reaches it: ftcluster check"
             trouble.append(Trouble(host, None, gone[0].step, "host", message, hint))
@@ -197,7 +203,7 @@ def _silent(silent: Sequence[RankLife], lives: Sequence[RankLife], since: float)
 
 
 def _longest_sleep(life: RankLife, timeouts: Timeouts, hang_seconds: float | None) -> float:
-    """Seconds that a rank may be in one uninterruptible sleep."""
+    """Return how many seconds a rank may stay in one uninterruptible sleep."""
     if hang_seconds is not None:
         return hang_seconds or math.inf
     return timeouts.start if life.doing in WRITES_OR_READS else timeouts.silence
@@ -209,10 +215,10 @@ def _asleep(life: RankLife) -> Trouble:
 
 
 def _hung(running: Sequence[RankLife], now: float, limit_seconds: float) -> list[Trouble]:
-    """Where no rank has done anything for a while, those that are the farthest behind.
+    """Return the ranks that are farthest behind if no rank has been active for the limit.
 
-    Where none is behind, the one that has done nothing for longest; all ranks of a script in that
-    order, which do not report where they are.
+    If no rank is behind, return the rank that has been idle for longest. Ranks of a script do not
+    report their step, so return all of them, the longest idle first.
     """
     idle = {life.rank: max(life.busy, life.changed) for life in running}
     if not running or now - max(idle.values()) <= limit_seconds:
@@ -243,5 +249,5 @@ def _trouble(life: RankLife, cause: str, what: str, hint: str = "") -> Trouble:
 
 
 def at_step(life: RankLife) -> str:
-    """The end of a message: at which step a rank is; a script reports none."""
+    """Return the end of a message that names a rank's step; a script reports none."""
     return "" if life.doing == SCRIPT else f" at step {life.step}"

@@ -1,4 +1,4 @@
-"""Starts a run's ranks again after failures that are not the program's own.
+"""Restarts of a run's ranks after failures that the program itself has not caused.
 
 Standard library only: the supervisor uses it.
 """
@@ -20,20 +20,21 @@ from ftcluster_train.supervisor.monitors import Ending
 from ftcluster_train.supervisor.rank_launch import HostsRefused, SupervisedRun, run_ranks
 
 HOST_RETRY_SECONDS = 5.0
-SAY_SECONDS = 15.0  # between two events that say which hosts are waited for
+SAY_SECONDS = 15.0  # between two events that name the awaited hosts
 
 
 def run_with_restarts(
     launch: Launch, run: SupervisedRun, again: bool, rebooted: bool = False
 ) -> Ending:
-    """Start the ranks again after a failure that is not the program's own, as often as allowed.
+    """Run the ranks; restart them, as often as allowed, after failures not caused by the program.
 
-    A training resumes by itself from its newest checkpoint or snapshot. A spare takes the place of
-    a host that was lost; where none is left it is left out, if the launch allows that, or awaited.
+    A training resumes by itself from its newest checkpoint or snapshot. A spare host replaces a
+    lost host. Without a spare, the run continues without the lost host if the launch allows that,
+    or waits for it.
 
     Args:
-        again: whether another supervisor of the run was killed.
-        rebooted: whether that was so because the head was started again.
+        again: True if a previous supervisor of the run was killed.
+        rebooted: True if a reboot of the head ended that supervisor.
 
     Raises:
         HostsRefused, TrainError, Stopped: no rank was started at all.
@@ -55,13 +56,13 @@ def run_with_restarts(
         )
         started = _restart(launch, run)
         if started is None:
-            break  # the cause of the first failure is the run's
+            break  # the run ends with the first failure as its cause
         launch, ending = started
     return replace(ending, seconds=round(time.monotonic() - began, 2))
 
 
 def place_and_message(error: dict[str, Any]) -> str:
-    """Return an error with its host and rank; an error of a whole host names that host itself."""
+    """Return an error's message with its host and rank, naming each only once."""
     host, message = error["host"], error["message"]
     if error["rank"] is not None:
         return f"rank {error['rank']} on {host}: {message}"
@@ -69,7 +70,7 @@ def place_and_message(error: dict[str, Any]) -> str:
 
 
 def _restart(launch: Launch, run: SupervisedRun) -> tuple[Launch, Ending] | None:
-    """Start the ranks again, on the hosts that answer; None where these are too few.
+    """Restart the ranks on the hosts that answer; return None if these are too few.
 
     Returns:
         The launch on those hosts, and how it ended.
@@ -106,13 +107,13 @@ def _minutes(seconds: float) -> str:
 
 
 def _write(launch: Launch) -> None:
-    """Write a launch anew, for a supervisor that follows this one."""
+    """Rewrite the launch file, for a supervisor that follows this one."""
     path = Path(launch.run_dir) / LAUNCH_FILE
     write_atomically(path, json.dumps(launch.to_dict()) + "\n")
 
 
 def _killed(launch: Launch, rebooted: bool = False) -> dict[str, Any]:
-    """The fields of an event `error`."""
+    """Return the fields of an event `error` about a supervisor that was killed."""
     host = launch.hosts[0].name
     if rebooted:
         message, hint = "the head was started again", "its log says why: journalctl --boot=-1 -e"
@@ -125,32 +126,32 @@ def _killed(launch: Launch, rebooted: bool = False) -> dict[str, Any]:
 
 
 def hosts_of_restart(launch: Launch, lost: Collection[Host]) -> tuple[RankHost, ...] | None:
-    """The hosts that get ranks, the head first; None where too few are left.
+    """Return the hosts that get ranks, the head first; None if too few are left.
 
-    An idle host takes the place of a lost one, so that the ranks on all others keep their numbers.
-    Where an earlier restart has left hosts out, idle hosts are added.
+    An idle host takes the place of a lost host, so that the ranks on all other hosts keep their
+    numbers. If an earlier restart has dropped hosts, idle hosts are added.
 
     Args:
-        launch: with the hosts of the last start.
+        launch: launch with the hosts of the last start.
         lost: hosts that have not answered during this restart.
     """
     if launch.hosts[0] in lost:
         return None
     idle = [host for host in launch.idle if host not in lost]
-    found = []
+    hosts = []
     for host in launch.hosts:
         if host not in lost:
-            found.append(host)
+            hosts.append(host)
         elif idle:
-            found.append(idle.pop(0))
-    found += idle[: launch.nodes - len(found)]
-    if len(found) == launch.nodes or 0 < launch.min_nodes <= len(found):
-        return tuple(found)
+            hosts.append(idle.pop(0))
+    hosts += idle[: launch.nodes - len(hosts)]
+    if len(hosts) == launch.nodes or 0 < launch.min_nodes <= len(hosts):
+        return tuple(hosts)
     return None
 
 
 def change_notice(before: Sequence[Host], after: Sequence[Host]) -> str:
-    """The notice that a restart uses other hosts; "" where it does not."""
+    """Return the notice that a restart uses other hosts; "" if it uses the same hosts."""
     gone = ", ".join(host.name for host in before if host not in after)
     new = ", ".join(host.name for host in after if host not in before)
     if not new:

@@ -1,15 +1,16 @@
-"""The runs that a head knows of, for any control node that reaches it.
+"""The runs that are known to a head, for any control node that reaches the head.
 
     M=ftcluster_train.host.runs
-    python -m $M list RUNS_DIR SKIP MOST [RUN ...]   a page of the runs that begin so, packed
-    python -m $M remove RUNS_DIR RUN ...             remove ended runs; prints those removed
-    python -m $M caches RUNS_DIR KEEP [RUN ...]      sizes of the caches as JSON; without KEEP (0)
-                                                     removes what neither RUN nor another run uses
-    python -m $M jobs RUNS_DIR RUN                   job.json of each run that begins so,
-                                                     and whether it can be continued
+    python -m $M list RUNS_DIR SKIP MOST [RUN ...]   print a page of the runs whose ids begin with
+                                                     RUN, packed
+    python -m $M remove RUNS_DIR RUN ...             remove ended runs; print the removed ids
+    python -m $M caches RUNS_DIR KEEP [RUN ...]      print the sizes of the caches as JSON; with
+                                                     KEEP 0 remove entries that no run uses
+    python -m $M jobs RUNS_DIR RUN                   print job.json of each run whose id begins with
+                                                     RUN, and whether it can be continued
 
-No answer grows with the number of runs: Ansible's runner brings no large ones. What is said of an
-ended run is kept in INDEX, because reading 10,000 folders takes seconds.
+The size of an answer is bounded, because Ansible's runner cannot transfer large answers. INDEX
+keeps the rows of ended runs, because reading 10,000 folders takes seconds.
 
 Standard library only.
 """
@@ -41,32 +42,32 @@ from ftcluster_train.io.fsync import GROUP_READS, remove
 from ftcluster_train.io.processes import run_of
 
 PAGE_BYTES = 640_000  # of packed rows, some 13,000
-INDEX = ".ended.json"  # in the folder of runs
-CACHES = {"models": "models", "data": "data", "tokens": "cache/tokens"}  # of the prefix
-ALL = "\0all"  # stands for a run of which it is not known yet what it uses
-NEW_SECONDS = 86400.0  # a run that was made so lately may be about to start
-# what reading a document raises that has another form
+INDEX = ".ended.json"  # in the folder of all runs
+CACHES = {"models": "models", "data": "data", "tokens": "cache/tokens"}  # below the prefix
+ALL = "\0all"  # stands for a run whose inputs are not known yet
+NEW_SECONDS = 86400.0  # a run younger than this may be about to start
+# exceptions raised by reading a document of another form
 WRONG_FORM = (
     ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
 )  # fmt: skip
-DAMAGED = "damaged"  # the recipe of a run whose files are
-# what supervises or prepares a run, by the names that this version and older ones have
+DAMAGED = "damaged"  # stands for the recipe of a run with damaged files
+# modules that supervise or prepare a run, by their names in this version and in older ones
 PROGRAM = re.compile(rb"ftcluster_train\.(\w+\.)*(supervisor|prepare)")
-MOST_JOBS = 20  # that begin alike; more than one is an error
+MOST_JOBS = 20  # most runs listed for an ambiguous beginning
 
 
 def list_runs(
     folder: Path, beginnings: Sequence[str] = (), skip: int = 0, most: int = 0
 ) -> tuple[list[RunState], int]:
-    """Runs of a folder: one of just that id, those with processes, then the newest.
+    """Return runs of a folder: an exact match first, then running ones, then the newest.
 
     Args:
         beginnings: only runs whose ids begin with one of these; none: all.
-        skip: how many to leave out, those of the pages before.
-        most: how many at most; 0: all.
+        skip: number of runs on previous pages.
+        most: maximum number of runs; 0: all.
 
     Returns:
-        The runs, and how many are left for later pages.
+        The runs, and the number of runs for later pages.
     """
     alive, index = runs_alive(), _Index(folder)
     with os.scandir(folder) if folder.is_dir() else contextlib.nullcontext(()) as entries:
@@ -89,12 +90,12 @@ def list_runs(
 
 
 def listed(folder: Path, beginnings: Sequence[str] = (), skip: int = 0, most: int = 0) -> str:
-    """What `list_runs` gives, as JSON, as much of it as fits into one answer."""
+    """Return the result of `list_runs` as JSON, limited to the size of one answer."""
     return json.dumps(packed_page(*list_runs(folder, beginnings, skip, most)))
 
 
 def packed_page(runs: Sequence[RunState], left: int) -> dict[str, Any]:
-    """What of some runs fits into one answer, and how many are left for later ones."""
+    """Return the runs that fit into one answer, and the number left for later answers."""
     rows = [run.to_dict() for run in runs]
     count = len(rows)
     while len(text := pack(rows[:count])) > PAGE_BYTES and count > 1:
@@ -103,27 +104,27 @@ def packed_page(runs: Sequence[RunState], left: int) -> dict[str, Any]:
 
 
 class _Index:
-    """What was said of runs that have ended, by run, with time and size of their events then."""
+    """The stored rows of ended runs, with time and size of each run's events at that moment."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._kept: dict[str, Any] = {}
         with contextlib.suppress(OSError, *WRONG_FORM):
-            found = json.loads((folder / INDEX).read_bytes())
-            if found["version"] == __version__:
-                self._kept = dict(found["runs"].items())
+            stored = json.loads((folder / INDEX).read_bytes())
+            if stored["version"] == __version__:
+                self._kept = dict(stored["runs"].items())
         self._new = False
 
     def made(self, run: str) -> float:
-        """When a run was made, in seconds since 1970."""
+        """Return when a run was created, in seconds since 1970."""
         with contextlib.suppress(*WRONG_FORM):
             return float(self._kept[run][2])
         return _made(self._folder / run)
 
     def read(self, run: str, alive: bool) -> RunState:
-        """What is kept of a run, or what its folder says."""
+        """Return the stored row of a run, or read its folder."""
         try:
-            # a Path of each of thousands would take as long as all else
+            # thousands of Path objects would take as long as everything else
             events = os.stat(f"{self._folder}/{run}/{EVENTS}")  # noqa: PTH116
             key = [events.st_mtime_ns, events.st_size]
         except OSError:
@@ -132,16 +133,16 @@ class _Index:
             if key == self._kept[run][:2] and not alive:
                 return run_state_of(self._kept[run][3])
         path = self._folder / run
-        found = run_there(path, alive or in_slurm(path))
-        # without an end, Slurm knows whether it goes on
+        state = run_there(path, alive or in_slurm(path))
+        # the state of an unfinished Slurm job may still change
         ended = has_ended(path) or not _document(path / "launch.json").get("slurm_job")
-        if key and ended and found.state != "running" and found.recipe != DAMAGED:
-            self._kept[run] = [*key, _made(path), found.to_dict()]
+        if key and ended and state.state != "running" and state.recipe != DAMAGED:
+            self._kept[run] = [*key, _made(path), state.to_dict()]
             self._new = True
-        return found
+        return state
 
     def keep(self, there: Sequence[str] | None) -> None:
-        """Write what is new, of the runs that are `there` where all of them are known."""
+        """Store new rows, and drop rows of other runs than `there` if all runs are known."""
         if self._new:
             names = self._kept.keys() & there if there is not None else self._kept
             kept = {name: self._kept[name] for name in names}
@@ -152,7 +153,7 @@ class _Index:
 
 
 def _made(path: Path) -> float:
-    """When a run was made: its first file is not written again."""
+    """Return when a run was created: its first file is never rewritten."""
     for file in (path / "job.json", path / "launch.json", path):
         with contextlib.suppress(OSError):
             return file.stat().st_mtime
@@ -160,7 +161,7 @@ def _made(path: Path) -> float:
 
 
 def run_there(path: Path, alive: bool) -> RunState:
-    """What one run's folder says; damaged files must not hide the other runs."""
+    """Return the state of one run; damaged files must not hide the other runs."""
     try:
         return read_run(path, alive)
     except WRONG_FORM:
@@ -169,7 +170,7 @@ def run_there(path: Path, alive: bool) -> RunState:
 
 
 def read_run(path: Path, alive: bool) -> RunState:
-    """What one run's folder says."""
+    """Return the state of one run, read from its folder."""
     job, launch = _document(path / "job.json"), _document(path / "launch.json")
     last = last_events(path)
     started = last[""]["time"] if last else path.stat().st_mtime
@@ -205,31 +206,31 @@ def _doing(last: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def runs_alive() -> set[str]:
-    """Ids of the runs that this user's processes on this host belong to.
+    """Return the ids of runs that have processes of this user on this host.
 
-    Ranks have FTCLUSTER_RUN in their environment; what prepares or supervises a run has its folder
-    as an argument.
+    Ranks have FTCLUSTER_RUN in their environment. Programs that prepare or supervise a run have its
+    folder as an argument.
     """
-    found = set()
+    runs = set()
     for folder in Path("/proc").glob("[0-9]*"):
         if int(folder.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
-            found.add(run_of(folder))
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-            if any(PROGRAM.fullmatch(word) for word in words):
-                found |= {
+            runs.add(run_of(folder))
+            arguments = (folder / "cmdline").read_bytes().split(b"\0")
+            if any(PROGRAM.fullmatch(word) for word in arguments):
+                runs |= {
                     match[1].decode(errors="replace")
-                    for word in words
+                    for word in arguments
                     if (match := re.search(rb"/runs/([^/\0]+)/?$", word))
                 }
-    return found
+    return runs
 
 
 def in_slurm(path: Path) -> bool:
-    """Whether a run belongs to a Slurm job that is running, on any host, and has not ended.
+    """Return True if a run has not ended and belongs to a Slurm job that is active on any host.
 
-    It counts as running where Slurm does not answer: it may be, and its folder is not removed.
+    The run counts as active if Slurm does not answer, so that its folder is not removed.
     """
     job = _document(path / "launch.json").get("slurm_job")
     if not job or has_ended(path):
@@ -238,7 +239,7 @@ def in_slurm(path: Path) -> bool:
 
 
 def remove_runs(folder: Path, runs: Sequence[str]) -> list[str]:
-    """Remove the folders of runs that have ended; returns the ids of those removed."""
+    """Remove the folders of ended runs; return the ids of the removed runs."""
     alive, removed = runs_alive(), []
     for run in runs:
         path = folder / run
@@ -249,15 +250,15 @@ def remove_runs(folder: Path, runs: Sequence[str]) -> list[str]:
 
 
 def clear_caches(runs: Path, running: Sequence[str], keep: bool) -> dict[str, list[int]]:
-    """Remove what the caches of a host have, but for what runs use that have not ended.
+    """Remove cache entries of a host that no unfinished run uses.
 
     Args:
-        runs: the folder of all runs.
-        running: ids of some that are running, maybe on other hosts only.
-        keep: whether nothing is removed.
+        runs: folder of all runs.
+        running: ids of running runs, which may run on other hosts only.
+        keep: True to remove nothing.
 
     Returns:
-        By the cache's name: its bytes, and those that are, or would be, removed.
+        For each cache its size in bytes, and the bytes that are, or would be, removed.
     """
     now, alive, index = time.time(), {*running, *runs_alive()}, _Index(runs)
     texts = []
@@ -267,7 +268,7 @@ def clear_caches(runs: Path, running: Sequence[str], keep: bool) -> dict[str, li
         new = abs(now - _made(path)) < NEW_SECONDS
         if path.name in alive or row.state == "running" or (new and not ended):
             texts += [file.read_text("utf-8", errors="replace") for file in path.glob("*.json")]
-            if not (path / "inputs.json").exists():  # it finds models and tokens meanwhile
+            if not (path / "inputs.json").exists():  # the run is still looking up models and tokens
                 texts.append(ALL)
     used = "\n".join(texts)
     sizes = {}
@@ -281,35 +282,35 @@ def clear_caches(runs: Path, running: Sequence[str], keep: bool) -> dict[str, li
 
 
 def _is_in(text: str, path: Path) -> bool:
-    """Whether JSON names a path."""
+    """Return True if a JSON text names a path."""
     return str(path) in text or json.dumps(str(path))[1:-1] in text
 
 
 def _bytes(path: Path) -> int:
-    """What a file, or a folder with all that is in it, takes of the disk."""
+    """Return the disk space of a file or of a folder's content, in bytes."""
     total = 0
     for one in (path, *(path.rglob("*") if path.is_dir() and not path.is_symlink() else ())):
-        with contextlib.suppress(FileNotFoundError):  # it is being removed
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it
             total += 512 * one.lstat().st_blocks
     return total
 
 
 def find_jobs(folder: Path, beginning: str) -> dict[str, dict[str, Any]]:
-    """The job.json of each run whose id is, or else begins with, a text; every host has them.
+    """Return job.json of the run with this id, or of each run whose id begins with the text.
 
-    Each has `saved` too: whether this host has a state that the run, or one that it continues, has
-    saved.
+    The files are the same on every host. Each result also has `saved`: True if this host has a
+    saved state of the run, or of a run that it continues.
     """
     names = (path.name for path in folder.glob("[!.]*") if path.name.startswith(beginning))
     ids = [beginning] if (folder / beginning).is_dir() else sorted(filter(is_run_id, names))
-    found = {run: _document(folder / run / "job.json") for run in ids[:MOST_JOBS]}
-    if len(found) > 1:  # an error, which needs no files of the user's own
-        found = {run: {**job, "code": None} if "code" in job else job for run, job in found.items()}
-    return {run: {**job, "saved": has_state(folder, run, job)} for run, job in found.items()}
+    jobs = {run: _document(folder / run / "job.json") for run in ids[:MOST_JOBS]}
+    if len(jobs) > 1:  # the caller reports an error, which needs no user's files
+        jobs = {run: {**job, "code": None} if "code" in job else job for run, job in jobs.items()}
+    return {run: {**job, "saved": has_state(folder, run, job)} for run, job in jobs.items()}
 
 
 def has_state(folder: Path, run: str, job: Mapping[str, Any]) -> bool:
-    """Whether a run in a folder of runs, or one that it continues, has a checkpoint or snapshot."""
+    """Return True if a run, or a run that it continues, has a checkpoint or snapshot."""
     earlier = job.get("resume")
     runs = [run, *(map(str, earlier) if isinstance(earlier, list) else ())]
     places = (folder / one / kind for one in runs for kind in ("checkpoints", "snapshots"))
@@ -317,12 +318,12 @@ def has_state(folder: Path, run: str, job: Mapping[str, Any]) -> bool:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one where there is none."""
+    """Return a JSON object; an empty one if the file has none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def main() -> int:

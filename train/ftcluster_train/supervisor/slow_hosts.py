@@ -1,6 +1,6 @@
-"""Names a host that falls behind during a training, with what can be seen on it.
+"""Detection of hosts that fall behind during a training, with the likely reasons.
 
-A host's time is what its slowest rank works on a step: the others wait that long in each of them.
+A host's time is the work time of its slowest rank in a step: the other ranks wait for that rank.
 Standard library only: the supervisor uses it.
 """
 
@@ -18,23 +18,24 @@ from ftcluster_train.supervisor.rank_life import RankLife
 
 SLOWER = 1 / 0.85  # 15 % fewer steps a second than the others, or than itself before
 WINDOW_SECONDS = 30.0  # over which times are compared
-WINDOWS = 2  # that a host is slow in, one after the other, before it is named
-LEAST_EARLIER = 3  # windows to compare a host with itself
+WINDOWS = 2  # a host is reported after so many slow windows in a row
+LEAST_EARLIER = 3  # earlier windows that a comparison of a host with itself needs
 LOOK_SECONDS = 5.0
-STOLEN, SLOW_CLOCK = 0.03, 0.9  # as in a check, see `verification.outliers`
+STOLEN, SLOW_CLOCK = 0.03, 0.9  # the same limits as in a check, see `health.outliers`
 SWAP = 1e6  # bytes a second
 
 
 @dataclass(frozen=True)
 class Behind:
-    """A host that has become slow, or is as fast as before again.
+    """A host that has become slow, or that has recovered.
 
     Attributes:
-        step: the last one that was looked at.
-        seconds: of work of its slowest rank in a step.
-        usual: what it is compared with, in seconds.
-        others: whether that is the median of the other hosts, else its own in earlier steps.
-        ratio: of the two; 0 where it is not slow any more.
+        step: last step of the measured window.
+        seconds: work time per step of the host's slowest rank, in seconds.
+        usual: time that `seconds` is compared with.
+        others: True if `usual` is the median of the other hosts, False if it is from the host's
+            earlier steps.
+        ratio: `seconds` / `usual`; 0 if the host is not slow any more.
     """
 
     host: str
@@ -47,7 +48,7 @@ class Behind:
 
 @dataclass
 class _Host:
-    slow: int = 0  # windows, one after the other
+    slow: int = 0  # number of slow windows in a row
     fast: int = 0
     named: bool = False
     earlier: list[float] = field(
@@ -56,7 +57,7 @@ class _Host:
 
 
 class SlowHosts:
-    """Compares the hosts of a training window by window.
+    """A comparison of a training's hosts, window by window.
 
     Args:
         hosts: the host of each rank.
@@ -68,7 +69,7 @@ class SlowHosts:
         self._window: list[Interval] = []
 
     def add(self, interval: Interval) -> list[Behind]:
-        """Take the next steps; returns which hosts have become slow, or have recovered."""
+        """Add the next steps; return hosts that have become slow or have recovered."""
         if len(interval.ranks) != len(self._of_rank):
             return []
         self._window.append(interval)
@@ -89,7 +90,7 @@ class SlowHosts:
         relative, compared = {}, {}
         for name, host in self._hosts.items():
             rest = [other for other_name, other in seconds.items() if other_name != name]
-            # batches differ in length, and the other hosts' do so likewise
+            # batches differ in length, but for all hosts alike
             now = seconds[name] / (median_low(rest) if rest else tokens)
             alone = now / median(host.earlier) if len(host.earlier) >= LEAST_EARLIER else 0.0
             beside = now if rest else 0.0
@@ -100,7 +101,7 @@ class SlowHosts:
         slow = {name for name, one in compared.items() if one.ratio >= SLOWER}
         for name, host in self._hosts.items():
             host.slow, host.fast = (host.slow + 1, 0) if name in slow else (0, host.fast + 1)
-            if not slow:  # beside a slow one every other is fast
+            if not slow:  # compared with a slow host, every other host looks fast
                 host.earlier.append(relative[name])
             if host.slow >= WINDOWS and not host.named:
                 host.named = True
@@ -111,11 +112,11 @@ class SlowHosts:
 
 
 def message_of(found: Behind, own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
-    """What users are told.
+    """Return the message for users.
 
     Args:
-        own: of `HostCondition`, of this host; {} where it is not known.
-        others: of the other hosts.
+        own: `HostCondition` of this host; {} if it is not known.
+        others: `HostCondition` of the other hosts.
     """
     if not found.ratio:
         return f"{found.host} is as fast as before again, at step {found.step}"
@@ -146,10 +147,10 @@ def _reasons(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Ite
 
 
 class SlowHostWatch:
-    """Reads a training's events and reports hosts that fall behind. It never fails a run.
+    """A reader of a training's events that reports slow hosts; it never fails a run.
 
     Args:
-        lives: what the guardians say of each rank.
+        lives: states of the ranks, as reported by the guardians.
     """
 
     def __init__(self, run_dir: Path, events: EventWriter, lives: Sequence[RankLife]) -> None:
@@ -159,7 +160,7 @@ class SlowHostWatch:
         self._looked = time.monotonic()
 
     def tick(self) -> None:
-        """Look at the events unless it was just done."""
+        """Read the new events unless that has just been done."""
         if time.monotonic() - self._looked < LOOK_SECONDS:
             return
         self._looked = time.monotonic()
@@ -171,7 +172,7 @@ class SlowHostWatch:
     def _take(self, event: Mapping[str, Any]) -> None:
         before, self._before = self._before, event
         if before is None:
-            return  # the first steps are slow on all hosts, each in its own way
+            return  # the first steps are slow on all hosts, for various reasons
         conditions = {life.host: life.condition for life in self._lives if life.condition}
         for behind in self._slow.add(interval_between(before, event)):
             condition = conditions.get(behind.host, {})

@@ -1,6 +1,6 @@
-"""Runs a command on all other hosts over the mesh: before a launch, whether they have its stack.
+"""Commands on all other hosts over the mesh, such as a check for the same stack before a launch.
 
-mpirun calls `ssh -q`: its own error names no host, and it waits minutes for one that is off.
+mpirun calls `ssh -q`: its own error names no host, and it waits minutes for a host that is off.
 Standard library only.
 """
 
@@ -16,8 +16,8 @@ from ftcluster_common.protocol.launch import Host
 from ftcluster_common.protocol.timeouts import Timeouts
 
 AT_ONCE = 32
-NODE_PACKAGE = "wheels-node_agent.json"  # in a stack: name and hash of the node package
-SSH_FAILED = 255  # its exit code for a failure of its own, ssh(1)
+NODE_PACKAGE = "wheels-node_agent.json"  # lists name and hash of a stack's node package
+SSH_FAILED = 255  # exit code of ssh itself, ssh(1)
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class HostFailure:
     """A host on which a command over the mesh failed.
 
     Attributes:
-        by_ssh: whether ssh failed and not the command.
-        in_use: whether another run uses the host.
+        by_ssh: True if ssh failed, False if the command failed.
+        in_use: True if another run uses the host.
     """
 
     host: Host
@@ -36,13 +36,13 @@ class HostFailure:
 
 
 def same_stack(stack: Path, then: str = ":") -> str:
-    """A command that fails on a host that does not have the same stack as this host.
+    """Return a command that fails on a host whose stack differs from this host's.
 
-    The name of a stack has a digest of its packages without the node package; that one is compared
-    by the list in the stack.
+    The name of a stack has a digest of its packages except the node package. The node package is
+    compared by the list in the stack.
 
     Args:
-        then: what a shell runs where the stack is the same.
+        then: shell command that runs if the stacks are the same.
     """
     there = shlex.quote(f"{stack}/bin")
     try:
@@ -68,12 +68,12 @@ def refusals(
     data: str = "",
     limit_seconds: float = Timeouts().ssh,
 ) -> list[HostFailure]:
-    """Run a command on hosts over the mesh, on all at the same time; returns where it failed.
+    """Run a command on all hosts at the same time over the mesh; return the failures.
 
     Args:
-        hosts: all but the head.
-        command: for a shell on the host; "" only checks whether ssh connects.
-        data: the command's stdin.
+        hosts: all hosts but the head.
+        command: shell command; "" only checks whether ssh connects.
+        data: stdin of the command.
     """
 
     def probe(host: Host) -> HostFailure | None:
@@ -86,40 +86,40 @@ def refusals(
             return no_answer(host, limit_seconds)
         except FileNotFoundError:
             return no_ssh(host)
-        words = done.stderr.decode(errors="replace")  # a banner may be in any encoding
-        return failed(host, done.returncode, words) if done.returncode else None
+        stderr = done.stderr.decode(errors="replace")  # a banner may be in any encoding
+        return failed(host, done.returncode, stderr) if done.returncode else None
 
     return ask_all(hosts, probe)
 
 
 def ask_all(hosts: Sequence[Host], ask: Callable[[Host], HostFailure | None]) -> list[HostFailure]:
-    """Call a function with each host, for many at the same time; returns the refusals."""
+    """Call a function for each host, for many at the same time; return the failures."""
     pool = ThreadPoolExecutor(max_workers=AT_ONCE)
     try:
         return [refusal for refusal in pool.map(ask, hosts) if refusal]
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # a signal need not wait for ssh
+        pool.shutdown(wait=False, cancel_futures=True)  # after a signal, do not wait for ssh
 
 
 def no_answer(host: Host, seconds: float) -> HostFailure:
-    """The host does not answer."""
+    """Return the failure of a host that does not answer."""
     return HostFailure(host, f"ssh from the head got no answer within {seconds:g} s", True)
 
 
 def no_ssh(host: Host) -> HostFailure:
-    """No host can be reached."""
+    """Return the failure of a head without an SSH client."""
     return HostFailure(host, "the head has no ssh; install an SSH client there", True)
 
 
 def failed(host: Host, code: int, stderr: str) -> HostFailure:
-    """The command failed on the host, or ssh did before it."""
+    """Return the failure of the command on the host, or of ssh."""
     if code == SSH_FAILED:
         return HostFailure(host, f"ssh from the head fails: {_words(stderr)}", True)
     return HostFailure(host, _words(stderr), False)
 
 
 def _words(stderr: str) -> str:
-    """The last line of ssh's error, and what to do about a changed host key."""
+    """Return the last line of ssh's error, or advice about a changed host key."""
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in stderr:
         return (
             "its host key has changed since the last setup. If the host was reinstalled, run "

@@ -1,17 +1,17 @@
-"""Runs one mpirun on the head, outlives the control node's connection, and ends what it started.
+"""The supervisor: runs mpirun on the head, independently of the control node's connection.
 
     M=ftcluster_train.host.supervisor
     python -m $M start RUN_DIR          launch, in the background
     python -m $M supervise RUN_DIR      launch, in the foreground
     python -m $M stop RUN_DIR           end the run; print whether it ran, and how it has ended
-    python -m $M stop RUN_DIR --force   the same, without its supervisor
-    python -m $M sweep RUN_DIR          kill what is left of it on this host
+    python -m $M stop RUN_DIR --force   the same, without the supervisor's help
+    python -m $M sweep RUN_DIR          kill the run's remaining processes on this host
 
-`start` does nothing where the run has a supervisor or has ended. For root, `start RUN_DIR --user
-NAME` is that of an account; it exits with NO_UNIT where it cannot be a unit of systemd. One that
-follows a killed supervisor restarts the ranks.
+`start` does nothing if the run has a supervisor or has ended. root may `start RUN_DIR --user NAME`
+for an account; that exits with NO_UNIT if the supervisor cannot be a systemd unit. A supervisor
+that follows a killed one restarts the ranks.
 
-Standard library only: it starts at once and does not depend on what it watches.
+Standard library only: it starts at once and does not depend on the programs that it watches.
 """
 
 import contextlib
@@ -57,22 +57,23 @@ from ftcluster_train.supervisor.rank_launch import HostsRefused, SupervisedRun
 from ftcluster_train.supervisor.restarts import run_with_restarts
 from ftcluster_train.supervisor.ssh_check import HostFailure
 
-NO_UNIT = 3  # exit code of `start`
+NO_UNIT = 3  # exit code of `start --user` without a systemd unit
 SUPERVISED, UNSUPERVISED = 0, 4  # exit codes of the process of `as_account`
 
 
 def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
-    """Launch, wait, report and clean up; returns mpirun's exit code.
+    """Launch, wait, report and clean up; return mpirun's exit code.
 
     Args:
-        run_dir: has launch.json, and gets the secret files that the hosts get, or none.
-        request: takes the signals that end the run.
-        again: whether the run had a supervisor that was killed.
+        run_dir: folder of the run, with launch.json; the control node writes secret files there, if
+            any.
+        request: handler of the signals that end the run.
+        again: True if a previous supervisor of the run was killed.
     """
     events = EventWriter(run_dir, partial(background.log_event, run_dir.name))
     rebooted = background.was_rebooted(run_dir)
     launch = read_launch(run_dir)
-    os.environ[RUN_VARIABLE] = launch.run  # what this process starts belongs to the run
+    os.environ[RUN_VARIABLE] = launch.run  # child processes belong to the run
     leases, metrics = Leases(launch.share_hosts), MetricsFile(run_dir)
     try:
         if (run_dir / STOP_FILE).exists():
@@ -101,7 +102,7 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
 
 
 def _not_started(refusal: HostFailure) -> dict[str, str | None]:
-    """The fields of an event `error`."""
+    """Return the fields of an event `error` about a host that refuses ranks."""
     host = refusal.host
     if refusal.in_use:
         message, hint = f"{host.name}: {refusal.reason}", lease.HINT
@@ -111,26 +112,27 @@ def _not_started(refusal: HostFailure) -> dict[str, str | None]:
 
 
 def forget_secrets(run_dir: Path) -> None:
-    """Remove the run's secret files, where it has any, from all hosts."""
-    if not (left := left_secrets(run_dir)):
+    """Remove the run's secret files, if any, from all hosts."""
+    if not (remaining := left_secrets(run_dir)):
         return
     try:
         launch = read_launch(run_dir)
-    except GivenFileError as error:  # of another version, or damaged
-        for path in left:
+    except GivenFileError as error:  # written by another version, or damaged
+        for path in remaining:
             path.unlink(missing_ok=True)
-        said = f"other hosts may still have secret files of {run_dir.name}: {error}"
-        print(said, file=sys.stderr)
+        message = f"other hosts may still have secret files of {run_dir.name}: {error}"
+        print(message, file=sys.stderr)
         return
     take_back_secrets(launch)
 
 
 def start(run_dir: Path, user: str) -> int:
-    """Have the run supervised, unless it is or has ended; returns the exit code.
+    """Start a supervisor unless the run has one or has ended; return the exit code.
 
     Args:
-        run_dir: the run's folder.
-        user: the account, where root starts it, which reads nothing in that folder; else "".
+        run_dir: folder of the run.
+        user: account to start the supervisor for, if root calls this; root reads no file in
+            `run_dir`. Otherwise "".
 
     Raises:
         TrainError: the account's files cannot be read.
@@ -153,7 +155,7 @@ def start(run_dir: Path, user: str) -> int:
 
 
 def read_state(run_dir: Path) -> int:
-    """Returns SUPERVISED, UNSUPERVISED, or 1 after saying why it cannot be supervised here."""
+    """Return SUPERVISED, UNSUPERVISED, or 1 after printing why no supervisor may start here."""
     if background.is_supervised(run_dir):
         return SUPERVISED
     if elsewhere := slurm_elsewhere(run_dir):
@@ -163,13 +165,13 @@ def read_state(run_dir: Path) -> int:
 
 
 def slurm_elsewhere(run_dir: Path) -> str:
-    """Where the supervisor of a Slurm job's run is, if not on this node; else ""."""
+    """Return a hint if a Slurm job's run is supervised on another node; else ""."""
     if not (launch := read_outline(run_dir)).slurm_job:
         return ""
     here = (os.environ.get(SLURM_VARIABLE), os.environ.get("SLURMD_NODENAME"))
     if here == (launch.slurm_job, launch.head):
         return ""
-    # from files that others may have written: what a user copies is to be one command
+    # quoted, because others may have written the files and users copy this command
     job, node = (shlex.quote(text) for text in (launch.slurm_job, launch.head))
     name = shlex.quote(job_in_queue(launch.slurm_job).name or launch.slurm_job)
     step = f"srun --jobid={job} --overlap --nodes=1 --nodelist={node}"
@@ -181,11 +183,11 @@ def slurm_elsewhere(run_dir: Path) -> str:
 
 
 def become(run_dir: Path, no_unit: str = "") -> int:
-    """Be the run's supervisor; returns the exit code.
+    """Become the run's supervisor; return the exit code.
 
     Args:
-        run_dir: the run's folder.
-        no_unit: why it is no unit of systemd, where that can be changed.
+        run_dir: folder of the run.
+        no_unit: reason why the supervisor is no systemd unit, if the user can change that.
     """
     again = background.become_supervisor(run_dir)
     background.feed_watchdog()
@@ -202,12 +204,12 @@ def become(run_dir: Path, no_unit: str = "") -> int:
 
 
 def stop(run_dir: Path) -> str:
-    """End a run; returns "stopped", or "not running" where there is none."""
+    """End a run; return "stopped", or "not running" if the run has no supervisor."""
     if has_ended(run_dir):
         return "not running"
     if elsewhere := slurm_elsewhere(run_dir):
         raise SystemExit(elsewhere)
-    (run_dir / STOP_FILE).touch()  # for one that is just being started
+    (run_dir / STOP_FILE).touch()  # for a supervisor that is just starting
     seen = time.monotonic() if (run_dir / PID_FILE).exists() else float("-inf")
     grace = read_outline(run_dir).grace_seconds if (run_dir / LAUNCH_FILE).exists() else 0.0
     deadline = time.monotonic() + grace + 3 * processes.GRACE_SECONDS
@@ -230,12 +232,16 @@ def stop(run_dir: Path) -> str:
 
 
 def force_stop(run_dir: Path) -> str:
-    """End a run whose supervisor does not, and mark it as stopped; returns as `stop` does."""
+    """End a run whose supervisor does not end it, and mark it as stopped.
+
+    Returns:
+        The same texts as `stop`.
+    """
     if has_ended(run_dir):
         return "not running"
     if elsewhere := slurm_elsewhere(run_dir):
         raise SystemExit(elsewhere)
-    (run_dir / STOP_FILE).touch()  # what starts it again ends the run
+    (run_dir / STOP_FILE).touch()  # a restarted supervisor then ends the run
     deadline = time.monotonic() + background.BACK_SECONDS
     killed = None
     while time.monotonic() < deadline and not has_ended(run_dir):
@@ -245,14 +251,14 @@ def force_stop(run_dir: Path) -> str:
             _signal(pid, signal.SIGKILL)
         time.sleep(0.1)
     processes.kill_all(run_dir.name)
-    if not has_ended(run_dir):  # nothing has started it again, or that one is as bad
+    if not has_ended(run_dir):  # no new supervisor was started, or that one hangs too
         if (pid := background.supervisor_of(run_dir)) is not None:
             _signal(pid, signal.SIGKILL)
         seconds = round(seconds_since_first(run_dir), 2)
         EventWriter(run_dir).write(
             "end", state="stopped", exit_code=STOPPED_EXIT_CODE, seconds=seconds
         )
-    with contextlib.suppress(GivenFileError):  # a run that never began, or of another version
+    with contextlib.suppress(GivenFileError):  # the run never began, or is of another version
         MetricsFile(run_dir).write(read_launch(run_dir))
     return "stopped"
 
@@ -263,20 +269,24 @@ def _signal(pid: int, number: int) -> None:
 
 
 def main() -> int:
-    """Entry point; returns the exit code."""
+    """Run the command line; return the exit code."""
     try:
         return run_verb(*sys.argv[1:])
     except TrainError as error:
         raise SystemExit(error.message) from None
     except PermissionError as error:
-        raise SystemExit(f"{error.filename}: {error.strerror}; its owner may") from None
+        raise SystemExit(
+            f"{error.filename}: {error.strerror}; only its owner can do that"
+        ) from None
     except GivenFileError as error:
-        owner = "; its owner may" if isinstance(error.__cause__, PermissionError) else ""
+        owner = (
+            "; only its owner can do that" if isinstance(error.__cause__, PermissionError) else ""
+        )
         raise SystemExit(f"{error}{owner}") from None
 
 
 def run_verb(verb: str, folder: str, *options: str) -> int:
-    """Do what the command line says; returns the exit code."""
+    """Carry out a verb of the command line; return the exit code."""
     run_dir = Path(folder)
     if verb == "start":
         return start(run_dir, options[1] if options[:1] == ("--user",) else "")
@@ -288,7 +298,7 @@ def run_verb(verb: str, folder: str, *options: str) -> int:
             (run_dir / name).unlink(missing_ok=True)
     else:
         print(force_stop(run_dir) if options == ("--force",) else stop(run_dir))
-        forget_secrets(run_dir)  # where the supervisor was killed
+        forget_secrets(run_dir)  # a killed supervisor has left them
         print(runs.listed(run_dir.parent, [run_dir.name], most=1))
     return 0
 

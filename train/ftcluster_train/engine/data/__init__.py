@@ -1,1 +1,1 @@
-"""From raw data to token samples on disk, and their order."""
+"""Conversion of raw data to token samples on disk, and the order of samples."""

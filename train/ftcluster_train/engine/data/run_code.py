@@ -1,7 +1,7 @@
 """The user's own Python files of a run, on a host. Standard library only.
 
-job.json has their text. The first program that reads it writes each file into the run's folder,
-and every later one executes that copy, unless it differs from the digest in job.json.
+job.json has their text. The first program that reads it writes each file into the run's folder.
+Later programs execute that copy, unless it differs from the digest in job.json.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from ftcluster_common.user_code import (
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io.fsync import write_atomically
 
-NOT_INSTALLED = "the hosts have the packages of the stack only: use what it has (ftcluster stacks)"
+NOT_INSTALLED = "the hosts have only the packages of the stack: use what it has (ftcluster stacks)"
 CORRECT = "correct the file, and start again as a new run"
 
 Metrics = Callable[[Sequence[Any], Sequence[Any]], dict[str, float]]
@@ -36,7 +36,7 @@ def open_job(run_dir: Path) -> Job:
 
     Raises:
         GivenFileError: job.json is missing or damaged.
-        TrainError: a file of the user's own cannot be used.
+        TrainError: a user's own file cannot be used.
     """
 
     def load(code: UserCode) -> None:
@@ -51,7 +51,7 @@ def open_job(run_dir: Path) -> Job:
 
 
 def check_copy(file: CodeFile, path: Path) -> None:
-    """Write the copy of a file, or compare the copy that is there.
+    """Write the copy of a file, or compare it with an existing copy.
 
     Raises:
         TrainError: the copy has changed.
@@ -71,7 +71,7 @@ def check_copy(file: CodeFile, path: Path) -> None:
 
 
 def own_metrics(file: CodeFile, path: Path) -> Metrics:
-    """Return the function of a file that computes metrics, with checks of its result.
+    """Return a file's function that computes metrics, wrapped in checks of its result.
 
     Raises:
         TrainError: the file cannot be executed; the function raises it for a wrong result.
@@ -90,7 +90,7 @@ def own_metrics(file: CodeFile, path: Path) -> Metrics:
         if not isinstance(values, dict) or {*values} != {*names}:
             got = ", ".join(map(str, values)) if isinstance(values, dict) else type(values).__name__
             raise TrainError(
-                f"{COMPUTE} of {file.name} returns {got}, and METRICS names {', '.join(names)}",
+                f"{COMPUTE} of {file.name} returns {got}, but METRICS names {', '.join(names)}",
                 CORRECT,
             )
         try:
@@ -102,10 +102,10 @@ def own_metrics(file: CodeFile, path: Path) -> Metrics:
 
 
 def code_failure(error: Exception) -> TrainError:
-    """Return what a user reads of an exception in a file of their own.
+    """Return the error for the user for an exception in a user's own file.
 
     Raises:
-        Exception: the error itself, where it is not from such a file.
+        Exception: the exception itself, if it does not come from such a file.
     """
     place = error_place(error)
     if not place and not isinstance(error, CodeError):

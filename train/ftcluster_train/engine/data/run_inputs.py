@@ -1,4 +1,4 @@
-"""The places of a run's model and data on a host, for its ranks: RUN_DIR/inputs.json."""
+"""The locations of a run's model and data on a host, for its ranks: RUN_DIR/inputs.json."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -12,15 +12,16 @@ from ftcluster_common.protocol.launch import LAUNCH_FILE, PLANNED_FILE
 
 @dataclass(frozen=True)
 class Inputs:
-    """The places of model and data on a host.
+    """The locations of model and data on a host.
 
     Attributes:
-        model: a folder for `from_pretrained`, or `config:TYPE`.
-        tokenizer: a folder for `from_pretrained`.
-        samples: the folder with a folder of token samples for each split.
-        teacher: a folder for `from_pretrained`, or ""; likewise adapters, of the model.
-        report: summary of the data that the samples were made of, see `engine.data_report`.
-        notices: lines for the user, such as that samples were truncated.
+        model: folder for `from_pretrained`, or `config:TYPE`.
+        tokenizer: folder for `from_pretrained`.
+        samples: folder with a folder of token samples for each split.
+        teacher: folder for `from_pretrained`, or "".
+        adapters: folder of the model's adapters, or "".
+        report: summary of the data that the samples were made from, see `engine.data_report`.
+        notices: lines for the user, for example about truncated samples.
         commits: commits of "model" and "data" that came from the Hub.
     """
 
@@ -35,7 +36,7 @@ class Inputs:
 
 
 def write_inputs(run_dir: Path, inputs: Inputs) -> None:
-    """Write `run_dir`/inputs.json; on the head the launch is then one that may be started."""
+    """Write `run_dir`/inputs.json; on the head this also lets the planned launch start."""
     text = json.dumps(stamped(INPUTS, asdict(inputs))) + "\n"
     partial = run_dir / ".inputs.json.partial"
     partial.write_text(text, encoding="utf-8")
@@ -48,6 +49,6 @@ def read_inputs(run_dir: Path) -> Inputs:
     """Read `run_dir`/inputs.json.
 
     Raises:
-        GivenFileError: it is missing, damaged, or of a format that is not read.
+        GivenFileError: the file is missing, damaged, or of an unsupported format.
     """
     return read_form(run_dir / "inputs.json", lambda document: Inputs(**opened(INPUTS, document)))

@@ -1,4 +1,4 @@
-"""Which samples each rank takes in each step. Every rank computes it from the seed alone."""
+"""The samples of each rank in each step; every rank computes them from the seed alone."""
 
 import itertools
 import math
@@ -8,28 +8,29 @@ from collections.abc import Iterator, Sequence
 from ftcluster_common.protocol.kernel_limits import EVAL_TOKENS
 from ftcluster_common.recipe import Training
 
-# Samples of this many batches are sorted by length together, but at most a quarter of all, so that
-# the same samples rarely share a batch again (transformers' get_length_grouped_indices).
+# Samples of this many batches are sorted by length together, but at most a quarter of all samples,
+# so that the same samples rarely share a batch again (transformers' get_length_grouped_indices).
 SORTED_BATCHES = 50
 MIN_GROUPS = 4
-# Another pass of the model costs the time of so many tokens, roughly: each operation is started
-# again, and each weight read and its gradient added again. MiniLM on SQuAD, 32 pairs, CPU time of a
-# step with one thread and AVX512-BF16, against 1,024 here: 128 is 1.11 times as fast, 256 1.09, 512
-# 1.03, 2,048 0.84. Where products are faster (AMX, many threads) a pass costs more tokens.
+# Another pass through the model costs about as much time as this many tokens: each operation starts
+# again, and each weight is read and its gradient added again. MiniLM on SQuAD, 32 pairs, CPU time
+# of a step with one thread and AVX512-BF16, relative to 1,024 tokens: 128 is 1.11 times as fast,
+# 256 1.09, 512 1.03, 2,048 0.84. With faster matrix multiplications (AMX, many threads) a pass
+# costs more tokens.
 PASS_TOKENS = 256
 
 
 class BatchSampler:
-    """Iterates over the batches of a training: the indices of each step's samples, of all ranks.
+    """Iterates over the batches of a training: the sample indices of each step, for all ranks.
 
     Args:
-        lengths: tokens of each sample.
-        batch_size: samples of a step, of all ranks.
-        group_by_length: False overrides the recipe's.
+        lengths: number of tokens of each sample.
+        batch_size: number of samples of a step, over all ranks.
+        group_by_length: False overrides the recipe's setting.
 
     Attributes:
-        steps: optimizer steps of the whole training.
-        steps_per_epoch: of one pass over the samples.
+        steps: number of optimizer steps of the whole training.
+        steps_per_epoch: number of optimizer steps of one pass over the samples.
     """
 
     def __init__(
@@ -62,19 +63,19 @@ class BatchSampler:
 def epoch_batches(
     lengths: Sequence[int], batch_size: int, seed: int, epoch: int, group_by_length: bool
 ) -> list[list[int]]:
-    """The batches of an epoch, in random order; each is sorted by length, longest sample first.
+    """Return the batches of an epoch in random order; each has its longest sample first.
 
     Each sample is in one batch; the last batch may be smaller.
 
     Args:
-        group_by_length: whether a batch has samples of similar length: the samples of up to 50
-            random batches are sorted, cut into batches again, and these are shuffled. The first
-            batch of all has the longest samples, so that a lack of memory shows at once.
+        group_by_length: True for batches of samples of similar length. The samples of up to 50
+            random batches are sorted and cut into batches again, which are then shuffled. The
+            very first batch has the longest samples, so that a lack of memory shows at once.
     """
     draw = random.Random(f"{seed} {epoch}")
     order = list(range(len(lengths)))
     draw.shuffle(order)
-    if group_by_length and epoch == 0 and order:  # the longest must not be among the rest
+    if group_by_length and epoch == 0 and order:  # keep the longest sample out of the rest
         longest = max(range(len(order)), key=lambda i: lengths[order[i]])
         order[0], order[longest] = order[longest], order[0]
     whole = len(order) // batch_size * batch_size
@@ -101,15 +102,15 @@ def _longest_first(indices: Sequence[int], lengths: Sequence[int]) -> list[int]:
 
 
 def share_of_rank(indices: Sequence[int], rank: int, size: int) -> list[int]:
-    """A rank's samples of a batch; the shares differ by one sample at most.
+    """Return a rank's samples of a batch; the shares differ by at most one sample.
 
-    Of a batch that is sorted by length each rank gets all lengths, so none waits for another.
+    From a batch that is sorted by length each rank gets all lengths, so no rank waits for another.
     """
     return list(indices[rank::size])
 
 
 def micro_batches(share: Sequence[int], parts: int) -> list[list[int]]:
-    """A rank's share in `parts` that differ by one sample at most; fewer, if it has fewer samples.
+    """Return a rank's share in `parts` of nearly equal size; fewer if there are fewer samples.
 
     >>> micro_batches([1, 2, 3, 4, 5], 2)
     [[1, 2, 3], [4, 5]]
@@ -126,11 +127,11 @@ def eval_batches(
     most: int | None = None,
     most_tokens: int = EVAL_TOKENS,
 ) -> Iterator[list[int]]:
-    """Indices of a rank's batches of an evaluation, with samples of similar length.
+    """Yield the sample indices of a rank's evaluation batches, with samples of similar length.
 
     Args:
-        most: the largest number of samples of a batch.
-        most_tokens: with padding, unless one sample has more.
+        most: maximum number of samples of a batch.
+        most_tokens: maximum number of tokens including padding; a single sample may have more.
     """
     shortest_first = sorted(range(len(lengths)), key=lengths.__getitem__)
     batch: list[int] = []
@@ -145,9 +146,9 @@ def eval_batches(
 
 
 def length_groups(lengths: Sequence[int]) -> list[list[int]]:
-    """The indices of all texts in groups, the longest texts first.
+    """Return the indices of all texts in groups, the longest texts first.
 
-    A group is divided where that saves the most padding, as long as it saves PASS_TOKENS.
+    A group is split where that saves the most padding, if it saves at least PASS_TOKENS.
 
     >>> length_groups([500, 20, 480, 20, 20])
     [[0, 2], [1, 3, 4]]

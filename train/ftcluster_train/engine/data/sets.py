@@ -1,4 +1,4 @@
-"""Which rows are for training and which for validation, evaluation or prediction.
+"""Choice of the rows for training, validation, evaluation and prediction.
 
 Standard library only.
 """
@@ -13,22 +13,22 @@ from ftcluster_common.protocol.job import EVALUATE, PREDICT, Purpose
 from ftcluster_train.engine.data.sources import Rows, places
 from ftcluster_train.errors import TrainError
 
-PREDICTED = "predict"  # the set that is predicted
-SEED = 42  # the same rows for every seed of a training, so that their metrics compare
+PREDICTED = "predict"  # name of the set to predict
+SEED = 42  # equal for every training seed, so that metrics are comparable
 
 
 def choose_sets(
     found: Mapping[str, Rows], purpose: Purpose, validation: Sequence[str], data: str
 ) -> dict[str, Rows]:
-    """The sets that a task reads, by the names of their samples.
+    """Return the sets that a task reads, by the names of their samples.
 
-    A training without a validation set is left without it, see `draw_rows`.
+    For training, the validation set may be missing, see `draw_rows`.
 
     Args:
-        validation: the sets that are evaluated.
+        validation: names of the sets that are evaluated.
 
     Raises:
-        TrainError: the data do not have them.
+        TrainError: the data lack a set.
     """
     if purpose == PREDICT:
         name = "test" if "test" in found else next(iter(found))
@@ -51,12 +51,12 @@ def choose_sets(
 
 
 def draw_rows(classes: Sequence[Hashable], percent: float, seed: int) -> frozenset[int]:
-    """The numbers of rows for validation, from 0: of each class the same share.
+    """Return the numbers of rows for validation, counted from 0; the same share of each class.
 
     Of a class with two rows or more, at least one is for validation and one for training.
 
     Args:
-        classes: of each row.
+        classes: class of each row.
 
     Raises:
         TrainError: there are too few rows.
@@ -78,10 +78,10 @@ def draw_rows(classes: Sequence[Hashable], percent: float, seed: int) -> frozens
 
 
 class Complete:
-    """The rows that lack no value in some columns.
+    """The rows that have a value in all of some columns.
 
     Attributes:
-        left_out: how many rows the last iteration has left out.
+        left_out: number of rows that the last iteration skipped.
     """
 
     def __init__(self, rows: Rows, split: str, columns: Sequence[str]) -> None:
@@ -92,7 +92,7 @@ class Complete:
         return (row for _, row in self.with_places())
 
     def with_places(self) -> Iterator[tuple[str, Row]]:
-        """Each row, and where it is in the data."""
+        """Yield each row with its place in the data."""
         left_out = 0
         for where, row in places(self._rows, self._split):
             if is_incomplete(row, self._columns):
@@ -104,10 +104,10 @@ class Complete:
 
 @dataclass(frozen=True)
 class PartOfRows:
-    """The rows with certain numbers, or all others.
+    """The rows with certain numbers, or all other rows.
 
     Attributes:
-        inside: whether it has the rows with these numbers.
+        inside: True for the rows with these numbers, False for all others.
     """
 
     rows: Rows
@@ -118,6 +118,6 @@ class PartOfRows:
         return (row for _, row in self.with_places())
 
     def with_places(self) -> Iterator[tuple[str, Row]]:
-        """Each row, and where it is in the data."""
+        """Return each row with its place in the data."""
         rows = enumerate(places(self.rows, TRAIN))
         return (row for number, row in rows if (number in self.numbers) == self.inside)

@@ -1,4 +1,4 @@
-"""Raw data: rows from files, from the Hub or generated, and texts as streams."""
+"""Sources of raw data: rows from files, from the Hub or generated, and streams of texts."""
 
 import io
 import itertools
@@ -33,7 +33,7 @@ from ftcluster_train.engine.data.synthetic_pairs import generate
 from ftcluster_train.errors import TrainError, first_line
 
 MOST_PROBLEMS = 10
-BATCH_ROWS = 500  # that are tokenised together
+BATCH_ROWS = 500  # number of rows that are tokenised together
 
 Rows = Iterable[Row]  # can be iterated several times
 T = TypeVar("T")
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ParquetRows:
-    """The rows of files of Parquet."""
+    """The rows of Parquet files."""
 
     paths: Files
 
@@ -49,7 +49,7 @@ class ParquetRows:
         return (row for _, row in self.with_places())
 
     def with_places(self) -> Iterator[tuple[str, Row]]:
-        """Each row, and where it is, such as train.parquet: row 7."""
+        """Yield each row with its place, such as train.parquet: row 7."""
         from pyarrow import ArrowException, parquet  # comes with datasets
 
         for path in self.paths:
@@ -63,28 +63,28 @@ class ParquetRows:
                 raise DataError(f"{path}: {first_line(error)}") from error
 
     def class_names(self, column: str) -> list[str]:
-        """The names of a column's classes, where `datasets` wrote them into the files."""
+        """Return the names of a column's classes, if `datasets` wrote them into the files."""
         from pyarrow import ArrowException, parquet
 
         try:
             metadata = parquet.read_schema(self.paths[0]).metadata or {}
             features = parse_json(metadata[b"huggingface"].decode())["info"]["features"]
             kind = features[column]
-            names = kind.get("feature", kind)["names"]  # a list of classes has the second form
+            names = kind.get("feature", kind)["names"]  # a list of classes nests them in "feature"
         except (ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError):
             return []
         return [*map(str, names)] if isinstance(names, list) else []
 
 
 def load_rows(data: str, config: str | None) -> dict[str, Rows]:
-    """The rows of each split.
+    """Return the rows of each split.
 
     Args:
         data: a file, a folder, `generated:train=N,validation=N,seed=N`, or a name for
             `datasets.load_dataset`, see `split_revision`.
 
     Raises:
-        TrainError: it cannot be loaded, or has no split.
+        TrainError: the data cannot be loaded, or have no split.
     """
     if data.startswith(GENERATED):
         return _generated(data.removeprefix(GENERATED))
@@ -100,7 +100,7 @@ def load_rows(data: str, config: str | None) -> dict[str, Rows]:
 
 
 def _generated(settings: str) -> dict[str, Rows]:
-    """Generated sentence pairs; settings are `train=N,validation=N,seed=N`."""
+    """Return generated sentence pairs; settings are `train=N,validation=N,seed=N`."""
     try:
         numbers = {key: int(value) for key, value in (s.split("=") for s in settings.split(","))}
         train, validation, seed = (numbers.pop(k) for k in ("train", "validation", "seed"))
@@ -122,7 +122,7 @@ def _from_hub(data: str, config: str | None) -> dict[str, Any]:
     name, revision = split_revision(data)
     try:
         return dict(datasets.load_dataset(name, config, revision=revision))
-    except Exception as error:  # load_dataset raises whatever its many sources raise
+    except Exception as error:  # load_dataset may raise any exception of its many sources
         raise TrainError(
             f"data '{data}' cannot be loaded: {first_line(error)}",
             f"use a file or a folder with data for the task: --data PATH; {WITH_TOKEN}",
@@ -130,12 +130,12 @@ def _from_hub(data: str, config: str | None) -> dict[str, Any]:
 
 
 def dataset_version(name: str, config: str | None) -> dict[str, list[str]]:
-    """A value for each split of a data set on the Hub that changes when its data do.
+    """Return a value for each split of a data set on the Hub that changes when its data do.
 
     Raises:
-        TrainError: it cannot be loaded.
+        TrainError: the data set cannot be loaded.
     """
-    # the names of the cache's files contain configuration, version and commit
+    # the names of cached files contain configuration, version and commit
     return {
         split: [file["filename"] for file in rows.cache_files] or [uuid.uuid4().hex]
         for split, rows in _from_hub(name, config).items()
@@ -143,7 +143,7 @@ def dataset_version(name: str, config: str | None) -> dict[str, list[str]]:
 
 
 def class_names(rows: Rows, label: str) -> list[str]:
-    """The names of a column's classes, where the data have them: on the Hub and in Parquet.
+    """Return the names of a column's classes, if the data have them: on the Hub and in Parquet.
 
     Raises:
         TrainError: several classes have the same name.
@@ -159,17 +159,17 @@ def class_names(rows: Rows, label: str) -> list[str]:
 
 
 def columns_of(rows: Rows) -> list[str]:
-    """The columns of the first row; none where there is no row."""
+    """Return the columns of the first row; none if there is no row."""
     return list(next(iter(rows), {}))
 
 
 def check_rows(rows: Rows, split: str, options: Options, answered: bool) -> None:
-    """Make sure that rows have the form that the task needs.
+    """Check that rows have the form that the task needs.
 
-    Those of files of text have been checked where the command runs.
+    Rows of text files were already checked on the machine that runs the command.
 
     Raises:
-        TrainError: they have not; has the first problems, each with its row.
+        TrainError: rows do not fit; the message has the first problems, each with its row.
     """
     if isinstance(rows, Table):
         return
@@ -189,10 +189,10 @@ def check_rows(rows: Rows, split: str, options: Options, answered: bool) -> None
 
 
 def find_columns(rows: Rows, split: str, choose: Callable[[list[str]], T]) -> T:
-    """What is chosen of the columns.
+    """Return the result of `choose` for the columns of rows.
 
     Raises:
-        TrainError: they do not fit.
+        TrainError: the columns do not fit.
     """
     try:
         return choose(columns_of(rows))
@@ -201,7 +201,7 @@ def find_columns(rows: Rows, split: str, choose: Callable[[list[str]], T]) -> T:
 
 
 def places(rows: Rows, split: str) -> Iterator[tuple[str, Row]]:
-    """Each row, and where it is, such as train.csv:7 or, on the Hub, row 7 of train.
+    """Yield each row with its place, such as train.csv:7 or, on the Hub, row 7 of train.
 
     Raises:
         DataError: a row or a file cannot be read.
@@ -216,10 +216,10 @@ def places(rows: Rows, split: str) -> Iterator[tuple[str, Row]]:
 
 
 def read_rows(rows: Rows, split: str, read: Callable[[Row], T]) -> Iterator[tuple[str, T]]:
-    """Where each row is, and what is read of it.
+    """Yield the place of each row, and the result of `read` for the row.
 
     Raises:
-        TrainError: a row cannot be read; says where it is.
+        TrainError: a row cannot be read; the message has its place.
     """
     for where, row in places(rows, split):
         try:
@@ -231,7 +231,7 @@ def read_rows(rows: Rows, split: str, read: Callable[[Row], T]) -> Iterator[tupl
 def column_batches(
     rows: Rows, columns: Sequence[str], where: str
 ) -> Iterator[dict[str, list[Any]]]:
-    """Batches of rows, as a list for each column.
+    """Yield batches of rows, as a list for each column.
 
     Raises:
         TrainError: a row lacks a column.
@@ -263,7 +263,7 @@ class TextFiles:
                 raise TrainError(f"{path}: not UTF-8: {error.reason}") from error
 
     def documents(self, paragraphs: bool) -> Iterator[str]:
-        """The lines, or what is between blank lines, without those."""
+        """Yield the lines, or the paragraphs between blank lines, without blank lines."""
         for path in self.paths:
             try:
                 with path.open(encoding="utf-8") as lines:
@@ -288,8 +288,8 @@ class TextRows:
         for text in self.documents(False):
             yield from pieces(io.StringIO(text))
 
-    def documents(self, paragraphs: bool) -> Iterator[str]:  # noqa: ARG002 - a row is one
-        """The text of each row."""
+    def documents(self, paragraphs: bool) -> Iterator[str]:  # noqa: ARG002 - a row is one text
+        """Yield the text of each row."""
         for number, row in enumerate(self.rows, start=1):
             text = row.get(self.column)
             if not isinstance(text, str):
@@ -305,21 +305,21 @@ Texts = TextFiles | TextRows
 
 
 def load_texts(data: str, config: str | None, options: Options) -> dict[str, Texts]:
-    """The texts of the splits train and, if there is one, validation.
+    """Return the texts of the split train and, if there is one, of validation.
 
     Args:
-        data: a file *.txt, or a folder with such files, each of them a text; or as in `load_rows`.
-        options: with the column of the text, if the data are rows.
+        data: a file *.txt, or a folder with such files, each with one text; or as in `load_rows`.
+        options: options that name the column of the text, for rows.
 
     Raises:
-        TrainError: it cannot be loaded, or has no split train.
-        DataError: it has no column with texts.
+        TrainError: the data cannot be loaded, or have no split train.
+        DataError: the data have no column with texts.
     """
     if texts := texts_of(Path(data)):
         if TRAIN not in texts:
             raise TrainError(
-                f"data '{data}' has no texts to train on; found those of {', '.join(texts)}",
-                "give the files other names: all but test.txt and validation.txt are for training",
+                f"data '{data}' has no texts to train on; it has texts for {', '.join(texts)}",
+                "rename files: all except test.txt and validation.txt are used for training",
             )
         return {one: TextFiles(texts[one]) for one in (TRAIN, VALIDATION) if one in texts}
     rows = load_rows(data, config)

@@ -1,16 +1,16 @@
 """Sentence pairs for the quickstart recipe, generated from a seed.
 
-The quickstart fine-tunes a small encoder to decide whether two sentences mean the same, on rows as
-in MRPC: `sentence1`, `sentence2` and `label` (1 for the same meaning, 0 for another one). It has to
-run on a cluster that cannot reach the Hub, so the rows are generated.
+The quickstart fine-tunes a small encoder to decide whether two sentences mean the same, on rows
+like those of MRPC: `sentence1`, `sentence2` and `label` (1 for the same meaning, 0 for different
+meanings). It must run on a cluster that cannot reach the Hub, so the rows are generated.
 
-Both sentences describe an event: who did what to what kind of thing, where and when. The second one
-has the same or another form, and other words for some parts. Pairs come in twos with the same first
-sentence: in one pair the other words are synonyms (label 1), in the other pair they are words of
-the same kind with another meaning (label 0). So every word, length, form and overlap is equally
-frequent with both labels, and a bag of words cannot distinguish them. Learning which words go
-together does not help either: except for the times of day, validation has other people, actions and
-things than training. It takes a pretrained model, which knows what words mean.
+Both sentences describe an event: who did what to what kind of thing, where and when. The second
+sentence has the same or another form, and other words for some parts. Pairs come in twos with the
+same first sentence: in one pair the other words are synonyms (label 1), in the other pair they are
+words of the same kind with another meaning (label 0). So every word, length, form and overlap is
+equally frequent with both labels, and a bag of words cannot distinguish them. Learning which words
+occur together does not help either: except for the times of day, validation has other people,
+actions and things than training. The task needs a pretrained model, which knows what words mean.
 """
 
 import random
@@ -18,10 +18,10 @@ import random
 Row = dict[str, str | int]
 Part = tuple[tuple[str, str], ...]
 
-TRAINING_SHARE = 2 / 3  # of the meanings of each part
-OTHER_WORDS = (3, 4)  # parts in other words; with two a small encoder takes several times as long
+TRAINING_SHARE = 2 / 3  # share of the meanings of each part
+OTHER_WORDS = (3, 4)  # parts with other words; with two, a small encoder takes several times longer
 
-# One meaning an entry; each of its two words can stand for the other.
+# Each entry is one meaning; its two words are interchangeable.
 PEOPLE = (
     ("doctor", "physician"), ("lawyer", "attorney"), ("boss", "manager"), ("author", "writer"),
     ("kid", "child"), ("thief", "robber"), ("reporter", "journalist"), ("singer", "vocalist"),
@@ -49,7 +49,7 @@ PLACES = (
 TIMES = (("noon", "midday"), ("dawn", "sunrise"), ("dusk", "sunset"), ("midnight", "bedtime"))
 PARTS = (PEOPLE, ACTIONS, KINDS, THINGS, PLACES, TIMES)
 
-# In the order of PARTS: 0 who, 1 did, 2 what kind of, 3 what, 4 where, 5 when.
+# Indices follow PARTS: 0 who, 1 did, 2 what kind of, 3 what, 4 where, 5 when.
 FORMS = (
     "The {0} {1} a {2} {3} at the {4} at {5}.",
     "At {5}, the {0} {1} a {2} {3} at the {4}.",
@@ -60,9 +60,9 @@ FORMS = (
 
 
 def generate(seed: int, count: int, split: str) -> list[Row]:
-    """Rows of one split, the same for the same arguments; half of them have label 1.
+    """Return the rows of one split, determined by the arguments; half of them have label 1.
 
-    The splits, train and validation, have no sentence in common.
+    The splits train and validation have no sentence in common.
     """
     rng = random.Random(f"{seed} {split}")
     vocabulary = [_share(part, split) for part in PARTS]
@@ -73,15 +73,15 @@ def generate(seed: int, count: int, split: str) -> list[Row]:
 
 
 def _share(part: Part, split: str) -> Part:
-    """The meanings of a part that a split uses."""
+    """Return the meanings of a part that a split uses."""
     if part is TIMES:
-        return part  # too few to be divided
+        return part  # too few meanings to divide
     border = round(len(part) * TRAINING_SHARE)
     return part[:border] if split == "train" else part[border:]
 
 
 def _twins(rng: random.Random, vocabulary: list[Part]) -> list[Row]:
-    """Two rows with the same first sentence, one of each label, in random order."""
+    """Return two rows with the same first sentence, one for each label, in random order."""
     meanings = [rng.choice(part) for part in vocabulary]
     first = [rng.choice(words) for words in meanings]
     same, different = list(first), list(first)

@@ -1,7 +1,7 @@
-"""Tokenised data sets on a host, which later runs with the same data use again.
+"""Cache of tokenised data sets on a host, which later runs with the same data reuse.
 
-PREFIX/cache/tokens has a folder for each; its name is a hash of all that the tokens depend on. A
-folder that exists is complete. Standard library only.
+PREFIX/cache/tokens has a folder for each entry; its name is a hash of everything that the tokens
+depend on. A folder that exists is complete. Standard library only.
 """
 
 import hashlib
@@ -15,18 +15,18 @@ from typing import Any
 
 from ftcluster_train.io.fsync import sync_tree
 
-KEPT_SETS = 8  # data sets; the least recently used ones are removed
+KEPT_SETS = 8  # number of data sets; the least recently used sets are removed
 NOTICES_FILE = "notices.json"
-# weights and compiled Python do not change the tokens
+# weights and compiled Python files do not change the tokens
 NO_TOKEN_FILES = frozenset({".bin", ".h5", ".msgpack", ".onnx", ".pt", ".pyc", ".safetensors"})
 
 
 def token_key(settings: Mapping[str, Any], folders: Sequence[Path]) -> str:
-    """Return a hash of what tokens depend on.
+    """Return a hash of everything that tokens depend on.
 
     Args:
-        folders: with code, data and tokenizer, or files; the names and bytes of all relevant files
-            count.
+        folders: folders with code, data and tokenizer, or files; the names and bytes of all
+            relevant files are hashed.
     """
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for number, folder in enumerate(folders):
@@ -45,7 +45,7 @@ def cached_tokens(
     """Return the folder of the samples, and notices about them.
 
     Args:
-        make: writes the samples into an empty folder; returns notices.
+        make: function that writes the samples into an empty folder and returns notices.
     """
     folder = cache / key
     if not (folder / NOTICES_FILE).is_file():
@@ -67,7 +67,7 @@ def cached_tokens(
 
 
 def remove_least_recent(cache: Path, kept: int) -> None:
-    """Remove all but the last used entries of a folder.
+    """Remove all but the most recently used entries of a folder.
 
     Args:
         kept: number of entries that stay.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ENDS = "q"
-FLUSH_AT = 1 << 16  # values in memory per column
+FLUSH_AT = 1 << 16  # number of values per column that are kept in memory
 Sample = dict[str, list[Any]]
 
 
@@ -27,7 +27,7 @@ class SampleWriter:
     """Writes samples, with little memory.
 
     Args:
-        kinds: the type code of each column, as in the module array.
+        kinds: type code of each column, as in the module array.
     """
 
     def __init__(self, folder: Path, kinds: Mapping[str, str]) -> None:
@@ -42,7 +42,7 @@ class SampleWriter:
         return self._count
 
     def add(self, sample: Mapping[str, Sequence[Any]]) -> None:
-        """Append a sample: numbers for each column."""
+        """Append a sample, which has values for each column."""
         for column in self._columns:
             self._digest.update(column.add(sample[column.name]))
         self._count += 1
@@ -70,7 +70,7 @@ class _ColumnWriter:
         self._files = [(folder / f"{name}.{part}").open("wb") for part in ("values", "ends")]
 
     def add(self, values: Sequence[Any]) -> bytes:
-        """Append a sample's values; returns their bytes."""
+        """Append a sample's values and return their bytes."""
         written = array(self._values.typecode, values)
         self._values.extend(written)
         self._end += len(written)
@@ -95,7 +95,7 @@ class Samples(Sequence[Sample]):
     """The samples of a folder that SampleWriter wrote.
 
     Attributes:
-        about: given to the writer; also `sha256` of all values, and by column the `largest`.
+        about: data from the writer, with the `sha256` of all values and each column's `largest`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -143,7 +143,7 @@ def move_tail(source: Path, target: Path, count: int) -> None:
 
 def _mapped(path: Path, kind: str) -> memoryview:
     with path.open("rb") as file:
-        empty = path.stat().st_size == 0  # cannot be mapped
+        empty = path.stat().st_size == 0  # an empty file cannot be mapped
         data = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return memoryview(data).cast(kind)  # type: ignore[call-overload, no-any-return]
 

@@ -1,7 +1,7 @@
 """Windows of long rows.
 
-Neighbouring windows share tokens, so that each token has some context. A token is labelled in one
-window alone, in which it is farther from the end. Standard library only.
+Neighbouring windows share tokens, so that each token has some context. A token is labelled in only
+one window, the window in which it is farther from the edge. Standard library only.
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ class Window:
     """A part of a row.
 
     Attributes:
-        begin: its first token; `end` is the one behind its last.
-        own_begin: the first token that is labelled in it; `own_end` is the one behind the last.
+        begin: index of the first token; `end` is the index after the last.
+        own_begin: index of the first token labelled here; `own_end` is the index after the last.
     """
 
     begin: int
@@ -25,7 +25,7 @@ class Window:
 
 
 def windows(count: int, size: int, stride: int) -> Iterator[Window]:
-    """The windows of a row of `count` tokens, `size` each, neighbours share `stride` or more.
+    """Yield the windows of a row of `count` tokens; neighbours share at least `stride` tokens.
 
     >>> list(windows(3, 4, 2))
     [Window(begin=0, end=3, own_begin=0, own_end=3)]

@@ -1,4 +1,4 @@
-"""What the training loop needs of an optimizer, and the state that its next steps depend on."""
+"""The interface of optimizers for the training loop, and the state for resuming a training."""
 
 import time
 from abc import ABC, abstractmethod
@@ -20,12 +20,12 @@ Header = Mapping[str, tuple[torch.dtype, list[int]]]  # dtype and shape of each 
 
 @dataclass(frozen=True)
 class StatePart:
-    """A part of a tensor.
+    """A contiguous part of a tensor.
 
     Attributes:
-        own: what this rank has of it.
-        length: elements of the whole part.
-        sharded: whether each rank has an equal piece of it, the last ones with padding.
+        own: elements of the part that this rank has.
+        length: number of elements of the whole part.
+        sharded: True if each rank has an equal piece, with padding at the end of the last pieces.
     """
 
     own: torch.Tensor
@@ -33,10 +33,10 @@ class StatePart:
     sharded: bool
 
     def whole(self, memory: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-        """All elements; if the part is sharded, every rank calls it.
+        """Return all elements of the part; if it is sharded, every rank must call it.
 
         Args:
-            memory: see `gather_memory`.
+            memory: buffer for the elements, see `gather_memory`.
         """
         if not self.sharded:
             return self.own
@@ -46,22 +46,23 @@ class StatePart:
 
 
 def gather_memory(parts: Iterable[StatePart]) -> torch.Tensor:
-    """Memory for the elements of any of these parts, which are fp32 where they are sharded.
+    """Return a buffer that is large enough for any of these parts, in fp32.
 
-    It is used for one after the other, because malloc would leave gaps between large tensors.
+    One buffer is used for all parts in turn, because malloc would leave gaps between large tensors.
+    Only sharded parts need it.
     """
     longest = max((len(part.own) for part in parts if part.sharded), default=0)
     return torch.empty(longest and longest * dist.get_world_size(), dtype=torch.float32)
 
 
 class State:
-    """Named tensors of the same size on any number of ranks.
+    """Named tensors whose size does not depend on the number of ranks.
 
     Args:
-        tensors: the parts of each, in their order.
+        tensors: parts of each tensor, in order.
 
     Attributes:
-        gather_seconds: that `pieces` has waited for other ranks.
+        gather_seconds: time in seconds that `pieces` has waited for other ranks.
     """
 
     def __init__(self, tensors: Mapping[str, Sequence[StatePart]]) -> None:
@@ -70,17 +71,17 @@ class State:
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> "State":
-        """The state of a rank that has all of it."""
+        """Return the state of a rank that has all elements."""
         return cls({name: [StatePart(t, t.numel(), False)] for name, t in tensors.items()})
 
     @property
     def sharded(self) -> bool:
-        """Whether ranks have different pieces."""
+        """True if ranks have different pieces."""
         return any(part.sharded for parts in self._tensors.values() for part in parts)
 
     @property
     def header(self) -> Header:
-        """Dtype and shape of each tensor."""
+        """The dtype and shape of each tensor."""
         return {
             name: (
                 parts[0].own.dtype,
@@ -93,19 +94,19 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the whole tensors."""
+        """The size of the whole tensors in bytes."""
         parts = (part for parts in self._tensors.values() for part in parts)
         return sum(part.length * part.own.itemsize for part in parts)
 
     @property
     def own_nbytes(self) -> int:
-        """The bytes of what this rank has."""
+        """The size of this rank's elements in bytes."""
         return sum(part.own.nbytes for parts in self._tensors.values() for part in parts)
 
     def pieces(self, group: dist.ProcessGroup | None = None) -> Iterator[torch.Tensor]:
-        """The elements of all tensors in the order of `header`; every rank goes through all.
+        """Yield the elements of all tensors in the order of `header`; every rank must exhaust it.
 
-        Each is valid until the next one.
+        Each piece is valid until the next one is requested.
         """
         memory = gather_memory(part for parts in self._tensors.values() for part in parts)
         for parts in self._tensors.values():
@@ -116,10 +117,10 @@ class State:
                 yield whole
 
     def load(self, values: Mapping[str, torch.Tensor], source: int) -> None:
-        """Take other values from one rank; every rank calls it.
+        """Load the values that one rank has; every rank calls it.
 
         Args:
-            values: on rank `source`, the whole tensors; not used on the others.
+            values: whole tensors on rank `source`; the other ranks ignore it.
         """
         for name, parts in self._tensors.items():
             start = 0
@@ -136,7 +137,7 @@ class State:
                 start += part.length
 
     def like(self) -> "State":
-        """Another state, for `copy`; its memory is written, so that each copy costs the same."""
+        """Return a new state for `copy`; its memory is touched, so each copy costs the same."""
         return State(
             {
                 name: [
@@ -148,27 +149,27 @@ class State:
         )
 
     def copy(self, other: "State") -> None:
-        """Take the values of another state, those that this rank has."""
+        """Copy this rank's values from another state."""
         for name, parts in self._tensors.items():
             for part, source in zip(parts, other._tensors[name], strict=True):
                 part.own.copy_(source.own)
 
 
 def exhaust(pieces: Iterator[torch.Tensor]) -> None:
-    """Go through pieces that this rank does not write, for the sake of those that do."""
+    """Iterate over pieces without writing them, so that other ranks can gather theirs."""
     deque(pieces, maxlen=0)
 
 
 class OptimizerStep(ABC):
-    """From the loss of a batch to the next weights; every rank calls each method.
+    """The step from the loss of a batch to the next weights; every rank calls each method.
 
     Attributes:
         adamw: torch's optimizer, for the learning rate schedule.
-        control_flags: shape (CONTROL_FLAGS,), numbers that `step` sums over the ranks; set them
+        control_flags: values that `step` sums over the ranks, shape (CONTROL_FLAGS,); set them
             before the backward pass.
-        traffic: what this rank has sent and waited for.
-        pending_gathers: weights that the model may not read yet after a step.
-        context: what passes through the model need of its parameters; entered for each of them.
+        traffic: counters of this rank's communication volume and waiting time.
+        pending_gathers: weights that the model must not read yet after a step.
+        context: context to enter for every pass through the model.
     """
 
     adamw: torch.optim.Optimizer
@@ -178,47 +179,47 @@ class OptimizerStep(ABC):
     context: BatchContext
 
     def start_batch(self, by_rank: Sequence[float]) -> None:  # noqa: B027 - most sum over all ranks
-        """Take note of what the samples of each rank count in the next batch's mean."""
+        """Set the weight of each rank's samples in the next batch's mean."""
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Add the gradients of a micro-batch; with the last one of a step they are all-reduced."""
+        """Add the gradients of a micro-batch; the last micro-batch of a step all-reduces them."""
 
     @abstractmethod
     def step(self) -> float:
-        """Clip the gradients and update the weights; returns the norm before clipping.
+        """Clip the gradients, update the weights, and return the norm before clipping.
 
-        A norm that is not finite leaves the weights as they are.
+        If the norm is not finite, the weights stay unchanged.
         """
 
     def synchronize(self) -> None:  # noqa: B027 - most have them the same
-        """Make the weights of all ranks the same, where ranks take steps of their own."""
+        """Make the weights of all ranks equal, if ranks take local steps."""
 
     @abstractmethod
     def digest(self) -> str:
-        """SHA-256 of the weights that all ranks have in common, in fp32, and of saved buffers.
+        """Return the SHA-256 of the weights that all ranks share, in fp32, and of saved buffers.
 
-        It also differs where a rank's model does not run on these weights.
+        It differs on a rank whose model does not run on these weights.
         """
 
     @abstractmethod
     def gradients_digest(self) -> str:
-        """A hash of the summed gradients of the last step."""
+        """Return a hash of the summed gradients of the last step."""
 
     @abstractmethod
     def state(self) -> State | None:
-        """All tensors that the next steps depend on, not copied; None where that is not known."""
+        """Return all tensors that the next steps depend on, not copied; None if unsupported."""
 
     def state_loaded(self, step: int) -> None:  # noqa: B027 - not called without a state
-        """Go on from other values of the tensors of `state`, those after `step`."""
+        """Prepare for the next steps after `state` was loaded with the values after `step`."""
 
     @abstractmethod
     def detach(self, wanted: bool = True) -> PreTrainedModel:
-        """The model in fp32, with tensors of its own, as `from_pretrained` would load it.
+        """Return the model in fp32 with tensors of its own, as `from_pretrained` would load it.
 
         Args:
-            wanted: False where this rank has no use for it and its weights may be any.
+            wanted: False if this rank does not use the model, so its weights are undefined.
         """
 
-    def attach(self) -> None:  # noqa: B027 - where `detach` makes a copy
-        """Undo `detach`, to go on training."""
+    def attach(self) -> None:  # noqa: B027 - no-op if `detach` makes a copy
+        """Undo `detach`, so that training can continue."""

@@ -1,4 +1,4 @@
-"""A model's weights in one flat tensor, in fp32, and a copy in the dtype that the model runs in."""
+"""Model weights in one flat fp32 tensor, with a copy in the dtype that the model runs in."""
 
 import hashlib
 import weakref
@@ -12,17 +12,17 @@ from transformers.trainer_pt_utils import get_parameter_names
 from ftcluster_train.patching.batch_context import BatchContext, GradientSinks, context_of
 from ftcluster_train.patching.exact_heads import exact_parameters
 
-ALIGNMENT = 16  # elements: each parameter starts on a cache line, in fp32
+ALIGNMENT = 16  # in elements: each parameter starts on a cache line in fp32
 
-# transformers' Trainer does not decay these, by name (5.23, get_decay_parameter_names)
+# transformers' Trainer exempts these names from decay (5.23, get_decay_parameter_names)
 NO_DECAY = ("bias", "layernorm", "rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
 
 
 class PendingGathers(dict[torch.Tensor, Callable[[], None]]):
-    """Weights that a model may not read yet: what waits for each of them, and removes it."""
+    """Weights that a model must not read yet, each with a function that waits and removes it."""
 
     def wait(self) -> None:
-        """Wait for all."""
+        """Wait for all weights."""
         for wait in list(self.values()):
             wait()
 
@@ -30,7 +30,7 @@ class PendingGathers(dict[torch.Tensor, Callable[[], None]]):
 def split_by_decay(
     model: torch.nn.Module,
 ) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
-    """The trainable parameters with weight decay and those without (biases and norms)."""
+    """Return the trainable parameters with weight decay, and those without (biases, norms)."""
     names = set(get_parameter_names(model, [torch.nn.LayerNorm], list(NO_DECAY)))
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return [p for name, p in trainable if name in names], [
@@ -39,7 +39,7 @@ def split_by_decay(
 
 
 def state_layout(model: torch.nn.Module) -> list[str]:
-    """What the tensors of a state are of, in their order: each parameter and each saved buffer."""
+    """Return the names and shapes of a state's tensors in order: parameters and saved buffers."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     saved = model.state_dict().keys()
     decayed, others = split_by_decay(model)
@@ -58,12 +58,12 @@ class FlatLayout:
     """The places of a model's trainable parameters in a flat tensor.
 
     Args:
-        multiple: of which each group has its length, by padding at its end.
+        multiple: number that divides the length of each group; groups are padded at their end.
 
     Attributes:
-        slices: by parameter.
-        groups: of the parameters with weight decay, and of those without.
-        lengths: of the groups without the padding.
+        slices: place of each parameter.
+        groups: places of the parameters with weight decay, and of those without.
+        lengths: number of elements of each group without the padding.
     """
 
     def __init__(self, model: torch.nn.Module, multiple: int = ALIGNMENT) -> None:
@@ -82,7 +82,7 @@ class FlatLayout:
 
     @property
     def decayed(self) -> int:
-        """Number of leading elements with weight decay."""
+        """The number of leading elements with weight decay."""
         return int(self.groups[0].stop)
 
     @property
@@ -95,17 +95,17 @@ class ModelWeights:
     """Makes the parameters of a model views into a flat tensor.
 
     The model runs on `model_weights`, in bf16 or fp32, without casting a weight. Norms and the last
-    layer of classifiers are in fp32: one norm weight rounded to bf16 would put the same error into
-    every token, and see `patching.exact_heads`.
+    layer of classifiers are in fp32: rounding a norm weight to bf16 would put the same error into
+    every token; for classifiers see `patching.exact_heads`.
 
     Attributes:
-        model_weights: shape (elements,).
-        fp32_weights: of norms and such heads; of embeddings too, where they are to read them.
-        read_in_fp32: by parameter, the values in fp32 that norms and embeddings read while the
-            parameters are views; for `BatchContext`.
-        saved_buffers: those that are saved with the model.
-        untied_embeddings: weights that only an embedding has.
-        attached: whether the parameters are views.
+        model_weights: flat weights that the model runs on, shape (elements,).
+        fp32_weights: fp32 weights of norms and exact heads, and of embeddings that read fp32.
+        read_in_fp32: fp32 values that norms and embeddings read while the parameters are views,
+            by parameter; for `BatchContext`.
+        saved_buffers: buffers that are saved with the model.
+        untied_embeddings: weights that only one embedding uses.
+        attached: True while the parameters are views.
     """
 
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype, layout: FlatLayout) -> None:
@@ -123,7 +123,7 @@ class ModelWeights:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def attach(self) -> None:
-        """Make the parameters views into the flat tensor; no effect where they are."""
+        """Make the parameters views into the flat tensor; does nothing if they already are."""
         if self.attached:
             return
         self.attached = True
@@ -135,7 +135,7 @@ class ModelWeights:
             parameter.data = data.to(self.model_weights.dtype) if cast else data
 
     def context(self, sinks: GradientSinks, pending: PendingGathers) -> BatchContext:
-        """Return what passes through the model need, to be entered for each of them."""
+        """Return the context to enter for every pass through the model."""
         return replace(
             self._context, fp32_weights=self.read_in_fp32, sinks=sinks, pending_gathers=pending
         )
@@ -152,7 +152,7 @@ class ModelWeights:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def give(self, weights: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
-        """Undo `attach`: give the trainable parameters tensors of their own, in fp32."""
+        """Undo `attach`: give the trainable parameters fp32 tensors of their own."""
         self.attached = False
         for parameter, data in {**weights, **self._frozen}.items():
             parameter.data = data
@@ -162,11 +162,11 @@ class ModelWeights:
 class FlatWeights(ModelWeights):
     """All weights in fp32 on each rank, and a copy in the dtype that the model runs in.
 
-    The optimizer updates `master_weights`, the same tensor as `model_weights` where the model runs
-    in fp32. Norms and embeddings read them.
+    The optimizer updates `master_weights`, which is the same tensor as `model_weights` if the model
+    runs in fp32. Norms and embeddings read `master_weights`.
 
     Attributes:
-        master_weights: shape (elements,), fp32.
+        master_weights: flat fp32 weights, shape (elements,).
     """
 
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -183,7 +183,7 @@ class FlatWeights(ModelWeights):
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def detach(self) -> None:
-        """Give the parameters tensors of their own, in fp32; no effect where they have them."""
+        """Give the parameters fp32 tensors of their own; does nothing if they already have them."""
         if self.attached:
             self.give({p: weights.clone() for p, weights in self.fp32_weights.items()})
 
@@ -194,7 +194,7 @@ class FlatWeights(ModelWeights):
             self.model_weights.copy_(self.master_weights)
 
     def digest(self) -> str:
-        """SHA-256 of the master weights and of the buffers that are saved with the model."""
+        """Return the SHA-256 of the master weights and of the buffers saved with the model."""
         digest = hashlib.sha256(self.master_weights.numpy())
         add_buffers(digest, self.saved_buffers)
         return digest.hexdigest()
@@ -203,10 +203,10 @@ class FlatWeights(ModelWeights):
 def add_gradient_hook(
     parameter: torch.nn.Parameter, method: Callable[[torch.nn.Parameter], None]
 ) -> None:
-    """Have a method called with the parameter when the backward pass has its gradient.
+    """Call a method with the parameter when the backward pass has computed its gradient.
 
-    The hook does not keep the method's object: Python's garbage collection does not see what torch
-    keeps, so that a parameter and an object that has it would never be freed.
+    The hook holds only a weak reference to the method's object: Python's garbage collector does not
+    see references inside torch, so a cycle of parameter and object would never be freed.
     """
     weak = weakref.WeakMethod(method)
 
@@ -234,7 +234,7 @@ def _round_up(count: int, multiple: int) -> int:
 
 
 def fp32_parameters(model: torch.nn.Module) -> set[torch.nn.Parameter]:
-    """Return the parameters that a model reads in fp32: those of norms and of exact heads."""
+    """Return the parameters that a model reads in fp32: weights of norms and of exact heads."""
     exact = exact_parameters(model)
     by_module = [list(module.parameters(recurse=False)) for module in model.modules()]
     return {

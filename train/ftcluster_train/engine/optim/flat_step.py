@@ -1,12 +1,12 @@
-"""An optimizer on each rank with all weights; AdamW in one pass over memory; local steps.
+"""The optimizer with all weights on each rank: AdamW in one pass over memory, and local steps.
 
-With local steps each host trains alone, and the hosts exchange what they have learned now and then.
+With local steps each host trains alone, and the hosts exchange their updates now and then.
 
-DiLoCo (Douillard et al. 2023): after a number of local steps the difference between the common
-weights of the last exchange and a worker's own is its outer gradient. Their mean over the workers
-is the gradient of an outer step of SGD with Nesterov's momentum, which gives the next common
-weights. The exchange is under way while the workers compute the next steps; what they have learned
-meanwhile is added to its result (as in Streaming DiLoCo, Douillard et al. 2025).
+DiLoCo (Douillard et al. 2023): after a number of local steps a worker's outer gradient is the
+difference between the common weights of the last exchange and its own weights. The mean over the
+workers is the gradient of an outer step of SGD with Nesterov momentum, which gives the next common
+weights. The exchange overlaps with the workers' next steps, whose updates are added to its result
+(as in Streaming DiLoCo, Douillard et al. 2025).
 """
 
 import hashlib
@@ -27,11 +27,11 @@ from ftcluster_train.engine.optim.base import OptimizerStep, State
 from ftcluster_train.engine.optim.flat_params import FlatWeights, PendingGathers, add_buffers
 from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
 
-NORM_BLOCK = 1 << 16  # elements whose squares are summed at once
+NORM_BLOCK = 1 << 16  # number of elements whose squares are summed at once
 
 
 def adamw_arguments(training: Training) -> dict[str, Any]:
-    """The arguments of torch's AdamW."""
+    """Return the arguments of torch's AdamW."""
     return {
         "lr": training.learning_rate,
         "betas": (training.adam_beta1, training.adam_beta2),
@@ -41,13 +41,13 @@ def adamw_arguments(training: Training) -> dict[str, Any]:
 
 
 class AdamW(torch.optim.AdamW):  # type: ignore[misc]
-    """torch's AdamW of contiguous fp32 weights: a loop in C, where this CPU has one.
+    """torch's AdamW for contiguous fp32 weights, computed by a loop in C if this CPU has one.
 
     Args:
-        copies: by weights, bf16 tensors that are copies of them after each step.
+        copies: bf16 tensors that become copies of weights after each step, by weights.
 
     Attributes:
-        grad_scale: gradients are divided by it; None: by 1. They stay what they are with the loop.
+        grad_scale: divisor of the gradients; None means 1. The loop in C leaves them unscaled.
     """
 
     grad_scale: torch.Tensor | None = None
@@ -62,7 +62,7 @@ class AdamW(torch.optim.AdamW):  # type: ignore[misc]
         self._copies = copies or {}
 
     def moments(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What it keeps of the gradients; torch would make them in its first step."""
+        """Return the moments of the gradients; torch would only create them in its first step."""
         moments: dict[str, torch.Tensor] = self.state[weights]
         if not moments:
             moments["step"] = torch.tensor(0.0, dtype=torch.float32)
@@ -72,7 +72,7 @@ class AdamW(torch.optim.AdamW):  # type: ignore[misc]
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self) -> None:
-        """Update the weights by their gradients, and their copies."""
+        """Update the weights and their copies."""
         if not simd.is_available():
             super().step()
             for weights, copy in self._copies.items():
@@ -105,9 +105,9 @@ class FlatOptimizerStep(OptimizerStep):
     """AdamW on one flat fp32 tensor with all weights.
 
     Args:
-        model: in fp32; its parameters are in `dtype` afterwards.
-        world_size: ranks of the group.
-        group: the ranks that step together; default: all ranks.
+        model: model in fp32; its parameters are in `dtype` afterwards.
+        world_size: number of ranks in the group.
+        group: ranks that step together; all ranks by default.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class FlatOptimizerStep(OptimizerStep):
         return float(norm)
 
     def _norm(self) -> torch.Tensor:
-        """The 2-norm of the gradients of the ranks that step together."""
+        """Return the 2-norm of the gradients of the ranks that step together."""
         return norm_of(self.gradients.wait())
 
     def digest(self) -> str:
@@ -186,7 +186,7 @@ class FlatOptimizerStep(OptimizerStep):
 
 
 def norm_of(flat: torch.Tensor) -> torch.Tensor:
-    """The 2-norm of a long fp32 tensor, from the norms of its blocks.
+    """Return the 2-norm of a long fp32 tensor, computed from the norms of its blocks.
 
     torch's single sum of squares loses 0.15 % at 22 million elements, 2.3 % at 355 million.
     """
@@ -199,25 +199,25 @@ def norm_of(flat: torch.Tensor) -> torch.Tensor:
 class LocalOptimizerStep(FlatOptimizerStep):
     """AdamW on each worker, and an outer step over all workers.
 
-    Only flags are summed over all ranks in each step, so that all see it when one is asked to stop
+    Each step sums only flags over all ranks, so that every rank notices if a rank is asked to stop
     or has a loss that is not finite.
 
     Args:
-        model: in fp32; its parameters are in `dtype` afterwards.
+        model: model in fp32; its parameters are in `dtype` afterwards.
     """
 
     def __init__(self, model: PreTrainedModel, training: Training, dtype: torch.dtype) -> None:
         self._worker = make_worker()
         super().__init__(model, training, dtype, len(self._worker.ranks), self._worker.steps)
         self._steps, self._dtype = training.sync_steps, training.sync_dtype
-        self._overlap = self._steps // 2  # steps that an exchange may take
+        self._overlap = self._steps // 2  # maximum number of steps that an exchange may take
         self._rate, self._beta = training.outer_learning_rate, training.outer_momentum
         weights = self.weights.master_weights
         self._common, self._momentum = weights.clone(), torch.zeros_like(weights)
         self._sent, self._mean = torch.empty_like(weights), torch.empty_like(weights)
-        self._share = self._worker.share  # of a batch
-        self._since = 0  # local steps since an exchange began
-        self._exchange: Future[None] | None = None  # under way
+        self._share = self._worker.share  # this worker's share of a batch
+        self._since = 0  # number of local steps since the last exchange began
+        self._exchange: Future[None] | None = None  # the running exchange
         self._thread = ThreadPoolExecutor(1, "exchange")
 
     def start_batch(self, by_rank: Sequence[float]) -> None:
@@ -225,7 +225,7 @@ class LocalOptimizerStep(FlatOptimizerStep):
         self._share = own / sum(by_rank)
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        super().backward(loss / self._share, last)  # a mean over this worker's samples
+        super().backward(loss / self._share, last)  # the mean over this worker's samples
 
     def step(self) -> float:
         norm = super().step()
@@ -266,7 +266,7 @@ class LocalOptimizerStep(FlatOptimizerStep):
         self._exchange = self._thread.submit(self._exchange_sent)
 
     def _exchange_sent(self) -> None:
-        """Sum over the workers; what int8 does not express of `_sent` stays in the weights."""
+        """Sum `_sent` over the workers; the rounding error of int8 stays in the weights."""
         worker = self._worker
         if worker.leaders:
             all_reduce_quantized(self._sent, self._mean, self._dtype, worker.leaders)
@@ -288,13 +288,13 @@ class LocalOptimizerStep(FlatOptimizerStep):
         self.weights.copy_to_model()
 
     def digest(self) -> str:
-        """SHA-256 of the common weights."""
+        """Return the SHA-256 of the common weights."""
         digest = hashlib.sha256(self._common.numpy())
         add_buffers(digest, self.weights.saved_buffers)
         return digest.hexdigest()
 
     def gradients_digest(self) -> str:
-        """Nothing: each worker has other gradients."""
+        """Return nothing: each worker has other gradients."""
         return ""
 
     def _tensors(self) -> dict[str, torch.Tensor]:

@@ -14,37 +14,37 @@ from ftcluster_train.comm.traffic import Traffic
 from ftcluster_train.engine.optim.flat_params import FlatWeights, add_gradient_hook
 from ftcluster_train.patching.batch_context import GradientSinks, RowGradients
 
-CONTROL_FLAGS = 2  # numbers that are summed with the gradients
+CONTROL_FLAGS = 2  # number of flags that are summed with the gradients
 FP32_PER_MIB = 1 << 18
-BUCKET = 25 * FP32_PER_MIB  # elements, as many as in torch's DDP
-TABLE = 1 << 20  # elements of an embedding from which on its rows have an exchange of their own
+BUCKET = 25 * FP32_PER_MIB  # elements of a bucket, as in torch's DDP
+TABLE = 1 << 20  # minimum elements of an embedding whose rows are exchanged separately
 
 
 class GradientBuckets:
     """Sums gradients over micro-batches and ranks, in fp32.
 
-    A hook adds each parameter's gradient to `flat` as soon as the backward pass has it, while it is
-    still in the cache, and frees it; linear layers add theirs by themselves where the CPU has a
-    loop for it (`sinks.sums`). In the last backward pass of a step each bucket is reduced when it
-    is complete, in the same order on every rank. Gradients of rows (`sinks.rows`) are added with
-    the gradient of their parameter, or at the end if it has no other.
+    A hook adds each parameter's gradient to `flat` as soon as the backward pass has computed it,
+    while it is still in the cache, and frees it. Linear layers add their gradients themselves if
+    the CPU has a loop for it (`sinks.sums`). In the last backward pass of a step each bucket is
+    reduced when it is complete, in the same order on every rank. Gradients of rows (`sinks.rows`)
+    are added with the gradient of their parameter, or at the end if it has no other gradient.
 
-    A large embedding that is used for nothing else has gradients of the rows of its batch only. Of
-    such a table the ranks send each other these rows, unless they are more bytes than all of them
-    would be in an all-reduce. All ranks add them in the same order.
+    For a large embedding that is used for nothing else, only the rows of the batch have gradients.
+    The ranks exchange these rows, unless that takes more bytes than an all-reduce of the whole
+    table. All ranks add the rows in the same order.
 
     Attributes:
-        flat: shape (elements,), fp32, laid out as the master weights.
-        control_flags: shape (CONTROL_FLAGS,), numbers that are summed with the gradients; set them
+        flat: gradients in fp32, shape (elements,), laid out like the master weights.
+        control_flags: values that are summed with the gradients, shape (CONTROL_FLAGS,); set them
             before the backward pass.
-        traffic: of the gradients.
-        sinks: where kernels put gradients, for `BatchContext`.
+        traffic: communication volume of the gradients.
+        sinks: targets for the gradients that kernels compute, for `BatchContext`.
 
     Args:
-        world_size: ranks of the group.
-        bf16: whether gradients are sent in bf16; in the group of all ranks only.
-        group: default: all ranks.
-        bucket_mb: of a bucket in fp32, MiB; default: 25.
+        world_size: number of ranks in the group.
+        bf16: True to send gradients in bf16; only for the group of all ranks.
+        group: ranks to sum over; all ranks by default.
+        bucket_mb: size of a bucket in fp32, in MiB; 25 by default.
     """
 
     def __init__(
@@ -82,10 +82,12 @@ class GradientBuckets:
         for numbers in self._buckets_of.values():
             for number in numbers:
                 self._parameters_in[number] += 1
-        self._seen: set[torch.nn.Parameter] = set()  # have a gradient in this step
-        self._filled: dict[torch.nn.Parameter, list[torch.Tensor]] = {}  # the rest of `flat` is 0
+        self._seen: set[torch.nn.Parameter] = set()  # parameters with a gradient in this step
+        self._filled: dict[
+            torch.nn.Parameter, list[torch.Tensor]
+        ] = {}  # rows in use; other rows are 0
         self._sums: dict[torch.nn.Parameter, GradientSums | None] = {}
-        self._waits: list[Callable[[], Any]] = []  # for the buckets that were sent
+        self._waits: list[Callable[[], Any]] = []  # waits for each bucket that was sent
         self._missing: list[int] = []  # parameters that each bucket waits for; empty: do not send
         rows: dict[torch.Tensor, RowGradients] = {parameter: [] for parameter in self._slices}
         self.sinks = GradientSinks(rows=rows)
@@ -98,20 +100,20 @@ class GradientBuckets:
     def offer_sums(self, offered: bool) -> None:
         """Let kernels add to the sums of gradients, or have autograd get all gradients.
 
-        Parameters with weights of their own get their gradients as torch gives them.
+        Kernels must not add while the parameters have tensors of their own.
         """
         self.sinks.sums.clear()
         if offered:
             self.sinks.sums.update({p: sums for p, sums in self._sums.items() if sums})
 
     def start_backward(self, last: bool) -> None:
-        """Call before each backward pass; `last` is the last one of an optimizer step."""
+        """Call before each backward pass; `last` marks the last backward pass of a step."""
         self._missing = list(self._parameters_in) if last else []
 
     def wait(self) -> torch.Tensor:
-        """The sum over all ranks, which is `flat`; call after the last backward pass of a step."""
+        """Return `flat`, summed over all ranks; call after the last backward pass of a step."""
         for parameter in self._slices.keys() - self._seen:
-            self._clear(parameter)  # no loss depends on it, or only on some rows
+            self._clear(parameter)  # no loss depends on it, or only on some of its rows
             if parameter not in self._tables:
                 self._add_rows(parameter)
         self._missing = [0] * len(self.buckets)
@@ -129,7 +131,7 @@ class GradientBuckets:
 
     def _add_gradient(self, parameter: torch.nn.Parameter) -> None:
         if parameter in self._tables and parameter.grad is None:
-            return  # it has gradients of rows
+            return  # the parameter has gradients of rows
         flat, grad, sums = self._flat(parameter), parameter.grad, self._sums[parameter]
         added = sums is not None and sums.filled
         if grad is None:
@@ -156,7 +158,7 @@ class GradientBuckets:
             self._send_complete_buckets()
 
     def _sum_tables(self) -> None:
-        """Sum those by rows that have no other gradients on any rank; all-reduce the others."""
+        """Sum tables by rows if no rank has other gradients of them; all-reduce the rest."""
         own_rows = [
             None if table in self._seen else joined(self.sinks.rows[table], table.shape[1])
             for table in self._tables
@@ -188,10 +190,10 @@ class GradientBuckets:
         values: torch.Tensor,
         counts: Sequence[int],
     ) -> None:
-        """Add the rows of all ranks to a table's gradient, which is 0.
+        """Add the rows of all ranks to a table's gradient, which is 0 before.
 
         Args:
-            counts: of rows, by rank.
+            counts: number of rows of each rank.
         """
         most, ranks, width = max(*counts, 1), self._world_size, table.shape[1]
         padded = torch.zeros(most, dtype=rows.dtype)
@@ -222,7 +224,7 @@ class GradientBuckets:
             self._filled[parameter].append(rows)
 
     def _clear(self, parameter: torch.nn.Parameter) -> None:
-        """Make a gradient 0, by its rows where no others were filled since the last time."""
+        """Set a gradient to 0; only its rows in use if other rows are still 0."""
         if parameter in self._filled:
             for rows in self._filled[parameter]:
                 self._flat(parameter).index_fill_(0, rows, 0)
@@ -242,7 +244,7 @@ class GradientBuckets:
             self._waits.append(self._start_all_reduce(self._all[self.buckets[number]]))
 
     def _start_all_reduce(self, bucket: torch.Tensor) -> Callable[[], Any]:
-        """Returns what waits for it."""
+        """Start the all-reduce of a bucket and return a function that waits for it."""
         if self._bf16:
             for _ in range(2):
                 self.traffic.add(bucket.nbytes // 2, self._world_size)
@@ -258,11 +260,11 @@ def _is_large_bf16(grad: torch.Tensor) -> bool:
 
 
 def joined(gradients: RowGradients, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradients of all micro-batches, each row once, and clear the list.
+    """Return the gradients of all micro-batches, with each row once, and clear the list.
 
     Args:
         gradients: gradients of a table's rows.
-        width: elements of a row.
+        width: number of elements of a row.
     """
     no_rows = torch.empty(0, width, dtype=torch.float32)
     every = [(torch.empty(0, dtype=torch.int64), no_rows)]
@@ -277,7 +279,7 @@ def joined(gradients: RowGradients, width: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def without(whole: slice, holes: Sequence[slice]) -> Iterator[slice]:
-    """What is left of a slice.
+    """Yield the parts of a slice outside the holes.
 
     >>> list(without(slice(0, 10), [slice(4, 6), slice(8, 20)]))
     [slice(0, 4, None), slice(6, 8, None)]
@@ -296,13 +298,13 @@ def without(whole: slice, holes: Sequence[slice]) -> Iterator[slice]:
 def bucket_slices(
     decayed: int, end: int, bucket_mb: int | None = None, multiple: int = 1
 ) -> list[slice]:
-    """In the order in which they fill: the backward pass starts with the last layers.
+    """Return bucket slices in the order in which the backward pass fills them, last layers first.
 
     Biases and norms come last, because every layer has some.
 
     Args:
-        bucket_mb: the most that one has in fp32, MiB; default: 25.
-        multiple: of which each has its length, where `decayed` and `end` are multiples of it.
+        bucket_mb: maximum size of a bucket in fp32, in MiB; 25 by default.
+        multiple: number that divides the length of each bucket, if it divides `decayed` and `end`.
     """
     most = bucket_mb * FP32_PER_MIB if bucket_mb else BUCKET
     size = max(most // multiple, 1) * multiple

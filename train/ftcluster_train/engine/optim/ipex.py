@@ -1,7 +1,7 @@
-"""Intel Extension for PyTorch (IPEX), where the stack has it and the plan asks for it.
+"""Intel Extension for PyTorch (IPEX), used if the stack has it and the plan asks for it.
 
-Used on model and optimizer as transformers' Trainer did with `--use_ipex` (4.55 still has it, 4.57
-no longer). Tested with IPEX 2.8.0, also on a CPU of another vendor.
+It is applied to model and optimizer like transformers' Trainer did with `--use_ipex` (4.55 still
+has the option, 4.57 does not). Tested with IPEX 2.8.0, also on a CPU of another vendor.
 """
 
 import hashlib
@@ -22,18 +22,18 @@ from ftcluster_train.engine.optim.gradient_buckets import CONTROL_FLAGS
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.batch_context import context_of
 
-HINT = "train without it: training.use_ipex=false; the stacks that have it: ftcluster stacks"
+HINT = "train without it: training.use_ipex=false; stacks with IPEX: ftcluster stacks"
 
 
 def load_ipex() -> Any:
-    """The module intel_extension_for_pytorch.
+    """Return the module intel_extension_for_pytorch.
 
     Raises:
-        TrainError: it is not installed, or does not load with this torch or on this CPU.
+        TrainError: the module is not installed, or does not load with this torch or CPU.
     """
     try:
         return importlib.import_module("intel_extension_for_pytorch")
-    # it exits on a CPU without AVX2, and raises AttributeError with another version of torch
+    # IPEX exits on a CPU without AVX2, and raises AttributeError with another version of torch
     except (Exception, SystemExit) as error:
         raise TrainError(
             f"IPEX (intel_extension_for_pytorch) cannot be imported with torch "
@@ -46,11 +46,11 @@ class IpexOptimizerStep(OptimizerStep):
     """`ipex.optimize` at level O1 and torch's AdamW.
 
     With bf16 the layers get bf16 copies of their weights, packed for oneDNN, and the optimizer
-    updates the fp32 ones. IPEX does not fuse AdamW on CPUs (2.8.0, optim/_optimizer_utils.py), so
-    its step remains torch's.
+    updates the fp32 weights. IPEX does not fuse AdamW on CPUs (2.8.0,
+    optim/_optimizer_utils.py), so the step is torch's.
 
     Args:
-        model: in fp32; it is changed in place, and in training mode afterwards.
+        model: model in fp32; it is changed in place, and in training mode afterwards.
 
     Raises:
         TrainError: IPEX cannot be imported, or has no bf16 kernels for this CPU.
@@ -65,13 +65,13 @@ class IpexOptimizerStep(OptimizerStep):
         world_size: int,
     ) -> None:
         ipex = load_ipex()
-        model.train()  # IPEX takes an optimizer only with a model in training mode
+        model.train()  # IPEX accepts an optimizer only if the model is in training mode
         dtype = torch.bfloat16 if bf16 else torch.float32
         try:
             self._model, self.adamw = ipex.optimize(
                 model, optimizer=adamw, dtype=dtype, level="O1", inplace=True
             )
-        except AssertionError as error:  # how IPEX reports what it does not support
+        except AssertionError as error:  # IPEX reports unsupported models this way
             raise TrainError(f"IPEX cannot optimize this model here: {error}", HINT) from error
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._max_norm, self._world_size = training.max_grad_norm, world_size
@@ -110,26 +110,26 @@ class IpexOptimizerStep(OptimizerStep):
         return self._norm
 
     def digest(self) -> str:
-        """SHA-256 of the fp32 weights, not of the packed copies that IPEX's layers run on."""
+        """Return the SHA-256 of the fp32 weights, not of the packed copies of IPEX's layers."""
         digest = hashlib.sha256()
         saved = self._model.state_dict()
         for name, _ in self._model.named_parameters():
-            if name in saved:  # IPEX's layers have some of their own
+            if name in saved:  # IPEX's layers have further parameters
                 digest.update(saved[name].contiguous().view(torch.uint8).numpy())
         return digest.hexdigest()
 
     def gradients_digest(self) -> str:
-        """Their norm: the gradients themselves are gone after the step."""
+        """Return the norm of the gradients, because the gradients are gone after the step."""
         return self._norm.hex()
 
     def state(self) -> None:
-        """None: IPEX keeps packed copies of the weights, so such a run cannot be resumed."""
+        """Return None: IPEX keeps packed copies of the weights, so such a run cannot be resumed."""
 
     def detach(self, wanted: bool = True) -> PreTrainedModel:  # noqa: ARG002 - all ranks may
-        """Another model with the same weights.
+        """Return another model with the same weights.
 
-        IPEX's `state_dict` has fp32 weights in their usual layout; its layers have not, and
-        `save_pretrained` would write down their bf16 as the model's dtype.
+        IPEX's `state_dict` has fp32 weights in their usual layout. Its layers do not, and
+        `save_pretrained` would save bf16 as the model's dtype.
         """
         plain = type(self._model)(self._model.config)
         plain.load_state_dict(self._model.state_dict())

@@ -1,4 +1,4 @@
-"""Chooses the optimizer step of a run and its learning rate schedule, which is transformers'."""
+"""Choice of a run's optimizer step, and transformers' learning rate schedules."""
 
 import inspect
 import math
@@ -26,19 +26,19 @@ from ftcluster_train.engine.optim.sharded_step import ShardedOptimizerStep
 from ftcluster_train.engine.train_state import warmup_steps
 from ftcluster_train.errors import TrainError
 
-# arguments that a recipe does not give
+# arguments of schedules that a recipe does not set
 GIVEN = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"}
-WATCH_A_METRIC = {"reduce_lr_on_plateau", "greedy"}  # the loop gives a schedule none
+WATCH_A_METRIC = {"reduce_lr_on_plateau", "greedy"}  # the loop passes no metric to schedules
 
 
 def make_optimizer_step(
     job: Job, model: PreTrainedModel, world_size: int, bf16_weights: bool = True
 ) -> OptimizerStep:
-    """The optimizer step of a run.
+    """Return the optimizer step of a run.
 
     Args:
-        model: in fp32; it is changed in place.
-        bf16_weights: False keeps the model's weights in fp32 also in bf16 training.
+        model: model in fp32; it is changed in place.
+        bf16_weights: False to keep the model's weights in fp32 even in bf16 training.
 
     Raises:
         TrainError: the job asks for IPEX, which cannot be loaded.
@@ -63,10 +63,10 @@ def make_optimizer_step(
 
 
 def make_schedule(optimizer: Optimizer, training: Training, steps: int) -> LRScheduler:
-    """The schedule of `training` over `steps` optimizer steps.
+    """Return the schedule of `training` over `steps` optimizer steps.
 
     Raises:
-        TrainError: this transformers has no such schedule, or it does not take lr_scheduler_kwargs.
+        TrainError: this transformers has no such schedule, or rejects lr_scheduler_kwargs.
     """
     kind, extra = training.lr_scheduler_type, dict(training.lr_scheduler_kwargs)
     warmup = warmup_steps(training, steps)
@@ -79,7 +79,7 @@ def make_schedule(optimizer: Optimizer, training: Training, steps: int) -> LRSch
             num_training_steps=steps,
             scheduler_specific_kwargs=extra,
         )
-        # wrong arguments would raise only when their step comes
+        # a wrong argument would only raise an error when its step comes
         for multiplier in schedule.lr_lambdas:
             for step in (0, warmup, warmup + 1, steps // 2, steps):
                 float(multiplier(step))
@@ -95,15 +95,15 @@ def make_schedule(optimizer: Optimizer, training: Training, steps: int) -> LRSch
 
 
 def set_step(schedule: LRScheduler, step: int) -> None:
-    """Put a schedule after `step`; its multipliers depend on the number of the step alone."""
+    """Set a schedule to `step`; its multipliers depend only on the number of the step."""
     schedule.last_epoch = step - 1
-    with warnings.catch_warnings():  # torch expects a step of the optimizer before
+    with warnings.catch_warnings():  # torch expects a step of the optimizer first
         warnings.simplefilter("ignore")
         schedule.step()
 
 
 def _check_names(kind: str, extra: dict[str, Any]) -> None:
-    """Make sure that the schedule exists, takes these keywords and needs no others."""
+    """Check that the schedule exists, accepts these keywords and needs no others."""
     schedules = {
         str(name.value): function
         for name, function in TYPE_TO_SCHEDULER_FUNCTION.items()

@@ -1,7 +1,7 @@
-"""The optimizer sharded over the ranks: each updates its pieces of the weights.
+"""The optimizer sharded over the ranks: each rank updates its pieces of the weights.
 
 ZeRO's stage 2 (Rajbhandari et al. 2019): reduce-scatter of gradients, AdamW on this rank's pieces,
-all-gather of weights in the dtype that the model runs in, beside the next forward pass.
+and all-gather of weights in the model's dtype, which overlaps with the next forward pass.
 """
 
 import math
@@ -20,27 +20,27 @@ from ftcluster_train.engine.optim.gradient_buckets import CONTROL_FLAGS
 from ftcluster_train.engine.optim.sharded_weights import Bucket, ShardedWeights, moved, overlap
 from ftcluster_train.patching.batch_context import GradientSinks, RowGradients
 
-IN_FLIGHT = 2  # reduce-scatters at once; their buffers are memory
+IN_FLIGHT = 2  # maximum concurrent reduce-scatters, because each needs a buffer
 
 
 class ShardedGradients:
     """Sums gradients over micro-batches and ranks, in fp32 (ZeRO's stage 2).
 
     A hook copies each parameter's gradient into the buffer of its bucket as soon as the backward
-    pass has it, and frees it. A bucket that is complete is reduce-scattered, and its buffer is used
-    for another one. So each rank sends its gradients after each micro-batch, and has no memory for
-    all of them. The order is the same on every rank: after the first step that in which rank 0 had
-    the buckets, because one with a parameter that no loss depends on is complete last. Gradients
-    of rows (`sinks.rows`) are added with the gradient of their parameter.
+    pass has computed it, and frees it. A complete bucket is reduce-scattered, and its buffer is
+    reused for another bucket. So each rank sends its gradients after each micro-batch, and never
+    holds all of them. The order is the same on every rank: after the first step it is the order in
+    which rank 0 completed the buckets, because a bucket with a parameter that no loss depends on is
+    completed last. Gradients of rows (`sinks.rows`) are added with the gradient of their parameter.
 
     Args:
-        dtype: fp32 or bf16, in which gradients are sent; auto: in bf16 where torch computes them in
-            bf16, so that nothing is rounded.
-        rounds: backward passes of a step; a rank with fewer sends zeros for the others.
+        dtype: dtype of gradients on the network, fp32 or bf16; auto means bf16 for gradients that
+            torch computes in bf16, so that nothing is rounded.
+        rounds: number of backward passes of a step; a rank with fewer passes sends zeros.
 
     Attributes:
         sums: this rank's piece of each bucket, fp32.
-        sinks: where kernels put gradients of rows, for `BatchContext`.
+        sinks: targets for the row gradients that kernels compute, for `BatchContext`.
     """
 
     def __init__(self, weights: ShardedWeights, dtype: str, rounds: int) -> None:
@@ -53,13 +53,13 @@ class ShardedGradients:
             for bucket in weights.buckets
         ]
         self._round = 0
-        self._seen: set[torch.nn.Parameter] = set()  # in this backward pass
+        self._seen: set[torch.nn.Parameter] = set()  # parameters seen in this backward pass
         self._missing: list[int] = []  # parameters that each bucket waits for
-        self._order = list(range(len(weights.buckets)))  # in which they are sent
+        self._order = list(range(len(weights.buckets)))  # order in which buckets are sent
         self._completed: list[int] | None = []  # in the first backward pass; None afterwards
-        self._sent = 0  # buckets of this backward pass
+        self._sent = 0  # number of buckets sent in this backward pass
         self._filling: dict[int, torch.Tensor] = {}  # buffers by the number of the bucket
-        self._flight: deque[tuple[int, bool, ReduceScatter]] = deque()  # bucket; whether to add
+        self._flight: deque[tuple[int, bool, ReduceScatter]] = deque()  # bucket, True to add
         self._free: defaultdict[tuple[torch.dtype, int], list[torch.Tensor]] = defaultdict(list)
         rows: dict[torch.Tensor, RowGradients] = {p: [] for p in weights.layout.slices}
         self.sinks = GradientSinks(rows=rows)
@@ -74,14 +74,14 @@ class ShardedGradients:
         self._sent = 0
 
     def finish_backward(self) -> None:
-        """Call after each backward pass: send what no loss depended on, or only on some rows."""
+        """Call after each backward pass: add parameters without a gradient, or with rows only."""
         for number in self._order:
             for parameter in self._weights.buckets[number].parameters:
                 if parameter not in self._seen:
                     self._add_gradient(parameter)
 
     def wait(self) -> list[torch.Tensor]:
-        """The sums of a step, which are `sums`; call after its last backward pass."""
+        """Return `sums` of a step; call after its last backward pass."""
         while self._round < self._rounds:
             self.start_backward()
             self.finish_backward()
@@ -112,7 +112,7 @@ class ShardedGradients:
     def _fill(
         self, parameter: torch.nn.Parameter, gradient: torch.Tensor | None, number: int
     ) -> None:
-        """Write a parameter's part of a bucket, with the padding behind it."""
+        """Write a parameter's part of a bucket, and the padding after it."""
         bucket = self._weights.buckets[number]
         if number not in self._filling:
             self._filling[number] = self._buffer(number)
@@ -147,22 +147,22 @@ class ShardedGradients:
             self._free[buffer.dtype, len(buffer)].append(buffer)
 
     def _buffer(self, number: int) -> torch.Tensor:
-        """Memory for a bucket, with any values."""
+        """Return memory for a bucket, with undefined values."""
         kind = self._dtypes[number], len(self.sums[number]) * dist.get_world_size()
         free = self._free[kind]
         return free.pop() if free else torch.empty(kind[1], dtype=kind[0])
 
 
 def elements_of_rows(rows: torch.Tensor, values: torch.Tensor, within: slice) -> torch.Tensor:
-    """Some elements of a matrix that is zero but for sums of rows.
+    """Return a range of a matrix that is zero except for sums of rows.
 
     Args:
-        rows: shape (n,), numbers of rows.
-        values: shape (n, width), what is added to these rows.
-        within: elements of the flat matrix.
+        rows: row numbers, shape (n,).
+        values: values that are added to these rows, shape (n, width).
+        within: range of the flattened matrix.
 
     Returns:
-        Shape (elements,).
+        The elements of the range, shape (elements,).
     """
     width = values.shape[1]
     first, end = within.start // width, -(-within.stop // width)
@@ -176,8 +176,8 @@ class ShardedOptimizerStep(OptimizerStep):
     """AdamW on this rank's pieces of the weights.
 
     Args:
-        model: in fp32; its parameters are in `dtype` afterwards.
-        rounds: the most micro-batches of a rank in a step.
+        model: model in fp32; its parameters are in `dtype` afterwards.
+        rounds: maximum number of micro-batches of a rank in a step.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class ShardedOptimizerStep(OptimizerStep):
         if self._max_norm > 0:  # AdamW divides gradients by grad_scale while it reads them
             scale = max(1.0, self._norm / self._max_norm)
             self.adamw.grad_scale = torch.tensor(scale, dtype=torch.float32)
-        self.pending_gathers.wait()  # of parameters that the model has not read
+        self.pending_gathers.wait()  # for parameters that the model has not read
         self.adamw.step()
         self.weights.start_gather()
         return self._norm
@@ -236,7 +236,7 @@ class ShardedOptimizerStep(OptimizerStep):
         return self.weights.digest()
 
     def gradients_digest(self) -> str:
-        """Their norm: each rank has other gradients."""
+        """Return the norm of the gradients, because each rank has different gradients."""
         return self._norm.hex()
 
     def state(self) -> State:

@@ -1,4 +1,4 @@
-"""A model's weights in the dtype that it runs in, and in fp32 this rank's pieces of them."""
+"""Model weights in the dtype that the model runs in, and this rank's pieces of them in fp32."""
 
 import hashlib
 from collections.abc import Iterator
@@ -26,12 +26,12 @@ class Bucket:
     """A part of the flat weights, of which each rank has an equal piece.
 
     Attributes:
-        place: in the flat tensor.
-        length: elements without the padding at its end.
-        own: the place of this rank's piece.
-        parameters: those that are in it, at least with a part.
-        has_norms: whether the model reads some of it in fp32.
-        bf16_gradients: whether torch computes all of its gradients in bf16.
+        place: range in the flat tensor.
+        length: number of elements without the padding at the end.
+        own: range of this rank's piece.
+        parameters: parameters that are at least partly in the bucket.
+        has_norms: True if the model reads some of the bucket in fp32.
+        bf16_gradients: True if torch computes all of the bucket's gradients in bf16.
     """
 
     place: slice
@@ -49,14 +49,14 @@ class ShardedWeights(ModelWeights):
     rounded weights.
 
     Attributes:
-        pending_gathers: those that are gathered.
-        buckets: in the order in which the backward pass fills them.
-        masters: this rank's piece of each bucket, fp32; where the model runs in fp32, views into
-            `model_weights`.
-        traffic: of weights and gradients.
+        pending_gathers: weights that are being gathered.
+        buckets: buckets in the order in which the backward pass fills them.
+        masters: this rank's piece of each bucket, fp32; views into `model_weights` if the model
+            runs in fp32.
+        traffic: communication volume of weights and gradients.
 
     Args:
-        bucket_mb: the most that a bucket has in fp32, MiB; default: 25.
+        bucket_mb: maximum size of a bucket in fp32, in MiB; 25 by default.
     """
 
     def __init__(
@@ -104,14 +104,14 @@ class ShardedWeights(ModelWeights):
                 self.fp32_weights[parameter] = (
                     self.model_weights[place].view(parameter.shape) if fp32 else parameter.data
                 )
-            self.attach_parameter(parameter)  # frees the memory that it had
+            self.attach_parameter(parameter)  # frees the parameter's previous memory
         self.attach()
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def start_gather(self) -> None:
-        """Begin to send the fp32 weights of all ranks to the model, after each optimizer step.
+        """Start to gather the fp32 weights of all ranks for the model, after each optimizer step.
 
-        The forward pass goes on meanwhile: those that it needs first are sent first.
+        The gather overlaps with the forward pass: the weights that it needs first are sent first.
         """
         for number in reversed(range(len(self.buckets))):
             bucket, master = self.buckets[number], self.masters[number]
@@ -139,9 +139,9 @@ class ShardedWeights(ModelWeights):
                         weights.copy_(whole[place])
 
     def whole_buckets(self) -> Iterator[tuple[Bucket, torch.Tensor]]:
-        """Each bucket with its fp32 weights, in the order of the flat tensor; a collective.
+        """Yield each bucket with its fp32 weights, in the order of the flat tensor; a collective.
 
-        The weights are valid until the next ones.
+        The weights are valid until the next bucket is requested.
         """
         parts = [
             StatePart(master, bucket.length, sharded=True)
@@ -153,13 +153,13 @@ class ShardedWeights(ModelWeights):
 
     @property
     def flat_order(self) -> list[int]:
-        """Numbers of the buckets, by their places."""
+        """The numbers of the buckets, in the order of their places."""
         return sorted(range(len(self.buckets)), key=lambda n: int(self.buckets[n].place.start))
 
     def digest(self) -> str:
-        """SHA-256 of all fp32 weights and of the buffers that are saved with the model.
+        """Return the SHA-256 of all fp32 weights and of the buffers that are saved with the model.
 
-        It is another one on a rank whose model does not run on these weights.
+        It differs on a rank whose model does not run on these weights.
         """
         self.pending_gathers.wait()
         digest = hashlib.sha256()
@@ -175,9 +175,9 @@ class ShardedWeights(ModelWeights):
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def detach(self, wanted: bool) -> None:
-        """Give the parameters tensors of their own, in fp32, where they are wanted; a collective.
+        """Give the parameters fp32 tensors of their own, if they are wanted; a collective.
 
-        No effect where they have them.
+        Does nothing if they already have them.
         """
         if not self.attached:
             return
@@ -195,11 +195,11 @@ class ShardedWeights(ModelWeights):
         self.attached = False
 
     def _model_weights_of(self, bucket: Bucket) -> torch.Tensor:
-        """What the model runs on, without padding."""
+        """Return the weights of a bucket that the model runs on, without padding."""
         return self.model_weights[bucket.place][: bucket.length]
 
     def _norms_in(self, bucket: Bucket) -> Iterator[tuple[torch.Tensor, slice]]:
-        """The fp32 weights of norms that are in a bucket, and their places there."""
+        """Yield the fp32 weights of norms in a bucket, and their places in the bucket."""
         for parameter in bucket.parameters:
             if parameter in self.norms:
                 place = self.layout.slices[parameter]
@@ -209,16 +209,16 @@ class ShardedWeights(ModelWeights):
 
 
 def overlap(one: slice, other: slice) -> slice:
-    """What two slices have in common; of no length if that is nothing."""
+    """Return the intersection of two slices; an empty slice if there is none."""
     start = max(one.start, other.start)
     return slice(start, max(start, min(one.stop, other.stop)))
 
 
 def moved(part: slice, whole: slice) -> slice:
-    """A part of a slice, counted from where that begins."""
+    """Return a part of a slice relative to the start of the slice."""
     return slice(part.start - whole.start, part.stop - whole.start)
 
 
 def len_of(one: slice) -> int:
-    """Number of elements."""
+    """Return the number of elements of a slice."""
     return int(one.stop - one.start)

@@ -1,1 +1,1 @@
-"""Kinds of training: raw data to token samples, batch, loss, predictions and metrics."""
+"""The tasks: raw data to token samples, batches, loss, predictions and metrics."""

@@ -1,4 +1,4 @@
-"""What a task implements for the preparation of data and for the training loop."""
+"""The interface between a task and the rest of the engine: data preparation and training loop."""
 
 import json
 from abc import ABC, abstractmethod
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
     from ftcluster_train.engine.data.run_code import Metrics
     from ftcluster_train.engine.progress import ProgressLog
 
-ROWS_FILE = "rows.jsonl"  # beside the samples: the rows to predict
-VALIDATION_ROWS = "validation_rows.json"  # beside them, and in a run's folder: those drawn for it
+ROWS_FILE = "rows.jsonl"  # the rows to predict, in the folder of the samples
+VALIDATION_ROWS = "validation_rows.json"  # numbers of the rows drawn for validation; also in a run
 COMPARED_TOKENS = 64
 
-# computes samples with the model: its outputs, and the targets for the loss
+# runs the model on samples and returns its outputs and the targets for the loss
 Forward = Callable[[Sequence[Sample]], tuple[Any, dict[str, torch.Tensor]]]
 
 
 class Batch(NamedTuple):
-    """Samples as tensors.
+    """A batch of samples as tensors.
 
     Attributes:
         inputs: the model's arguments.
-        targets: for the loss.
+        targets: tensors that the loss compares the outputs with.
     """
 
     inputs: dict[str, Any]
@@ -60,13 +60,13 @@ class Batch(NamedTuple):
 
 
 class Document(NamedTuple):
-    """What a model reads at once.
+    """One token sequence that a model reads at once.
 
     Attributes:
-        ids: its tokens.
-        learned: the numbers of those whose prediction is learned.
-        label: what is learned of the whole, or which part of a sample it is.
-        classes: the labels that are counted.
+        ids: token ids.
+        learned: indices of the target tokens.
+        label: label of the whole sequence, or the name of its part of the sample.
+        classes: labels that a report counts.
     """
 
     ids: Sequence[int]
@@ -76,53 +76,52 @@ class Document(NamedTuple):
 
 
 class Task(ABC):
-    """One task.
+    """The base class of all tasks.
 
     `encode` runs once per host and writes raw data as token samples, which each rank reads. The
-    other methods make batches of them, losses and metrics.
+    other methods make batches, losses and metrics from the samples.
 
     Args:
-        purpose: what it is for.
-        trained: the configuration of the model that is evaluated or predicts.
+        purpose: purpose of the data: training, evaluation or prediction.
+        trained: configuration of the trained model that is evaluated or that predicts.
 
     Attributes:
-        name: the task in a recipe, see `registry.register`.
+        name: the task's name in a recipe, see `registry.register`.
         compares_batch: True if the loss of a sample depends on all samples of a step. A step then
             calls `gather_batch`, `vectors` and `batch_loss` instead of `loss`.
-        width: elements of one of `vectors`.
-        packs: True if the documents of a sample have nothing to do with each other.
-        shows_answers: True if the report of an evaluation has answers of the model.
-        options: the recipe's fields of the task.
-        reader: the tokenizer, with what it has found in the texts.
-        limit: tokens of a sample, at most.
-        validation_splits: the sets that are evaluated.
-        uses: the columns of the data, by what they are for.
-        drawn: the rows of the training set that became the validation set, if some did.
+        width: number of elements of each vector that `vectors` returns.
+        packs: True if the sequences of a sample are independent of each other.
+        shows_answers: True if the report of an evaluation shows answers of the model.
+        options: the task's fields of the recipe.
+        reader: the tokenizer, with counts of what it found in the texts.
+        limit: maximum number of tokens of a sample.
+        validation_splits: names of the sets that are evaluated.
+        uses: columns of the data, by their purpose.
+        drawn: rows of the training set that were moved to the validation set, or None.
         model_class: transformers' AutoModelFor... class.
-        large_vocabulary: whether the loss is over the whole vocabulary.
-        has_head: whether a model needs weights of its own for the task.
-        trains_head: whether the head of a model is new; a language model's is in its checkpoint.
-        group_by_length: whether batches may have samples of similar length.
-        head: the weight of the last layer, where in training that returns its input.
-        evaluation_head: the same, in evaluations.
-        pads: whether samples of a batch are padded to one length.
-        needs_reference: whether the loss compares the model with what it was before the first step.
-        reads_padding: whether the loss reads what a model returns for padding.
-        compares: whether rows that are in two sets are equal documents.
-        trained_rows: the file with the hashes of what the model is trained on, if there is one.
-        draws: whether samples change in each epoch, see `draw`.
-        biased_head: whether a head may have a bias, which the loss adds.
-        reference_model: another model that is compared with instead; it is not trained.
-        reference_key: what its predictions depend on besides the samples.
-        used_as: the recipe by which the trained model is used.
-        disables_dropout: whether the model is trained without dropout.
-        about_data: for the card of the model that is trained, see `engine.model_card`.
+        large_vocabulary: True if the loss is computed over the whole vocabulary.
+        has_head: True if a model needs weights of its own for the task.
+        trains_head: True if the head starts with new weights; a language model's is pretrained.
+        group_by_length: True if batches may consist of samples of similar length.
+        head: weight of the last layer if that layer returns its input in training, else None.
+        evaluation_head: weight of the last layer if it returns its input in evaluations, else None.
+        pads: True if the samples of a batch are padded to one length.
+        needs_reference: True if the loss compares the model with its state before the first step.
+        reads_padding: True if the loss reads the model's outputs at padding.
+        compares: True if equal rows in two sets count as the same document.
+        trained_rows: file with the hashes of the training rows, or None.
+        draws: True if samples change in each epoch, see `draw`.
+        biased_head: True if the head may have a bias, which the loss adds.
+        reference_model: another model to compare with, which is not trained.
+        reference_key: further input, besides the samples, that the reference predictions depend on.
+        used_as: recipe for using the trained model.
+        disables_dropout: True if the model is trained without dropout.
+        about_data: facts about the data for the model card, see `engine.model_card`.
         model_notices: lines for the user about the loaded model, from `check_model`.
         score_notices: lines for the user about the last evaluation, from `doubts`.
         own_metric_names: names of the metrics that a user's own file computes.
-        own_metrics: the function of a user's own file that computes further metrics.
-        columns: fields of the recipe with the columns that were found by their names in the data
-            that the model is trained on.
+        own_metrics: function of a user's own file that computes further metrics.
+        columns: recipe fields with the columns that were detected in the training data.
     """
 
     name: ClassVar[str]
@@ -173,58 +172,58 @@ class Task(ABC):
         self.smoothing = recipe.training.label_smoothing_factor
         self.head: torch.Tensor | None = None
         self.evaluation_head: torch.Tensor | None = None
-        self._evaluated: PreTrainedModel | None = None  # which `evaluation_head` is of
+        self._evaluated: PreTrainedModel | None = None  # the model that has `evaluation_head`
         if self.pads:
             self.check_padding()
 
     @classmethod
     def serves(cls, recipe: Recipe, purpose: Purpose) -> bool:  # noqa: ARG003
-        """Return True if this class does what a recipe with its name asks for.
+        """Return True if this class can do what a recipe with its name asks for.
 
-        If several classes with the name do, the registry takes the most derived one.
+        If several classes of the same name can, the registry takes the most derived one.
         """
         return True
 
     def sample_settings(self) -> dict[str, Any]:
-        """Return what samples depend on besides recipe, data and tokenizer, as data for JSON."""
+        """Return what samples depend on besides recipe, data and tokenizer, as JSON data."""
         return {}
 
     def check_padding(self) -> None:
-        """Make sure that samples can be padded.
+        """Check that samples can be padded.
 
         Raises:
-            TrainError: they cannot.
+            TrainError: the tokenizer has no token for padding.
         """
         check_padding(self.tokenizer, self.recipe)
 
     def look_at_teacher(self, folder: Path) -> None:
-        """Find out what the recipe's teacher knows, before `encode`.
+        """Read the configuration of the recipe's teacher, before `encode`.
 
         Raises:
-            TrainError: nothing can be learned from it.
+            TrainError: the teacher cannot be used for this task.
         """
 
     def load_teacher(self, folder: Path) -> None:
-        """Load it as `reference_model`."""
+        """Load the teacher as `reference_model`."""
 
     def look_at_model(self, folder: Path) -> None:
-        """Find out what a model's folder says of the texts that it reads, before `encode`.
+        """Read from a model's folder how texts have to be prepared for it, before `encode`.
 
         Raises:
-            TrainError: it cannot be read.
+            TrainError: the folder cannot be read.
         """
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
-        """Write the samples of each set into `folder`/SET; of a set to predict also its rows.
+        """Write the samples of each set into `folder`/SET, and also the rows of a set to predict.
 
         Args:
-            longest: tokens that the model takes at most, or None.
+            longest: maximum number of tokens that the model takes, or None.
 
         Returns:
-            Notices for the user, one line each: what was truncated or left out.
+            Notices for the user, one line each, about truncated and skipped texts.
 
         Raises:
-            TrainError: the data are not as the task needs them.
+            TrainError: the data do not fit the task.
         """
         limit, notices = self.limit_length(self.options.max_length, "max_length", longest)
         sets, drawn = self.with_validation(self.sets(data))
@@ -234,7 +233,7 @@ class Task(ABC):
         return [*notices, *drawn]
 
     def limit_length(self, wanted: int, field: str, longest: int | None) -> tuple[int, list[str]]:
-        """Return the recipe's length of a sample, or the model's limit with a notice."""
+        """Return the recipe's sample length, or the model's lower limit with a notice."""
         self.limit = wanted if longest is None else min(wanted, longest)
         if self.limit == wanted:
             return wanted, []
@@ -244,7 +243,7 @@ class Task(ABC):
         """Return the rows of each set that the task reads.
 
         Raises:
-            TrainError: they cannot be loaded, or the data do not have them.
+            TrainError: the data cannot be loaded, or lack a set.
         """
         found = load_rows(data, self.recipe.data_config)
         sets = choose_sets(found, self.purpose, self.validation_splits, data)
@@ -259,7 +258,7 @@ class Task(ABC):
         return sets
 
     def _review(self, rows: Rows, split: str) -> list[str]:
-        """Return what is odd about the rows of a set."""
+        """Return notes about suspicious rows of a set."""
         labels = self.uses.get("label", ())
         names = class_names(rows, labels[0]) if len(labels) == 1 else []
         reviewed = RowReview(self.options, self.uses, names)
@@ -273,15 +272,15 @@ class Task(ABC):
         return reviewed.notes(split)
 
     def look_at_rows(self, rows: Rows) -> None:
-        """Find in the rows of the first set what `options` leave open."""
+        """Detect from the rows of the first set whatever `options` leave open."""
 
     def look_at_columns(self, rows: Rows) -> None:
-        """Find what the columns of rows are for."""
+        """Determine what each column of the rows is used for."""
         try:
             self.uses = spec_of(self.options).column_uses(
                 self.options, columns_of(rows), self.purpose != PREDICT
             )
-        except DataError:  # who reads the rows says more of it
+        except DataError:  # the code that reads the rows reports it in more detail
             return
         self._unread = tuple(unread_texts(self.uses, rows))
 
@@ -291,13 +290,13 @@ class Task(ABC):
         if self._unread:
             read = (", ".join(names) for use, names in self.uses.items() if use != UNREAD)
             notices.append(
-                f"NOT READ, although it holds texts: column {', '.join(self._unread)}; read are "
-                f"{', '.join(read)}"
+                f"NOT READ, although it holds texts: column {', '.join(self._unread)}; the task "
+                f"reads {', '.join(read)}"
             )
         return [*notices, *self.reader.notices()]
 
     def with_validation(self, sets: dict[str, Rows]) -> tuple[dict[str, Rows], list[str]]:
-        """Return the sets with one for validation, drawn if there is none, and a notice of it."""
+        """Return the sets and a notice; rows for validation are drawn if there is no such set."""
         if self.purpose != "train" or len(sets) > 1:
             return sets, []
         seed, percent = self.recipe.training.data_seed, self.options.validation_split_percentage
@@ -308,45 +307,45 @@ class Task(ABC):
         return {TRAIN: PartOfRows(rows, drawn, False), VALIDATION: self.drawn}, [notice]
 
     def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
-        """Return the numbers of the rows drawn for validation, and how many, for a notice."""
+        """Return the numbers of the rows drawn for validation, and their count for a notice."""
         drawn = draw_rows([0 for _ in rows], percent, seed)
         return drawn, f"{len(drawn)} row{'s' * (len(drawn) != 1)}"
 
     def keep_rows(self, sets: Mapping[str, Rows], folder: Path) -> None:
-        """Write the rows to predict, for `answers` to be added."""
+        """Write the rows to predict, so that `answers` can be added to them later."""
         if PREDICTED in sets:
             with (folder / ROWS_FILE).open("w", encoding="utf-8") as file:
                 for row in sets[PREDICTED]:
                     file.write(json.dumps(row, default=str, ensure_ascii=False) + "\n")
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
-        """Write the samples of a set, of `limit` tokens at most; returns notices.
+        """Write the samples of a set, each of at most `limit` tokens, and return notices.
 
         Raises:
-            TrainError: the data are not as the task needs them.
+            TrainError: the data do not fit the task.
         """
-        raise NotImplementedError  # of tasks with an `encode` of their own
+        raise NotImplementedError  # tasks that override `encode` do not need it
 
     def truncated(self, split: str, count: int, limit: int, what: str = "samples") -> list[str]:
-        """A notice of what was cut, if something was."""
+        """Return a notice about truncated samples, or none."""
         return [f"{split}: {count} {what} were truncated to {limit} tokens"] if count else []
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
-        """Fields of the model's configuration that depend on the data."""
+        """Return the fields of the model's configuration that depend on the data."""
         return {}
 
     def check_model(self, model: "PreTrainedModel") -> None:
-        """Make sure that a loaded model can be trained for this task.
+        """Check that a loaded model can be trained for this task.
 
         Raises:
-            TrainError: it cannot.
+            TrainError: the model cannot be trained for this task.
         """
 
     def use_fused_loss(self, model: "PreTrainedModel") -> torch.Tensor | None:
         """Make `loss` compute from hidden states instead of logits, if it can.
 
         Returns:
-            The weight of the layer that has to return its input in training, or None.
+            The weight of the layer that must return its input in training, or None.
         """
         if self.large_vocabulary and not self.smoothing:
             self.head = find_head(model, self.biased_head)
@@ -356,59 +355,59 @@ class Task(ABC):
         self, model: "PreTrainedModel", train_set: Samples, world: "World", bf16: bool,  # noqa: ARG002
         log: "ProgressLog",  # noqa: ARG002
     ) -> Samples:  # fmt: skip
-        """Return the training set with what the model adds to it before the first step.
+        """Return the training set with everything that the model adds to it before the first step.
 
         Every rank calls it and returns the same samples.
         """
         return train_set
 
     def set_reference(self, samples: Samples, predictions: Sequence[Any]) -> str | None:
-        """Keep what `loss` needs of the model as it is before the first step.
+        """Keep the predictions of the model before the first step that `loss` needs.
 
-        Only called where `needs_reference` is set, for all sets that the model is trained or
+        Called only if `needs_reference` is set, for every set that the model is trained or
         evaluated on.
 
         Args:
-            predictions: what `predictions` gives for each sample.
+            predictions: result of `predictions` for each sample.
 
         Returns:
-            What to say of it, if anything.
+            A notice for the user, or None.
         """
 
     def lengths(self, samples: Samples) -> list[int]:
-        """The tokens of each sample, by which samples are grouped and counted."""
+        """Return the number of tokens of each sample, for grouping and counting samples."""
         return samples.lengths("input_ids")
 
     def weights(self, samples: Samples) -> Sequence[float] | None:  # noqa: ARG002
-        """How much each sample counts in a step's loss, which is a mean; None: all the same."""
+        """Return the weight of each sample in a step's mean loss; None if all are equal."""
         return None
 
     def draw(self, sample: Sample, number: int, epoch: int | None) -> Sample:  # noqa: ARG002
-        """A sample with what is drawn for it, such as masks; `learned` are the places that count.
+        """Return a sample with its random parts, such as masks; `learned` are the target places.
 
         Args:
-            number: of the sample in its set.
-            epoch: from 0; None: for an evaluation.
+            number: the sample's number in its set.
+            epoch: number of the epoch, counted from 0; None for an evaluation.
         """
         return sample
 
     def evaluation_kernels(self, model: "PreTrainedModel") -> KernelMode:
-        """The context of forward passes without gradients, for `predictions`."""
+        """Return the context for forward passes without gradients, for `predictions`."""
         if self.large_vocabulary and self._evaluated is not model:
             self._evaluated = model
             self.evaluation_head = find_head(model, self.biased_head)
         return KernelMode(head=self.evaluation_head)
 
     def evaluation_tokens(self, model: "PreTrainedModel") -> int:
-        """The most that a rank evaluates at once; fewer where all have logits at the same time."""
+        """Return the maximum tokens of an evaluation batch; lower if all logits exist at once."""
         if not self.large_vocabulary or self.evaluation_head is not None:
             return EVAL_TOKENS
         return min(EVAL_TOKENS, LOGITS // int(model.get_input_embeddings().num_embeddings))
 
     def inputs_to_compare(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Arguments with which a saved model is compared with the one in memory.
+        """Return model arguments for comparing a saved model with the model in memory.
 
-        Plain ones, and not many where each token has logits of the whole vocabulary.
+        They are plain arguments, and short if each token has logits of the whole vocabulary.
         """
         if not self.large_vocabulary:
             return self.collate(samples).inputs
@@ -416,19 +415,19 @@ class Task(ABC):
         return {"input_ids": torch.tensor([samples[0]["input_ids"][:length]]), "use_cache": False}
 
     def saved_problems(self, folder: Path) -> list[str]:  # noqa: ARG002
-        """What is wrong with the files of `write_files` in a saved model."""
+        """Return the problems with the files that `write_files` added to a saved model."""
         return []
 
     @abstractmethod
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        """Samples as tensors of shape (len(samples), tokens of the longest one)."""
+        """Return samples as tensors of shape (len(samples), tokens of the longest sample)."""
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The sum of the samples' losses, a scalar in fp32."""
+        """Return the sum of the samples' losses, a scalar in fp32."""
         raise NotImplementedError  # see `compares_batch`
 
     def gather_batch(self, samples: Sequence[Sample], traffic: "Traffic") -> Any:
-        """Exchange what `batch_loss` needs of a batch besides vectors; every rank calls it.
+        """Exchange what `batch_loss` needs besides vectors; every rank calls it.
 
         Args:
             samples: samples of this rank.
@@ -439,23 +438,23 @@ class Task(ABC):
         raise NotImplementedError
 
     def vectors(self, samples: Sequence[Sample], forward: Forward) -> torch.Tensor:
-        """Return what `batch_loss` compares of samples, shape (vectors, width)."""
+        """Return the vectors that `batch_loss` compares, shape (vectors, width)."""
         raise NotImplementedError
 
     def batch_loss(self, vectors: torch.Tensor, batch: Any) -> torch.Tensor:
         """Return the sum of the losses of this rank's samples.
 
         Args:
-            vectors: vectors of all ranks, in their order.
-            batch: result of `gather_batch`.
+                vectors: vectors of all ranks, in the order of the ranks.
+                batch: result of `gather_batch`.
         """
         raise NotImplementedError
 
     def write_files(self, model: "PreTrainedModel", folder: Path) -> None:
-        """Write what other programs need besides model and tokenizer into a saved model."""
+        """Write the files that other programs need besides model and tokenizer."""
 
     def predict(self, model: "PreTrainedModel", samples: Sequence[Sample], bf16: bool) -> list[Any]:
-        """The `predictions` of samples that are computed at once."""
+        """Return the `predictions` of samples that are computed in one batch."""
         kernels = self.evaluation_kernels(model)
         with kernels, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             outputs = call_model(model, self.collate(samples).inputs)
@@ -463,43 +462,43 @@ class Task(ABC):
 
     @abstractmethod
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """For each sample what `score` needs of the model's outputs, as plain data for JSON."""
+        """Return for each sample the outputs that `score` needs, as JSON data."""
 
     @abstractmethod
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """The metrics of a set, from its predictions in the order of its samples."""
+        """Return the metrics of a set, given its predictions in the order of its samples."""
 
     def compared(
         self, predictions: Sequence[Any], samples: Samples
     ) -> tuple[Sequence[Any], Sequence[Any]]:
         """Return the answers for the rows of a set and the right answers, for users' own metrics.
 
-        Tasks whose declaration says `has_references` implement it.
+        Tasks whose declaration sets `has_references` implement it.
         """
         raise NotImplementedError
 
     def doubts(self, predictions: Sequence[Any], samples: Samples) -> str:  # noqa: ARG002
-        """Return why the metrics of a set mean less than they seem to, or ""."""
+        """Return a reason to distrust the metrics of a set, or ""."""
         return ""
 
     def fit(self, predictions: Sequence[Any], samples: Samples) -> None:
-        """Choose on a validation set what the model's predictions are made with (thresholds)."""
+        """Choose prediction settings such as thresholds on a validation set."""
 
     def class_report(self, predictions: Sequence[Any], samples: Samples) -> ClassReport | None:  # noqa: ARG002
-        """How well each class is predicted; None where rows have no classes."""
+        """Return the metrics of each class; None if rows have no classes."""
         return None
 
     def texts(self, predictions: Sequence[Any], samples: Samples) -> list[list[str]]:  # noqa: ARG002
-        """Some sources, references and predictions of a task that writes texts, for a report."""
+        """Return sources, references and predictions for a report; empty without texts."""
         return []
 
     def use_scores(self, classes: Mapping[str, Any]) -> None:
-        """Take from an evaluation what belongs to the model that it measured, see `Scores`."""
+        """Take over from an evaluation the settings of the model that it measured, see `Scores`."""
 
     def answers(self, predictions: Sequence[Any], samples: Samples) -> list[dict[str, Any]]:
-        """What is predicted for each row of a set, from the predictions of its samples."""
-        raise NotImplementedError  # of tasks that predict nothing of a row
+        """Return the prediction for each row of a set, from the predictions of its samples."""
+        raise NotImplementedError  # for tasks that predict nothing about a row
 
     def documents(self, sample: Sample, samples: Samples) -> list[Document]:  # noqa: ARG002
-        """What a sample of a set has for a model to read, and what is learned of it."""
+        """Return the sequences of a sample that a model reads, with their target tokens."""
         return [Document(sample["input_ids"])]

@@ -1,4 +1,4 @@
-"""The classes of a model by their numbers, in its configuration."""
+"""The classes in a model's configuration, by their numbers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from transformers import PretrainedConfig
 def numbered(names: Sequence[str]) -> dict[str, Any]:
     """Return the fields of a model's configuration for classes with these names, in their order.
 
-    The problem type of the classes that the model had before may not go with them.
+    The model's previous problem type may not fit the new classes, so it is reset.
     """
     numbers = dict(enumerate(names))
     label2id = {name: number for number, name in numbers.items()}
@@ -17,6 +17,6 @@ def numbered(names: Sequence[str]) -> dict[str, Any]:
 
 
 def names_of_model(trained: PretrainedConfig) -> list[str]:
-    """The names of a trained model's classes, by their numbers."""
-    known = trained.id2label  # its numbers may begin at 1 in a file that a person wrote
+    """Return the names of a trained model's classes, by their numbers."""
+    known = trained.id2label  # in a file that a person wrote, the numbers may begin at 1
     return [str(known.get(n, f"LABEL_{n}")) for n in range(trained.num_labels)]

@@ -1,8 +1,8 @@
-"""Tasks by their name in a recipe.
+"""The registry of tasks, by their names in a recipe.
 
-Each task registers itself: `@register` above its class. The folders beside this module are imported
-when a task is needed first, so a new folder needs no line here. The class of a user's own task is
-registered by the function `on_hosts` of its file, which is called then, too.
+Each task registers itself with `@register` above its class. The folders beside this module are
+imported when a task is first needed, so a new folder needs no line here. The same call runs
+`on_hosts` of a user's own task file, which registers its class.
 """
 
 import pkgutil
@@ -25,17 +25,17 @@ _own: dict[str, str] = {}  # digests of the users' files whose classes are regis
 
 
 def register(kind: Kind) -> Kind:
-    """Make a task available under its `name`; returns the class, so it is a decorator too.
+    """Make a task available under its `name` and return the class; use it as a decorator.
 
     Raises:
-        ValueError: a class has the name, and shares no base class below `Task` with this one.
+        ValueError: another class has the name, and shares no base class below `Task` with this one.
     """
     others = _kinds.setdefault(kind.name, [])
     for other in others:
         if not set(kind.__mro__).intersection(other.__mro__).difference(Task.__mro__):
             raise ValueError(
-                f"{kind.__module__}.{kind.__name__}: the task {kind.name!r} is "
-                f"{other.__module__}.{other.__name__} already; give it another name"
+                f"{kind.__module__}.{kind.__name__}: the name {kind.name!r} is already used by the "
+                f"task {other.__module__}.{other.__name__}; choose another name"
             )
     if kind not in others:
         others.append(kind)
@@ -43,7 +43,7 @@ def register(kind: Kind) -> Kind:
 
 
 def registered() -> dict[str, tuple[type[Task], ...]]:
-    """Return the classes of each name.
+    """Return the classes registered under each name.
 
     Raises:
         TrainError: a user's own file registers no class for its task.
@@ -59,7 +59,7 @@ def registered() -> dict[str, tuple[type[Task], ...]]:
 
 
 def task_class(recipe: Recipe, purpose: Purpose = "train") -> type[Task]:
-    """Return the class that does what a recipe asks for."""
+    """Return the task class for a recipe."""
     kinds = registered()[recipe.task]
     serving = [kind for kind in kinds if kind.serves(recipe, purpose)]
     return max(serving, key=lambda kind: len(kind.__mro__))
@@ -68,7 +68,7 @@ def task_class(recipe: Recipe, purpose: Purpose = "train") -> type[Task]:
 def make_task(
     recipe: Recipe, tokenizer: object, purpose: Purpose = "train", trained: object = None
 ) -> Task:
-    """Make the recipe's task with the model's tokenizer; further arguments are those of a task.
+    """Make the recipe's task with the model's tokenizer; further arguments go to the task.
 
     Raises:
         TrainError: the task cannot use the tokenizer.

@@ -1,4 +1,4 @@
-"""Texts as tokens and tokens as tensors, for every task that has a tokenizer."""
+"""Conversion of texts to tokens and of tokens to tensors, for every task with a tokenizer."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,15 +10,15 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_train.engine.data.token_samples import Sample, token_kind
 from ftcluster_train.errors import TrainError
 
-TOKENIZER_COLUMNS = ("input_ids", "token_type_ids")  # which the model gets
+TOKENIZER_COLUMNS = ("input_ids", "token_type_ids")  # the columns that models read
 
 
 class TextReader:
     """A tokenizer that counts what it finds in the texts of a task.
 
     Attributes:
-        empty: texts or pairs without a token of their own.
-        special: the tokenizer's special tokens that texts hold, by the number of texts.
+        empty: number of texts or pairs that have only special tokens.
+        special: number of texts that contain each special token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -29,11 +29,11 @@ class TextReader:
     def tokenize(
         self, texts: Sequence[list[str]], limit: int
     ) -> tuple[dict[str, list[list[int]]], int]:
-        """Return the tokens of texts or pairs of texts, and how many were truncated.
+        """Return the tokens of texts or pairs of texts, and the number of truncated texts.
 
         Args:
-            texts: one or two lists.
-            limit: tokens of a text or a pair, with special ones.
+            texts: one list of texts, or two lists for pairs.
+            limit: maximum number of tokens of a text or a pair, including special tokens.
         """
         columns = dict(self.tokenizer(*texts))
         for column in texts:
@@ -50,14 +50,14 @@ class TextReader:
         return columns, len(long)
 
     def token_kinds(self) -> dict[str, str]:
-        """Return the tokenizer's columns that the model reads, and the array type of each."""
+        """Return the columns of the tokenizer that the model reads, and their array types."""
         kind = token_kind(len(self.tokenizer))
         return {
             name: kind for name in TOKENIZER_COLUMNS if name in self.tokenizer.model_input_names
         }
 
     def pad(self, samples: Sequence[Sample], side: str = "right") -> dict[str, torch.Tensor]:
-        """Return the tokenizer's columns, padded to the longest sample, and attention_mask."""
+        """Return the tokenizer's columns and attention_mask, padded to the longest sample."""
         fill = {
             "input_ids": self.tokenizer.pad_token_id,
             "token_type_ids": self.tokenizer.pad_token_type_id,
@@ -70,23 +70,23 @@ class TextReader:
         return {**padded, "attention_mask": rectangle(masks, 0, side)}
 
     def count_special(self, texts: Iterable[str]) -> None:
-        """Count the texts that hold special tokens of the tokenizer."""
+        """Count the texts that contain special tokens of the tokenizer."""
         tokens = {*self.tokenizer.all_special_tokens} - {self.tokenizer.unk_token}
         self.special.update(token for text in texts for token in tokens if token in text)
 
     def notices(self) -> list[str]:
-        """Return what a user should know about the tokens of the texts that were read."""
+        """Return notices for the user about the tokens of the texts."""
         notices = [
-            f"{count} texts hold {token}, which the tokenizer takes for its special token"
+            f"{count} texts contain {token}, which the tokenizer reads as its special token"
             for token, count in self.special.items()
         ]
         if self.empty:
-            notices.append(f"{self.empty} texts have no token of their own: the model sees nothing")
+            notices.append(f"{self.empty} texts are empty: the model reads only special tokens")
         return notices
 
 
 def check_padding(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
-    """Make sure that samples can be padded, if need be with the end-of-text token.
+    """Check that samples can be padded; without a padding token use the end-of-text token.
 
     Raises:
         TrainError: the tokenizer has neither token.
@@ -95,14 +95,14 @@ def check_padding(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
         raise TrainError(
             f"the tokenizer of {recipe.tokenizer or recipe.model} has neither a "
             "padding token nor an end-of-text token",
-            "use one that has: tokenizer=DIR",
+            "use a tokenizer that has one: tokenizer=DIR",
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
 
 
 def rectangle(rows: Sequence[Sequence[int]], fill: int, side: str) -> torch.Tensor:
-    """Return rows of unequal length as a tensor, filled on one side."""
+    """Return rows of unequal length as a tensor, padded on one side."""
     longest = max(map(len, rows))
     padding = ([fill] * (longest - len(row)) for row in rows)
     return torch.tensor(

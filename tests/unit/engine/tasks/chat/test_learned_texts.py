@@ -124,9 +124,9 @@ def counts(messages: Sequence[Message], prompt: bool) -> str:
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        (drops, "leaves out message 2, which is learned"),
-        (shortens, "leaves out message 2, which is learned"),
-        (counts, "does not tell where the message begins"),
+        (drops, "leaves out message 2, which is a training target"),
+        (shortens, "leaves out message 2, which is a training target"),
+        (counts, "beginning of the message cannot be determined"),
     ],
 )
 def test_templates_that_are_refused(template: object, said: str) -> None:

@@ -1,1 +1,1 @@
-"""Decoders that are tuned on conversations and on preferences."""
+"""Decoders that are fine-tuned on conversations and on preferences."""

@@ -1,4 +1,4 @@
-"""Fields of the tasks that train a decoder with conversations."""
+"""The base class of the tasks that train a decoder with conversations."""
 
 import json
 from collections import Counter
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 class DecoderTuningTask(Task):
     """Computes the loss of the answers' tokens.
 
-    A sample has the tokens of its documents, one after the other. A batch has them in one row
-    without padding, or each document in a row of its own, see `tasks.documents`.
+    A sample has the tokens of its documents, one after the other. A batch packs them into one row
+    without padding, or has one row for each document, see `tasks.documents`.
 
     Attributes:
-        packs_documents: True if a batch has all documents in one row.
-        router_coefficient: factor of the router's loss of a mixture of experts; 0 without one.
+        packs_documents: True if a batch packs all documents into one row.
+        router_coefficient: factor of the router's loss in a mixture of experts; 0 without experts.
     """
 
     model_class = AutoModelForCausalLM
@@ -59,11 +59,11 @@ class DecoderTuningTask(Task):
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
-        self.rows = 0  # of a set
+        self.rows = 0  # rows of the current set
         self._fields = WrittenFields()
-        self._answers: Counter[str] = Counter()  # the assistant's messages, and those learned
-        self._unknown: Counter[str] = Counter()  # learned tokens that stand for no text
-        self.renamed: Counter[str] = Counter()  # roles that the chat template knows by another name
+        self._answers: Counter[str] = Counter()  # the assistant's messages: all, and the targets
+        self._unknown: Counter[str] = Counter()  # target tokens that stand for no text
+        self.renamed: Counter[str] = Counter()  # roles that the chat template has another name for
         self.packs_documents, self.router_coefficient = True, 0.0
 
     # data
@@ -76,29 +76,29 @@ class DecoderTuningTask(Task):
         tokenizer, name = self.tokenizer, self.recipe.tokenizer or self.recipe.model
         if not tokenizer.is_fast:
             raise TrainError(
-                f"the tokenizer of {name} does not tell which text a token is, so it is not known "
-                "which tokens belong to an answer",
+                f"the tokenizer of {name} does not report where in a text a token is, so the "
+                "tokens of an answer cannot be determined",
                 "use one with a tokenizer.json: tokenizer=DIR",
             )
         if self.options.chat_template and not tokenizer.chat_template:
             raise TrainError(
                 f"{name} has no chat template",
                 "use a model or a tokenizer that has one (tokenizer=DIR); prompts and completions "
-                "are also learned without one: chat_template=false",
+                "can be trained without a chat template: chat_template=false",
             )
         if not self.options.chat_template and tokenizer.eos_token is None:
             raise TrainError(
                 f"the tokenizer of {name} has no end-of-text token, which ends a completion",
-                "use one that has: tokenizer=DIR",
+                "use a tokenizer that has one: tokenizer=DIR",
             )
 
     def close_split(
         self, writer: SampleWriter, split: str, limit: int, *, count: int, cut: int, left_out: int
     ) -> list[str]:
-        """The notices of a set of `count` samples, of which some were truncated or left out.
+        """Return the notices of a set of `count` samples, about truncated and skipped samples.
 
         Raises:
-            TrainError: none was written.
+            TrainError: no sample was written.
         """
         if not len(writer):
             raise TrainError(
@@ -117,13 +117,13 @@ class DecoderTuningTask(Task):
         if unlearned:
             notices.append(
                 f"{split}: {unlearned} of {self._answers['all']} messages of the assistant are "
-                "read but not learned (weight 0 or train false)"
+                "read but do not contribute to the loss (weight 0 or train false)"
             )
         self._answers.clear()
         if self._unknown["tokens"]:
             notices.append(
                 f"{split}: NOT KNOWN to the tokenizer: {self._unknown['texts']} of {count} texts "
-                f"have {self._unknown['tokens']} unknown tokens in what is learned, which the "
+                f"have {self._unknown['tokens']} unknown target tokens, which the "
                 "model cannot write; use a model whose tokenizer knows them"
             )
         self._unknown.clear()
@@ -131,19 +131,19 @@ class DecoderTuningTask(Task):
             notices.append(f"{split}: {cut} of {count} samples were truncated to {limit} tokens")
         if left_out:
             notices.append(
-                f"{split}: {left_out} of {count} samples were left out, because their answers are "
+                f"{split}: {left_out} of {count} samples were skipped, because their answers are "
                 f"behind the first {limit} tokens"
             )
         return notices
 
     def tokens_of(self, texts: Iterator[LearnedText]) -> Iterator[tuple[list[int], list[int]]]:
-        """The tokens of each text, and the numbers of those that are learned."""
+        """Yield the tokens of each text, and the indices of its target tokens."""
         template = self.options.chat_template
         self.rows, unknown = 0, unknown_id(self.tokenizer)
         while batch := list(islice(texts, BATCH_ROWS)):
             encoded = self.tokenizer(
                 [text.text for text in batch],
-                add_special_tokens=not template,  # a template writes them
+                add_special_tokens=not template,  # a template writes them itself
                 return_offsets_mapping=True,
             )
             columns = (encoded["input_ids"], encoded["offset_mapping"])
@@ -154,13 +154,13 @@ class DecoderTuningTask(Task):
                 yield tokens, learned
 
     def texts_of(self, where: str, conversation: Conversation) -> list[LearnedText]:
-        """The texts of a conversation.
+        """Return the texts of a conversation.
 
         Args:
-            where: in the data it is, for errors.
+            where: place of the conversation in the data, for errors.
 
         Raises:
-            TrainError: its chat template does not write it so that answers are found.
+            TrainError: the chat template writes it in a way that hides where answers begin.
         """
         self.reader.count_special(str(message.get("content")) for message in conversation.messages)
         later = conversation.messages[conversation.first :]
@@ -189,7 +189,7 @@ class DecoderTuningTask(Task):
                     add_generation_prompt=prompt,
                     tokenize=False,
                 )
-            except (TemplateError, TypeError, KeyError, ValueError) as error:  # a template's own
+            except (TemplateError, TypeError, KeyError, ValueError) as error:  # from the template
                 raise DataError(f"the chat template refuses it: {first_line(error)}") from error
             return text
 
@@ -209,10 +209,10 @@ class DecoderTuningTask(Task):
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def check_model(self, model: "PreTrainedModel") -> None:
-        """Find out if documents of a row can be kept apart; else each one becomes a row.
+        """Check if the packed documents of a row can be kept apart; if not, each gets its own row.
 
         Raises:
-            TrainError: it is no decoder.
+            TrainError: the model is no decoder.
         """
         self.router_coefficient = router_coefficient(model.config)
         model.eval()
@@ -228,7 +228,7 @@ class DecoderTuningTask(Task):
             )
 
     def _padding(self) -> int:
-        """Return the token that rows are filled up with, which nothing reads."""
+        """Return the token that pads rows; no output depends on it."""
         ids = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
         return next((number for number in ids if number is not None), 0)
 
@@ -240,10 +240,10 @@ class DecoderTuningTask(Task):
         return KernelMode([Attention(with_dropout=False).patch()], head)
 
     def write_files(self, model: "PreTrainedModel", folder: Path) -> None:
-        """Have answers end with the token that ends those which are learned.
+        """Make generation stop at the token that ends the answers in training.
 
-        A base model only knows the end of a text, behind which its chat template goes on.
-        Of adapters the file has nothing else: transformers reads the others from their base.
+        A base model knows only the end of a text, and its chat template continues after that.
+        For adapters the file has no other field: transformers reads the rest from the base model.
         """
         end = self._end_of_answer()
         known = model.generation_config.eos_token_id
@@ -256,16 +256,16 @@ class DecoderTuningTask(Task):
         path.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
 
     def _end_of_answer(self) -> int | None:
-        """The first token behind an answer that no text has; None where the template writes none.
+        """Return the first special token after an answer; None if the template writes none.
 
-        Others, such as of a blank line, are in answers as well.
+        Other tokens after an answer, such as a blank line, can also be part of answers.
         """
         if not self.options.chat_template:
             end: int | None = self.tokenizer.eos_token_id
             return end
         try:
             text, behind = after_answer(self._render(Conversation(())))
-        except DataError:  # it only takes other conversations
+        except DataError:  # the template accepts only other conversations
             return None
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         pairs = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
@@ -275,15 +275,15 @@ class DecoderTuningTask(Task):
     # a batch
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        """Return all samples in one row, or a row for each document.
+        """Return all samples packed into one row, or a row for each document.
 
-        Targets are the tokens that contribute to the loss, and the places before them.
+        Targets are the tokens that contribute to the loss, and the positions before them.
         """
         return packed(samples) if self.packs_documents else padded(samples, self._padding())
 
     def router_loss(self, outputs: Any) -> torch.Tensor | float:
-        """Return what the router of a mixture of experts adds to the loss of a sample.
+        """Return the loss that the router of a mixture of experts adds per sample.
 
-        Models have it with output_router_logits in their configuration, as in transformers.
+        Models return it if output_router_logits is set in their configuration, as in transformers.
         """
         return self.router_coefficient * outputs.aux_loss if self.router_coefficient else 0.0

@@ -1,9 +1,9 @@
-"""Batches of documents for decoders, and the trial that decides how a batch holds them.
+"""Batches of documents for decoders, and the trial that decides between packing and padding.
 
-Packed, all documents are in one row without padding, and `kernels.documents` keeps them apart. A
-model can do that only if its layers mix tokens in torch's attention alone, and nowhere else. So a
-trial compares packed documents with plain transformers. Where they differ, each document is a row
-of its own, which is right for every decoder.
+A packed batch has all documents in one row without padding, and `kernels.documents` keeps them
+apart. That works only for models whose layers mix tokens in torch's attention and nowhere else. So
+a trial compares packed documents with plain transformers. If the results differ, each document gets
+its own row, which is right for every decoder.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Kernels = Callable[[], AbstractContextManager[Any]]
-# parts of the names of fields that limit which tokens a token sees
+# parts of the names of configuration fields that limit how many tokens a token attends to
 LIMITS = ("window", "chunk", "block", "local", "original_max_position")
-TRIED_TOKENS = 128  # of a model whose configuration names no limit
-SHORT = (5, 3)  # the lengths of the other documents of the trial
-# the layers of transformers that see a document's last tokens only, and the field with their number
+TRIED_TOKENS = 128  # length of the trial if the configuration names no limit
+SHORT = (5, 3)  # lengths of the trial's other documents
+# layer types of transformers that attend to a document's last tokens only, with the field of
+# the configuration that has the number of tokens
 LIMITED_LAYERS = {
     "sliding_attention": "sliding_window",
     "chunked_attention": "attention_chunk_size",
@@ -56,9 +57,9 @@ def packed(samples: Sequence[Sample]) -> Batch:
 
 
 def padded(samples: Sequence[Sample], padding: int) -> Batch:
-    """Return each document as a row, which `padding` tokens fill up on the right.
+    """Return one row for each document, padded on the right with `padding` tokens.
 
-    Targets are in the order of `packed`; places count through all rows.
+    Targets have the same order as in `packed`; places count through all rows.
     """
     documents: list[list[int]] = []
     row_of: list[int] = []
@@ -83,13 +84,13 @@ def padded(samples: Sequence[Sample], padding: int) -> Batch:
 def why_not_packed(
     model: "PreTrainedModel", longest: int, kernels: Kernels, padding: int, name: str
 ) -> str:
-    """Return why documents of a row cannot be kept apart in a model, or "" if they can.
+    """Return why a model cannot keep the documents of a row apart, or "" if it can.
 
     Args:
-        longest: tokens that a document may have.
-        kernels: the context in which packed documents are computed.
-        padding: the token that `padded` rows are filled up with.
-        name: of the model, for errors.
+        longest: maximum number of tokens of a document.
+        kernels: context in which packed documents are computed.
+        padding: token that pads the rows of `padded`.
+        name: name of the model, for errors.
 
     Raises:
         TrainError: the model cannot be trained with padded rows either.
@@ -98,11 +99,11 @@ def why_not_packed(
     documents = _trial(model, config, longest)
     try:
         alone = [_logits(model, _plain(tokens), KernelMode()) for tokens in documents]
-    except Exception as error:  # a model raises whatever its own code raises
+    except Exception as error:  # model code may raise any exception
         raise TrainError(
-            f"{name} is a {model.config.model_type} model, which cannot compute texts by itself: "
+            f"{name} is a {model.config.model_type} model, which cannot compute a text on its own: "
             f"{first_line(error)}",
-            "use a decoder of the kind of Llama, Qwen or GPT-2",
+            "use a decoder such as Llama, Qwen or GPT-2",
         ) from error
     why = _limited_layer(config, longest) or _difference_of_packed(model, documents, alone, kernels)
     if why:
@@ -136,10 +137,10 @@ def _check_padded(
     padding: int,
     name: str,
 ) -> None:
-    """Make sure that a model is a decoder, whose logits depend on no later token.
+    """Check that a model is a decoder, whose logits do not depend on later tokens.
 
     Raises:
-        TrainError: it is not.
+        TrainError: the model is no decoder.
     """
     try:
         right = True
@@ -158,11 +159,11 @@ def _check_padded(
         return
     kind = f"{name} is a {model.config.model_type} model"
     problem = problem if causal else "which is no decoder: it reads the tokens that it predicts"
-    raise TrainError(f"{kind}, {problem}", "use a decoder of the kind of Llama, Qwen or GPT-2")
+    raise TrainError(f"{kind}, {problem}", "use a decoder such as Llama, Qwen or GPT-2")
 
 
 def _limited_layer(config: PretrainedConfig, longest: int) -> str:
-    """Return which layers see fewer tokens than a document may have, if there are any."""
+    """Return which layers attend to fewer tokens than a document may have, or ""."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * bool(window)
     for kind in dict.fromkeys(kinds):
@@ -174,7 +175,7 @@ def _limited_layer(config: PretrainedConfig, longest: int) -> str:
 
 
 def _trial(model: "PreTrainedModel", config: PretrainedConfig, longest: int) -> list[list[int]]:
-    """Return documents of which the first one is longer than what limits a token's view."""
+    """Return documents for the trial; the first is longer than every attention limit."""
     limits = [limit for limit in _limits(config.to_dict()) if limit < longest]
     length = min(longest, 2 * max(limits) if limits else TRIED_TOKENS)
     special = {0}
@@ -191,7 +192,7 @@ def _trial(model: "PreTrainedModel", config: PretrainedConfig, longest: int) -> 
 
 
 def _limits(fields: Mapping[str, Any]) -> Iterator[int]:
-    """Yield the numbers of tokens in fields of a configuration that limit a token's view."""
+    """Yield the token counts of configuration fields that limit attention."""
     for name, value in fields.items():
         if isinstance(value, Mapping):
             yield from _limits(value)
@@ -220,8 +221,8 @@ def _logits(
 def _alike(logits: torch.Tensor, expected: torch.Tensor) -> bool:
     """Return True if logits of shape (tokens, vocabulary) differ by no more than rounding.
 
-    In fp32 those of each token are compared. In bf16 a router may send single tokens to other
-    experts, so all tokens are compared together.
+    In fp32 each token's logits are compared separately. In bf16 a router may send single tokens to
+    other experts, so all tokens are compared together.
     """
     exact = logits.dtype == torch.float32
     difference, size = (logits.float() - expected.float()), expected.float()

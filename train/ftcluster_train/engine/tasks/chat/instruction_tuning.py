@@ -1,4 +1,4 @@
-"""Instruction tuning: a decoder learns the answers of conversations, and nothing of the rest."""
+"""Instruction tuning: only the answers of conversations contribute to the loss of a decoder."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ from ftcluster_train.patching.batch_context import sums_for
 
 @register
 class InstructionTuningTask(DecoderTuningTask):
-    """Cross entropy of the answers' tokens, the mean over those of all ranks' samples."""
+    """Cross entropy of the answers' tokens, averaged over the target tokens of all ranks."""
 
     name = "instruction-tuning"
     options: InstructionTuning
@@ -30,7 +30,7 @@ class InstructionTuningTask(DecoderTuningTask):
     shows_answers = True
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
-        """Write the samples of a set; returns notices."""
+        """Write the samples of a set and return notices."""
         kinds = {
             "input_ids": token_kind(len(self.tokenizer)), "targets": "i", "documents": "i"
         }  # fmt: skip
@@ -56,7 +56,7 @@ class InstructionTuningTask(DecoderTuningTask):
         notices = self.close_split(writer, split, limit, count=count, cut=cut, left_out=unlearned)
         if packs:
             notices.append(f"{split}: {count - unlearned} conversations in {len(writer)} samples")
-        notices.append(f"{split}: {learned} of {read} tokens are learned, those of the answers")
+        notices.append(f"{split}: {learned} of {read} tokens are target tokens (the answers)")
         return notices
 
     def _texts(self, rows: Rows, split: str) -> Iterator[LearnedText]:
@@ -79,7 +79,7 @@ class InstructionTuningTask(DecoderTuningTask):
         return loss + self.router_loss(outputs) * len(tokens)
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """For each sample the sum of its learned tokens' losses, and their number."""
+        """Return for each sample the sum of the losses of its target tokens, and their count."""
         targets = self.collate(samples).targets
         counts = [len(sample["targets"]) for sample in samples]
         places, tokens = (targets[name].split(counts) for name in ("places", "tokens"))
@@ -99,13 +99,13 @@ class InstructionTuningTask(DecoderTuningTask):
 def _loss(
     logits: torch.Tensor, tokens: torch.Tensor, head: torch.Tensor | None, smoothing: float = 0.0
 ) -> torch.Tensor:
-    if head is not None:  # these are hidden states
+    if head is not None:  # `logits` are hidden states
         return linear_cross_entropy(logits, head, tokens, sums=sums_for(head))
     return cross_entropy(logits.float(), tokens, reduction="sum", label_smoothing=smoothing)
 
 
 def _joined(documents: Sequence[Sample]) -> Sample:
-    """Documents as one sample."""
+    """Join documents into one sample."""
     joined: Sample = {"input_ids": [], "targets": [], "documents": []}
     for document in documents:
         start = len(joined["input_ids"])

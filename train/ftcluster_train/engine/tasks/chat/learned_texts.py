@@ -11,31 +11,31 @@ from ftcluster_common.data.conversations import Conversation
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.data.messages import ASSISTANT, Message
 
-# OpenAI's newer and older name of a role
+# the newer and the older name of a role in OpenAI's format, and the common name
 SYNONYMS = {"developer": "system", "function": "tool"}
 MARK = "ftcluster-message-"
-THOUGHTS = re.compile("</?think>")  # which some templates write anew, with other spaces
+THOUGHTS = re.compile("</?think>")  # some templates write these tags again with other spaces
 
-# the text of messages; whether the beginning of the assistant's next message follows them
+# writes messages as text; True adds the beginning of the assistant's next message
 Render = Callable[[Sequence[Message], bool], str]
-CharacterRange = tuple[int, int]  # the first character and the one behind the last
+CharacterRange = tuple[int, int]  # indices of the first character and after the last
 
 
 @dataclass(frozen=True)
 class LearnedText:
-    """A text, and the parts of it that are learned."""
+    """A text, and the parts of it that contribute to the loss."""
 
     text: str
     spans: tuple[CharacterRange, ...]
 
 
 def with_known_roles(conversation: Conversation, render: Render) -> Conversation:
-    """A conversation of which the chat template writes every message.
+    """Return a conversation of which the chat template writes every message.
 
-    Where it leaves one out or refuses one, the roles that have another name get that.
+    If the template drops or refuses a message, roles that have another name are renamed.
 
     Raises:
-        DataError: it leaves out a message all the same, or refuses the conversation.
+        DataError: the template still drops a message, or refuses the conversation.
     """
     try:
         _check_written(conversation.messages, render)
@@ -52,10 +52,10 @@ def with_known_roles(conversation: Conversation, render: Render) -> Conversation
 
 
 def _check_written(messages: Sequence[Message], render: Render) -> None:
-    """Raise where a text lacks the content of a message that is no answer.
+    """Raise an error if the text lacks the content of a message that is not an answer.
 
-    What the assistant has thought may be left out of answers that are not learned. Each content
-    gets a mark at its end, because another message may have the same words.
+    The assistant's thoughts may be missing in answers that do not contribute to the loss. Each
+    content gets a mark at its end, because another message may have the same words.
     """
     marks = {
         number: f"{MARK}{number}."
@@ -78,15 +78,15 @@ def _check_written(messages: Sequence[Message], render: Render) -> None:
 
 
 def learned_texts(conversation: Conversation, render: Render) -> list[LearnedText]:
-    """A conversation as its chat template writes it, with each of the assistant's messages.
+    """Return a conversation as its chat template writes it, with the assistant's messages marked.
 
-    A message begins where the template asks for one, and ends with all that the template writes
-    behind it. Some templates write a message in another way once others follow it: without what
-    the assistant has thought, for example. The conversation up to such a message is a text of its
-    own.
+    A message begins where the template's generation prompt ends, and includes everything that the
+    template writes after it. Some templates write a message differently once other messages follow,
+    for example without the assistant's thoughts. The conversation up to such a message becomes a
+    text of its own.
 
     Raises:
-        DataError: the template leaves out a message that is learned, or changes what is before it.
+        DataError: the template drops a target message, or changes the text before it.
     """
     messages = conversation.messages
     whole = render(messages, False)
@@ -99,14 +99,16 @@ def learned_texts(conversation: Conversation, render: Render) -> list[LearnedTex
         start = _common(begun, written)
         if start < len(begun) and not written.startswith(before):
             raise DataError(
-                f"the chat template writes what is before message {number + 1} in another way once "
-                "that follows, so it does not tell where the message begins"
+                f"the chat template changes the text before message {number + 1} once that message "
+                "follows, so the beginning of the message cannot be determined"
             )
-        # what the template begins itself may be a part of the message, such as <think>
+        # the text that the template begins itself may be a part of the message, such as <think>
         own = without_spaces(written[len(before) :])
         parts = THOUGHTS.split(messages[number].get("content") or "")
         if not written[start:].strip() or not all(without_spaces(part) in own for part in parts):
-            raise DataError(f"the chat template leaves out message {number + 1}, which is learned")
+            raise DataError(
+                f"the chat template leaves out message {number + 1}, which is a training target"
+            )
         span = (start, len(written))
         if whole.startswith(written):
             spans.append(span)
@@ -116,12 +118,12 @@ def learned_texts(conversation: Conversation, render: Render) -> list[LearnedTex
 
 
 def without_spaces(text: str) -> str:
-    """Return a text without blanks, which templates write in other places."""
+    """Return a text without white space, which templates write differently."""
     return "".join(text.split())
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters two texts begin with in common."""
+    """Return the number of characters that two texts have in common at their beginning."""
     if other.startswith(one):
         return len(one)
     pairs = enumerate(zip(one, other, strict=False))
@@ -129,25 +131,25 @@ def _common(one: str, other: str) -> int:
 
 
 def after_answer(render: Render) -> tuple[str, int]:
-    """An answer as a chat template writes it, and where what the template adds behind it begins.
+    """Return an answer as a chat template writes it, and the index after the answer's text.
 
     Raises:
-        DataError: the template refuses it, or leaves the answer out.
+        DataError: the template refuses the conversation, or drops the answer.
     """
     answer = f"{MARK}answer"
     text = render(
         [{"role": "user", "content": MARK}, {"role": ASSISTANT, "content": answer}], False
     )
     if answer not in text:
-        raise DataError("the chat template leaves out an answer")
+        raise DataError("the chat template leaves out the answer")
     return text, text.rindex(answer) + len(answer)
 
 
 def plain_text(conversation: Conversation, end: str) -> LearnedText:
-    """A prompt and its completion, one after the other, without a chat template.
+    """Return a prompt and its completion as one text, without a chat template.
 
     Args:
-        end: the end-of-text token.
+        end: end-of-text token.
     """
     prompt, completion = (str(message["content"]) for message in conversation.messages)
     text = prompt + completion + end
@@ -155,10 +157,10 @@ def plain_text(conversation: Conversation, end: str) -> LearnedText:
 
 
 def learned_tokens(offsets: Sequence[CharacterRange], spans: Sequence[CharacterRange]) -> list[int]:
-    """The numbers of the tokens that begin in one of the spans, except the first token of all.
+    """Return the indices of the tokens that begin in one of the spans, except for token 0.
 
     Args:
-        offsets: of each token in the text.
+        offsets: character range of each token in the text.
 
     >>> learned_tokens([(0, 0), (0, 2), (2, 5), (5, 6), (6, 9)], [(2, 6)])
     [2, 3]
@@ -173,7 +175,7 @@ def _tokens_in(offsets: Sequence[CharacterRange], spans: Sequence[CharacterRange
     remaining = iter(spans)
     span = next(remaining, None)
     for number, (start, end) in enumerate(offsets):
-        # of spaces some tokenizers leave nothing but where they end (trim_offsets)
+        # some tokenizers report only the end of spaces (trim_offsets)
         first = start if start < end else start - 1
         while span and first >= span[1]:
             span = next(remaining, None)

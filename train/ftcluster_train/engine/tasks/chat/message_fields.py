@@ -1,8 +1,8 @@
-"""Finds the fields of messages that a chat template does not write.
+"""Detection of message fields that a chat template does not write.
 
-Each text in a field gets a mark at its end, and the conversation is written once more: a field
-whose mark is missing is not written. Where a template refuses marks or does without the text, the
-conversation is written without the field instead: if nothing changes, the field is not read.
+Each text in a field gets a mark at its end, and the conversation is rendered again: a field whose
+mark is missing is not written. If a template refuses marks or drops the text, the conversation is
+rendered without the field instead: if nothing changes, the field is not read.
 Standard library only.
 """
 
@@ -24,24 +24,24 @@ from ftcluster_train.engine.tasks.chat.learned_texts import (
     without_spaces,
 )
 
-READ = frozenset(("role", "content", "weight", "train"))  # what ftcluster reads or checks itself
-NAMES = frozenset(("id", "type", "index", "tool_call_id"))  # compared by templates, not written
-CERTAIN = 50  # times that a missing mark is checked
+READ = frozenset(("role", "content", "weight", "train"))  # fields that ftcluster reads itself
+NAMES = frozenset(("id", "type", "index", "tool_call_id"))  # templates compare them only
+CERTAIN = 50  # number of times that a missing mark is verified
 TOOLS = "tools"
 IN_CONTENT = "thoughts in the content"
 
-Path = tuple[Any, ...]  # keys of objects and numbers in lists, from the conversation down
+Path = tuple[Any, ...]  # keys of objects and indices of lists, starting at the conversation
 RenderOf = Callable[[Conversation], Render]
 
 
 class WrittenFields:
-    """Counts the fields that conversations have, and those that the chat template leaves out."""
+    """Counts the fields of conversations, and the fields that the chat template drops."""
 
     def __init__(self) -> None:
         self._all: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
         self._checked: Counter[str] = Counter()
-        self._masked: Counter[str] = Counter()  # written, and outside of what is learned
+        self._masked: Counter[str] = Counter()  # written, but outside of the target tokens
 
     def add(
         self, conversation: Conversation, texts: Sequence[LearnedText], render_of: RenderOf
@@ -49,8 +49,8 @@ class WrittenFields:
         """Count the fields of a conversation.
 
         Args:
-            texts: as the template writes it.
-            render_of: makes the function that writes a conversation's messages.
+            texts: texts of the conversation, rendered by the template.
+            render_of: function that makes the renderer of a conversation's messages.
         """
         written = [without_spaces(text.text) for text in texts]
         for message in conversation.messages:
@@ -64,7 +64,7 @@ class WrittenFields:
         learned = "" if both is None else _learned(both)
         lost: dict[tuple[Path, str], bool] = {}
         found: dict[tuple[Path, str], bool] = {}
-        # texts first: a number beside a text that is written, as in arguments, is written too
+        # texts first: if a text is written, so is a number beside it, as in arguments
         for path, (label, value) in sorted(leaves.items(), key=_is_no_text):
             of = (path[:2] if path[0] != TOOLS else path[:1], label)
             is_name, has_mark = path[-1] in NAMES, not _is_no_text((path, (label, value)))
@@ -82,7 +82,7 @@ class WrittenFields:
             lost[of] = lost.get(of, False) or not is_written
         for of, some in lost.items():
             self._all[of[1]] += 1
-            # of the descriptions of tools some parts may be left out
+            # templates may drop some parts of a tool's description
             self._lost[of[1]] += not found[of] if of[1] == TOOLS else some
 
     def _add_content(self, message: Message, written: Sequence[str]) -> None:
@@ -106,7 +106,7 @@ class WrittenFields:
         self, conversation: Conversation, path: Path, label: str, texts: Sequence[LearnedText],
         render_of: RenderOf, *, sure: bool,
     ) -> bool:  # fmt: skip
-        """Return True if the template writes the same without a field."""
+        """Return True if the template writes the same text without the field."""
         if sure and self._checked[label] >= CERTAIN:
             return True
         without = _texts(_without(conversation, path), render_of)
@@ -115,7 +115,7 @@ class WrittenFields:
         return is_unread
 
     def notices(self, split: str) -> list[str]:
-        """Return a line on what the template left out of a set, and forget the set."""
+        """Return notices on what the template dropped from a set, and reset the counts."""
         lost = [
             f"{label} ({self._lost[label]} of {count})"
             for label, count in self._all.items()
@@ -127,14 +127,14 @@ class WrittenFields:
         notices = []
         if masked:
             notices.append(
-                f"{split}: written by the chat template before the tokens that are learned, so not "
-                f"learned: {', '.join(masked)}"
+                f"{split}: written by the chat template before the target tokens, so they do not "
+                f"contribute to the loss: {', '.join(masked)}"
             )
         if not lost:
             return notices
         return [
             *notices,
-            f"{split}: NOT WRITTEN by the chat template, so nothing is learned of it: "
+            f"{split}: NOT WRITTEN by the chat template, so the model never reads it: "
             f"{', '.join(lost)}; use a tokenizer whose template writes it (tokenizer=DIR), or "
             "remove it from the data",
         ]
@@ -145,7 +145,7 @@ def _joined(texts: Sequence[LearnedText]) -> str:
 
 
 def _is_no_text(leaf: tuple[Path, tuple[str, Any]]) -> bool:
-    """Return True if a leaf cannot get a mark."""
+    """Return True if a leaf is not a text that a mark can be added to."""
     path, (_, value) = leaf
     return path[-1] in NAMES or not isinstance(value, str)
 
@@ -162,7 +162,7 @@ def _texts(conversation: Conversation, render_of: RenderOf) -> list[LearnedText]
 
 
 def _leaves(conversation: Conversation) -> Iterator[tuple[Path, tuple[str, Any]]]:
-    """Yield the place, the name and the value of each thing in further fields of messages."""
+    """Yield the place, the name and the value of each leaf in further fields of messages."""
     for number, message in enumerate(conversation.messages):
         for field, value in message.items():
             if field not in READ:
@@ -176,7 +176,7 @@ def _leaves(conversation: Conversation) -> Iterator[tuple[Path, tuple[str, Any]]
 def _within(value: Any, path: Path, name: str) -> Iterator[tuple[Path, str]]:
     if isinstance(value, dict) and value:
         for key, item in value.items():
-            # the arguments of a call have names of their own
+            # the arguments of a call have arbitrary names
             longer = name if name.endswith(".arguments") else f"{name}.{key}"
             yield from _within(item, (*path, key), longer)
     elif isinstance(value, list) and value:
@@ -206,7 +206,7 @@ def _marked(mark: str, text: Any) -> str:
 
 
 def _without(conversation: Conversation, path: Path) -> Conversation:
-    """Return a conversation without a message's field, or without a part of it."""
+    """Return a conversation without a field of a message, or without a part of the field."""
     if len(path) == 2 and path[0] != TOOLS:
         messages = [dict(message) for message in conversation.messages]
         del messages[path[0]][path[1]]
@@ -222,7 +222,7 @@ def _changed(conversation: Conversation, path: Path, change: Callable[[Any], Any
 
 
 def _replaced(value: Any, path: Path, change: Callable[[Any], Any]) -> Any:
-    """Return a copy of a value with something else at a place."""
+    """Return a copy of a value in which `change` has replaced the part at `path`."""
     if not path:
         return change(value)
     copied = list(value) if isinstance(value, list) else dict(value)

@@ -1,29 +1,29 @@
-"""Whole documents packed into samples. Standard library only."""
+"""Packing of whole documents into samples. Standard library only."""
 
 from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-OPEN_BINS = 256  # that may still get a document
+OPEN_BINS = 256  # bins that may still get a document
 
 Document = TypeVar("Document")
 
 
 class DocumentPacker(Generic[Document]):
-    """Puts whole documents into bins, each into the fullest one that has room for it.
+    """Packs whole documents into bins, each into the fullest bin that has room for it.
 
     Args:
-        size: tokens of a bin.
-        open_bins: of so many bins the fullest is closed.
+        size: capacity of a bin in tokens.
+        open_bins: maximum number of open bins; beyond that, the fullest bin is closed.
     """
 
     def __init__(self, size: int, open_bins: int = OPEN_BINS) -> None:
         self._size, self._open_bins = size, open_bins
-        self._rooms: list[int] = []  # ascending
+        self._rooms: list[int] = []  # free tokens of each bin, ascending
         self._bins: list[list[Document]] = []
 
     def add(self, document: Document, length: int) -> Iterator[list[Document]]:
-        """Add a document of so many tokens; yields a bin that is closed."""
+        """Add a document of `length` tokens and yield a bin that this closes."""
         place = bisect_left(self._rooms, length)
         filled, room = [document], self._size - length
         if place < len(self._rooms):
@@ -40,6 +40,6 @@ class DocumentPacker(Generic[Document]):
             yield self._bins.pop(0)
 
     def close(self) -> Iterator[list[Document]]:
-        """The bins that are left."""
+        """Yield the remaining bins."""
         yield from self._bins
         self._bins, self._rooms = [], []

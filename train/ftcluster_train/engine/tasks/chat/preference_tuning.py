@@ -1,4 +1,4 @@
-"""Preference tuning: a decoder learns which of two answers is the better one (DPO)."""
+"""Preference tuning: a decoder is trained to prefer the better of two answers (DPO)."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 class PreferenceTuningTask(DecoderTuningTask):
     """Direct preference optimization (Rafailov et al. 2023, equation 7).
 
-    The loss of a pair is -log sigmoid(beta * (c - r)), where c and r are by how much the chosen and
-    the rejected answer have become more likely than they were for the model that the training began
-    with. A sample has two documents: the conversation with the chosen answer, and that with the
-    rejected one. How likely they were is computed once, so that model is not kept.
+    The loss of a pair is -log sigmoid(beta * (c - r)). c and r are the log-probability ratios of
+    the chosen and the rejected answer between the trained model and the initial model. A sample has
+    two documents: the conversation with the chosen answer and the conversation with the rejected
+    answer. The initial log-probabilities are computed once, so the initial model is not kept.
     """
 
     name = "preference-tuning"
@@ -43,9 +43,9 @@ class PreferenceTuningTask(DecoderTuningTask):
     def __init__(self, recipe: Recipe, tokenizer: Any, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
         self.disables_dropout = self.options.disable_dropout
-        # by a sample's number: the logarithms of both answers' probabilities at the start
+        # log-probabilities of both answers under the initial model, by the number of the sample
         self._reference: dict[int, tuple[float, float]] = {}
-        self._written = 0  # samples of all sets
+        self._written = 0  # number of samples of all sets
 
     # data
 
@@ -55,7 +55,7 @@ class PreferenceTuningTask(DecoderTuningTask):
         writer = SampleWriter(folder, kinds)
         count = cut = same = 0
         answers = self.tokens_of(self._texts(rows, split))
-        for pair in zip(answers, answers, strict=True):  # each takes one of two
+        for pair in zip(answers, answers, strict=True):  # chosen and rejected alternate
             count += 1
             learned = [[target for target in targets if target < limit] for _, targets in pair]
             if not all(learned):
@@ -79,7 +79,7 @@ class PreferenceTuningTask(DecoderTuningTask):
         if same:
             notices.append(
                 f"{split}: {same} of {count} pairs have the same chosen and rejected answer as far "
-                "as the model reads them, so nothing is learned of them"
+                "as the model reads them, so they do not train it"
             )
         return notices
 
@@ -88,7 +88,7 @@ class PreferenceTuningTask(DecoderTuningTask):
         return [one._replace(label=label) for one, label in pair]
 
     def _texts(self, rows: Rows, split: str) -> Iterator[LearnedText]:
-        """Those of the chosen and of the rejected answer, by turns."""
+        """Yield the texts of the chosen and of the rejected answer, alternating."""
         columns = find_columns(rows, split, lambda names: preference_columns(self.options, names))
         template = self.options.chat_template
         pairs = read_rows(rows, split, lambda row: read_preference(row, columns, template))
@@ -99,7 +99,7 @@ class PreferenceTuningTask(DecoderTuningTask):
                 if len(texts) > 1:
                     raise TrainError(
                         f"{where}: the chat template writes a message of the "
-                        "answer in another way once others follow it",
+                        "answer differently once other messages follow it",
                         "use answers of one message",
                     )
                 yield texts[0]
@@ -107,7 +107,7 @@ class PreferenceTuningTask(DecoderTuningTask):
     # model
 
     def use_fused_loss(self, model: "PreTrainedModel") -> torch.Tensor | None:
-        self.head = find_head(model)  # label smoothing is of pairs here, not of tokens
+        self.head = find_head(model)  # here label smoothing applies to pairs, not to tokens
         return self.head
 
     def set_reference(self, samples: Samples, predictions: Sequence[Any]) -> None:
@@ -126,7 +126,7 @@ class PreferenceTuningTask(DecoderTuningTask):
         )
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The sum over the pairs."""
+        """Return the sum of the losses of the pairs."""
         gains = _log_probabilities(outputs, targets, self.head) - targets["reference"]
         loss = self._losses(gains[:, 0] - gains[:, 1]).sum()
         return loss + self.router_loss(outputs) * len(gains)
@@ -139,13 +139,13 @@ class PreferenceTuningTask(DecoderTuningTask):
         return (1 - self.smoothing) * preferred + self.smoothing * other
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """For each pair the logarithms of both answers' probabilities."""
+        """Return for each pair the log-probabilities of both answers."""
         targets = self.collate(samples).targets
         likely: list[Any] = _log_probabilities(outputs, targets, self.evaluation_head).tolist()
         return likely
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """The loss, how many answers are preferred as they should be, and by how much."""
+        """Return the loss, the share of correctly preferred answers, and the mean margin."""
         reference = torch.tensor([self._reference[sample["number"][0]] for sample in samples])
         gains = torch.tensor(predictions) - reference
         margins = gains[:, 0] - gains[:, 1]
@@ -159,9 +159,9 @@ class PreferenceTuningTask(DecoderTuningTask):
 def _log_probabilities(
     outputs: Any, targets: Mapping[str, torch.Tensor], head: torch.Tensor | None
 ) -> torch.Tensor:
-    """The logarithms of both answers' probabilities, shape (pairs, 2)."""
+    """Return the log-probabilities of both answers, shape (pairs, 2)."""
     logits, tokens = outputs.logits.flatten(0, 1)[targets["places"]], targets["tokens"]
-    if head is not None:  # these are hidden states
+    if head is not None:  # `logits` are hidden states
         losses = token_losses(logits, head, tokens, sums=sums_for(head))
     else:
         losses = cross_entropy(logits.float(), tokens, reduction="none")

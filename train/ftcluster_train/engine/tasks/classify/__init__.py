@@ -1,1 +1,1 @@
-"""Classes or a number of a text."""
+"""Text classification and regression."""

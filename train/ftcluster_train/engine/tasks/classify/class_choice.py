@@ -1,4 +1,4 @@
-"""The classes of a model by name, and which of them a row is given of their probabilities."""
+"""The choice of a row's classes from their probabilities, and class names in a model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,14 +12,14 @@ from ftcluster_train.engine.tasks.classify.metrics import FEWEST, HALF, best_thr
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-THRESHOLDS = "label_thresholds"  # in the configuration of a model: by the name of a class
+THRESHOLDS = "label_thresholds"  # field of a model's configuration: thresholds by class name
 
 
 class Thresholds:
-    """The probability from which each class is given, where a row may have several.
+    """The minimum probability at which each class is predicted, if a row may have several.
 
     Args:
-        trained: the configuration of a trained model, which may have them.
+        trained: configuration of a trained model, which may have thresholds.
     """
 
     def __init__(self, trained: PretrainedConfig | None) -> None:
@@ -28,11 +28,11 @@ class Thresholds:
     def choose(
         self, names: Sequence[str], rows: Sequence[Sequence[float]], labels: Sequence[Sequence[int]]
     ) -> None:
-        """Take those with which each class has the highest F1; one half for a class with few rows.
+        """Choose the threshold of each class that has the highest F1; 0.5 for a rare class.
 
         Args:
-            rows: of each row the probabilities of all classes.
-            labels: of each row the numbers of its classes.
+            rows: probabilities of all classes, for each row.
+            labels: numbers of the right classes, for each row.
         """
         self._by_name = {
             name: best_threshold(column, [number in label for label in labels])
@@ -44,24 +44,24 @@ class Thresholds:
         }
 
     def use(self, reports: Iterator[ClassReport]) -> None:
-        """Take those of an evaluation."""
+        """Use the thresholds of an evaluation."""
         for report in reports:
             limits = {one.name: one.threshold for one in report.classes}
             self._by_name = {name: at for name, at in limits.items() if at is not None}
 
     def of(self, names: Sequence[str]) -> list[float]:
-        """Those of classes, one half where none was chosen."""
+        """Return the thresholds of classes, 0.5 if none was chosen."""
         return [self._by_name.get(name, HALF) for name in names]
 
     def write(self, model: "PreTrainedModel", folder: Path) -> None:
-        """Write them, if there are some, into the configuration of a saved model."""
+        """Write the thresholds, if there are any, into the configuration of a saved model."""
         if self._by_name:
             setattr(model.config, THRESHOLDS, dict(self._by_name))
             model.config.save_pretrained(folder)
 
 
 def reports_of(classes: Mapping[str, Any]) -> Iterator[ClassReport]:
-    """The reports of an evaluation, see `Scores`."""
+    """Return the class reports of an evaluation, see `Scores`."""
     return map(read_report, classes.values())
 
 
@@ -69,14 +69,14 @@ def class_answer(
     names: Sequence[str], classes: Sequence[int], sure: float, row: Sequence[float], several: bool,
     every: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """What is written of a row: its class or classes by name, and how probable they are.
+    """Return the output for a row: its class or classes by name, and their probabilities.
 
     Args:
-        classes: the numbers of those that it is given.
-        sure: the probability of the likeliest one.
-        row: the probabilities of all classes, or nothing.
-        several: whether a row may have several.
-        every: whether all probabilities are written.
+        classes: numbers of the predicted classes.
+        sure: probability of the most likely class.
+        row: probabilities of all classes, or empty.
+        several: True if a row may have several classes.
+        every: True if the probabilities of all classes are written.
     """
     answer: dict[str, Any] = {
         "prediction": [names[number] for number in classes],

@@ -1,4 +1,4 @@
-"""Labels of classification data."""
+"""Labels of classification data: conversion to class numbers, and checks."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from ftcluster_common.tasks.classify import TextClassification
 from ftcluster_train.engine.tasks.classify.metrics import FEWEST, default_metrics
 from ftcluster_train.errors import TrainError
 
-MOST_DIGITS = 16  # of a number of a class
+MOST_DIGITS = 16  # maximum number of digits of a class number
 
 
 TRAINED = "the training data"
@@ -27,14 +27,14 @@ TRAINED = "the training data"
 
 @dataclass(frozen=True)
 class ClassLabels:
-    """How the labels of a column are read.
+    """The conversion of a column's labels to class numbers.
 
     Attributes:
-        numbers: the class of each label; empty where labels are the numbers of classes.
-        owner: whose classes these are, for messages.
-        columns: those of 0 and 1 that are named like a class each.
-        several: whether a row may have several classes.
-        aliases: the class of labels that are written in another way than the class's name.
+        numbers: class of each label; empty if labels are the numbers of classes.
+        owner: owner of the classes, for messages.
+        columns: columns of 0 and 1, each named like a class.
+        several: True if a row may have several classes.
+        aliases: class of each label whose spelling differs from the class's name.
     """
 
     numbers: Mapping[str, int]
@@ -45,11 +45,11 @@ class ClassLabels:
 
     @property
     def names(self) -> list[str]:
-        """The labels by their class."""
+        """Return the labels in the order of their classes."""
         return sorted(self.numbers, key=self.numbers.__getitem__)
 
     def of(self, cells: Sequence[Any], where: str) -> list[int]:
-        """The classes of a row, from its cells in the columns of labels.
+        """Return the classes of a row, from its cells in the label columns.
 
         Raises:
             TrainError: see `read`.
@@ -63,15 +63,16 @@ class ClassLabels:
         return sorted({self.read(label, where) for label in labels})
 
     def read(self, label: Any, where: str) -> int:
-        """The class of a label.
+        """Return the class of a label.
 
         Raises:
-            TrainError: it has none, or one that is not known.
+            TrainError: the label is missing or unknown.
         """
         word = as_word(label)
         if not self.numbers:
             number = WHOLE.fullmatch(word) and len(word) < MOST_DIGITS
-            trains = self.owner == TRAINED  # a trained model predicts what it predicts
+            # any other owner is a trained model, whose outputs are fixed
+            trains = self.owner == TRAINED
             hint = "for other numbers: regression=true" if trains else ""
             return read_class(int(float(word)) if number else label, where, hint)
         if word in self.aliases:
@@ -83,10 +84,10 @@ class ClassLabels:
 
 
 def number_labels(words: Sequence[str]) -> dict[str, int]:
-    """The class of each label, which is its name; none where -1 is one: not labelled.
+    """Return the class of each label name; none if -1 is a label, which means "not labelled".
 
     Args:
-        words: as `find_labels` returns them.
+        words: labels, as `find_labels` returns them.
 
     >>> number_labels(["0", "1"]), number_labels(["01", "1"]), number_labels(["-1", "0"])
     ({'0': 0, '1': 1}, {'01': 0, '1': 1}, {})
@@ -101,13 +102,13 @@ def labels_of_model(
     columns: Sequence[str] = (),
     several: bool = False,
 ) -> ClassLabels:
-    """Return how labels are read for a trained model: by its classes' names, or as their numbers.
+    """Return how a trained model reads the labels: by its class names, or as class numbers.
 
-    They are numbers only if the model's classes have names that are not numbers. Names may differ
-    in case, see `match_names`. Further arguments are those of ClassLabels.
+    Labels are numbers only if no class of the model has a number as its name. Names may differ
+    in case, see `match_names`. Further arguments are fields of ClassLabels.
 
     Raises:
-        TrainError: the model has no class of that name; has both lists.
+        TrainError: the model has no class of that name. The message has both lists.
 
     >>> labels_of_model(["0", "1"], {"bad": 0, "good": 1}, "m").numbers
     {}
@@ -122,13 +123,13 @@ def labels_of_model(
         return ClassLabels({}, model, columns, several)
     wanted = sorted(words)
     matched = match_model(wanted, known)
-    if not columns:  # a column that no row has is no class of the data
+    if not columns:  # a column without any positive row is no class of the data
         check_known(wanted, matched, known, model)
     return ClassLabels(known, model, columns, several, matched)
 
 
 def match_model(words: Sequence[str], known: Mapping[str, int]) -> dict[str, int]:
-    """Return the numbers of a model's classes by the data's names of them."""
+    """Return the numbers of a model's classes, by the names that the data use for them."""
     names = list(known)
     pairs = zip(words, match_names(words, names), strict=True)
     return {word: known[names[place]] for word, place in pairs if place is not None}
@@ -137,12 +138,12 @@ def match_model(words: Sequence[str], known: Mapping[str, int]) -> dict[str, int
 def check_known(
     words: Sequence[str], matched: Mapping[str, int], known: Mapping[str, int], model: str
 ) -> None:
-    """Raise a TrainError with both lists if classes of the data are not among the model's."""
+    """Raise a TrainError with both lists if the model lacks a class of the data."""
     if unknown := [word for word in words if word not in matched]:
         names = sorted(known, key=known.__getitem__)
         raise TrainError(
             f"the data have the classes {few(unknown)}, and {model} has {few(names)}",
-            "name the classes in the data as the model does",
+            "use the model's class names in the data",
         )
 
 
@@ -150,14 +151,14 @@ def labels_of_named(
     names: Sequence[str], used: Collection[str], known: Mapping[str, int], model: str,
     several: bool,
 ) -> ClassLabels:  # fmt: skip
-    """Return how class numbers that the data have names for are read for a trained model.
+    """Return how a trained model reads class numbers that the data have names for.
 
     Args:
-        names: the data's names of their classes, by number.
-        used: the numbers that rows have, as texts.
+        names: names of the data's classes, by number.
+        used: class numbers that occur in rows, as texts.
 
     Raises:
-        TrainError: a class that rows have is none of the model's; has both lists.
+        TrainError: the model lacks a class that occurs in rows. The message has both lists.
     """
     if not {*names} <= known.keys() and len(names) == len(known) and are_unnamed([*known]):
         return ClassLabels({}, model, several=several)
@@ -171,16 +172,16 @@ def labels_of_named(
 def weights_of_classes(
     wanted: str | Mapping[str, Any], counts: Sequence[int], names: Sequence[str]
 ) -> list[float]:
-    """What each class counts in the loss.
+    """Return the weight of each class in the loss.
 
-    Balanced is scikit-learn's: rows / (classes * rows of the class).
+    Balanced weights are scikit-learn's: rows / (classes * rows of the class).
 
     Args:
-        wanted: `balanced`, or a weight for some of the names.
-        counts: rows of each class; one without rows counts 1.
+        wanted: `balanced`, or weights of some classes by name.
+        counts: number of rows of each class; a class without rows gets the weight 1.
 
     Raises:
-        TrainError: a name is that of no class.
+        TrainError: no class has one of the names.
 
     >>> weights_of_classes("balanced", [3, 1], ["a", "b"])
     [0.6666666666666666, 2.0]
@@ -194,7 +195,7 @@ def weights_of_classes(
 
 
 def read_class(label: Any, where: str, hint: str = "") -> int:
-    """The class number of a row.
+    """Return the class number of a row.
 
     Raises:
         TrainError: it is not a class number; -1 means "not labelled" in many test sets.
@@ -212,7 +213,7 @@ def read_number(label: Any, where: str) -> float:
     """Return the label of a row in a regression.
 
     Raises:
-        TrainError: it is not a number.
+        TrainError: the label is not a number.
     """
     number = as_number(label)
     if number is None:
@@ -228,31 +229,31 @@ def check_metrics(
     trains: bool,
     own_metrics: Sequence[str] = (),
 ) -> None:
-    """Make sure that the metrics of a recipe can be measured of these classes.
+    """Check that the metrics of a recipe apply to these classes.
 
     Args:
         own_metrics: names of the user's own metrics.
 
     Raises:
-        TrainError: they cannot.
+        TrainError: a metric does not apply.
     """
     metrics = options.metrics or default_metrics(len(names), several)
     if several and (wrong := {"f1", "matthews"} & {*metrics}):
         raise TrainError(
-            f"{', '.join(sorted(wrong))} cannot be measured where a row has several classes",
-            "use others: metrics=[f1_micro,f1_macro]",
+            f"{', '.join(sorted(wrong))} cannot be measured if a row may have several classes",
+            "use other metrics: metrics=[f1_micro,f1_macro]",
         )
     if len(names) > 2 and "f1" in metrics:
         raise TrainError(
-            f"the metric f1 is of one of two classes, the data have {len(names)}",
-            "use others: metrics=[accuracy,f1_macro,f1_weighted]",
+            f"the metric f1 needs exactly two classes, the data have {len(names)}",
+            "use other metrics: metrics=[accuracy,f1_macro,f1_weighted]",
         )
     best = (recipe.training.metric_for_best_model or "").removeprefix("eval_")
     measured = (*metrics, *own_metrics, "loss")
     if trains and best and len(options.validation_splits) == 1 and best not in measured:
         raise TrainError(
-            f"metric_for_best_model is {best}, and of {len(names)} classes are measured: "
-            f"{', '.join(metrics)}",
+            f"metric_for_best_model is {best}, which is not among the metrics for {len(names)} "
+            f"classes: {', '.join(metrics)}",
             f"measure it: metrics=[{','.join((*metrics, best))}]",
         )
 
@@ -261,14 +262,14 @@ def check_classes(
     recipe: Recipe, options: TextClassification, classes: Mapping[str, Mapping[int, int]],
     names: Sequence[str], several: bool,
 ) -> list[str]:  # fmt: skip
-    """Make sure that the classes of a training can be learned; returns notices.
+    """Check that a model can be trained for these classes, and return notices.
 
     Args:
-        options: those of the recipe with what the data say.
-        classes: the rows of each class, by the set.
+        options: options of the recipe, completed from the data.
+        classes: number of rows of each class, for each set.
 
     Raises:
-        TrainError: they cannot.
+        TrainError: a model cannot be trained for these classes.
     """
     train, columns = classes[TRAIN], options.label_columns
     if several:
@@ -282,13 +283,14 @@ def check_classes(
         said = [f"{TRAIN}: no row has the class {', '.join(unknown)}"] if unknown else []
         if columns != getattr(recipe.options, "label_columns", ()):
             said.append(
-                f"no column has the class, so these of 0 and 1 are one each: {few(columns)}"
+                f"no column has the classes, so each of these columns of 0 and 1 is a class: "
+                f"{few(columns)}"
             )
         best = (recipe.training.metric_for_best_model or "").rpartition("_")[2]
         sets = sorted(
             (name for name in classes if name != TRAIN), key=lambda name: not name.endswith(best)
         )
-        for split in sets[:1]:  # the set that thresholds are chosen on, see `evaluate`
+        for split in sets[:1]:  # thresholds are chosen on this set, see `evaluate`
             in_set = classes[split]
             rare = [name for number, name in enumerate(names) if in_set.get(number, 0) < FEWEST]
             if rare:
@@ -305,10 +307,10 @@ def check_classes(
         )
     for name, found in classes.items():
         if unknown := [names[number] for number in sorted(found.keys() - train.keys())]:
-            raise TrainError(f"{name} has classes that {TRAIN} does not have: {', '.join(unknown)}")
+            raise TrainError(f"{name} has classes that {TRAIN} lacks: {', '.join(unknown)}")
     if not options.class_weights:
         return []
     counts = [train.get(number, 0) for number in range(len(names))]
     weights = weights_of_classes(options.class_weights, counts, names)
     shown = few([f"{n} {w:.4g}" for n, w in zip(names, weights, strict=True)])
-    return [f"class weights: {shown}; the loss of evaluations has none"]
+    return [f"class weights: {shown}; evaluations compute the loss without weights"]

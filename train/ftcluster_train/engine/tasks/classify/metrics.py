@@ -1,6 +1,6 @@
-"""Metrics of classes and numbers, as in GLUE.
+"""Metrics of classification and regression, as in GLUE.
 
-Tests compare them with values of scikit-learn and scipy.
+Tests compare them with scikit-learn and scipy.
 """
 
 import math
@@ -12,16 +12,16 @@ from ftcluster_common.protocol.class_report import ClassReport
 from ftcluster_train.engine.metrics import pearson, spearman
 
 HALF = 0.5
-FEWEST = 10  # rows of a class; a threshold that fewer of them decide is an accident
+FEWEST = 10  # minimum rows of a class for a threshold that is more than chance
 
 
 def accuracy(predictions: Sequence[int], labels: Sequence[int]) -> float:
-    """The share of correct predictions."""
+    """Return the share of correct predictions."""
     return sum(p == y for p, y in zip(predictions, labels, strict=True)) / len(labels)
 
 
 def matthews(predictions: Sequence[int], labels: Sequence[int]) -> float:
-    """Matthews' correlation coefficient for any number of classes; 0 if undefined.
+    """Return Matthews' correlation coefficient for any number of classes; 0 if undefined.
 
     With c correct predictions of s samples, and p_k predictions and t_k labels of class k:
     (c s - sum p_k t_k) / sqrt((s^2 - sum p_k^2) (s^2 - sum t_k^2)). Source: Gorodkin 2004,
@@ -37,7 +37,7 @@ def matthews(predictions: Sequence[int], labels: Sequence[int]) -> float:
 
 
 METRICS: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
-    "accuracy": accuracy,  # type: ignore[dict-item] # of classes, which are whole numbers
+    "accuracy": accuracy,  # type: ignore[dict-item] # class numbers are integers
     "matthews": matthews,  # type: ignore[dict-item]
     "pearson": pearson,
     "spearman": spearman,
@@ -45,11 +45,11 @@ METRICS: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
 
 
 def default_metrics(classes: int, several: bool = False) -> tuple[str, ...]:
-    """The metrics of a recipe that names none.
+    """Return the default metrics of a recipe.
 
     Args:
         classes: number of classes; 0 for a regression.
-        several: whether a row may have several.
+        several: True if a row may have several classes.
     """
     if several:
         return ("f1_micro", "f1_macro")
@@ -64,11 +64,11 @@ def measure(
     labels: Sequence[Any],
     report: ClassReport | None = None,
 ) -> dict[str, float]:
-    """Each named metric over all samples.
+    """Return each named metric over all samples.
 
     Args:
-        predictions: classes, sets of classes, or numbers; so are labels.
-        report: of the classes, which has their F1.
+        predictions: classes, sets of classes, or numbers; labels are of the same type.
+        report: class report that has the F1 scores, or None.
     """
     known = f1_scores(report) if report else {}
     return {
@@ -77,7 +77,7 @@ def measure(
 
 
 def f1_scores(report: ClassReport) -> dict[str, float]:
-    """F1 by the names of scikit-learn's scorers; `f1` is that of the positive class."""
+    """Return F1 scores by scikit-learn's scorer names; `f1` is the positive class's score."""
     scores = {f"f1_{name}": f1 for name, (_, _, f1) in report.averages.items()}
     if report.positive:
         scores["f1"] = report.classes[1].f1
@@ -87,10 +87,10 @@ def f1_scores(report: ClassReport) -> dict[str, float]:
 
 
 def best_threshold(probabilities: Sequence[float], labels: Sequence[bool]) -> float:
-    """The probability from which a class has the highest F1 where it is predicted.
+    """Return the probability threshold that gives a class the highest F1.
 
-    It is between two that occur; of equally good ones that nearest to one half; one half for a
-    class without rows.
+    The threshold lies between two probabilities that occur. Among equally good thresholds it is
+    the nearest to 0.5, and for a class without rows it is 0.5.
 
     >>> best_threshold([0.9, 0.4, 0.2], [True, True, False])
     0.30000000000000004

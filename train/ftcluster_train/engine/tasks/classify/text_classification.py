@@ -1,4 +1,4 @@
-"""Classification of one text or two, with one class or several a row, or regression."""
+"""Classification of single texts or pairs, with one or several classes a row, or regression."""
 
 import math
 from collections import Counter
@@ -51,10 +51,10 @@ MULTI_LABEL = "multi_label_classification"  # transformers' problem_type
 
 @register
 class TextClassificationTask(Task):
-    """Cross entropy over classes, binary cross entropy of each of several, or squared error.
+    """Cross entropy over classes, binary cross entropy for several classes, or squared error.
 
     Attributes:
-        several: whether a row may have several classes, or none.
+        several: True if a row may have several classes, or none.
     """
 
     name = "text-classification"
@@ -98,7 +98,7 @@ class TextClassificationTask(Task):
             writer = SampleWriter(folder / split, kinds)
             cut, classes[split] = self._encode_split(rows, split, texts, labels, limit, writer)
             if split in whole and (left_out := getattr(whole[split], "left_out", 0)):
-                notices.append(f"{split}: {left_out} rows without text or class are left out")
+                notices.append(f"{split}: {left_out} rows without text or class are skipped")
             labelled_by = self.options.label_columns
             read_as: dict[str, Any] = {"text_columns": texts, "label_columns": labelled_by}
             if not labelled_by and self._label:
@@ -117,7 +117,7 @@ class TextClassificationTask(Task):
         return [*notices, *drawn]
 
     def _check_trained(self) -> None:
-        """Make sure that the model that is used predicts what the recipe says."""
+        """Check that the outputs of the trained model match the recipe."""
         number = getattr(self.trained, "num_labels", 0) == 1 and not self.several
         if self.trained and number != self.options.regression:
             right = str(not self.options.regression).lower()
@@ -126,10 +126,10 @@ class TextClassificationTask(Task):
             )
 
     def _labels(self, rows: Rows, names: list[str]) -> ClassLabels:
-        """How the labels are read; by the classes of the model that is evaluated, if there is.
+        """Return how labels are read; with a trained model, by its classes.
 
         Args:
-            names: of the classes, where the data have them.
+            names: names of the classes, if the data have them.
         """
         if self.options.regression or self.purpose == PREDICT:
             return ClassLabels({})
@@ -162,7 +162,7 @@ class TextClassificationTask(Task):
     def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
         if self.options.regression or self.several:
             return super().draw_validation(rows, percent, seed)
-        drawn = draw_rows([*self._values(rows)], percent, seed)  # of each class the same share
+        drawn = draw_rows([*self._values(rows)], percent, seed)  # the same share of each class
         return drawn, f"{len(drawn)} rows"
 
     def _values(self, rows: Rows) -> Iterator[Any]:
@@ -183,7 +183,7 @@ class TextClassificationTask(Task):
         self, rows: Rows, split: str, texts: Sequence[str], labels: ClassLabels, limit: int,
         writer: SampleWriter,
     ) -> tuple[int, Counter[int]]:  # fmt: skip
-        """Write one split; returns the number of truncated samples, and the rows of each class."""
+        """Write one split and return the number of truncated samples and the rows of each class."""
         kinds, cut, classes = self.reader.token_kinds(), 0, Counter[int]()
         for batch in column_batches(rows, (*texts, *self._label), split):
             for name in texts:
@@ -194,7 +194,7 @@ class TextClassificationTask(Task):
             cut += too_long
             for i in range(len(batch[texts[0]])):
                 cells = [batch[name][i] for name in self._label]
-                answer: Sequence[float] = [0]  # of a row to predict
+                answer: Sequence[float] = [0]  # placeholder for a row to predict
                 if cells:
                     number = self.options.regression
                     answer = [read_number(cells[0], split)] if number else labels.of(cells, split)
@@ -214,14 +214,14 @@ class TextClassificationTask(Task):
         return [Document(sample["input_ids"], (), ", ".join(classes) or "(none)", classes)]
 
     def _names(self, samples: Samples) -> list[str]:
-        """The classes by their numbers."""
+        """Return the classes by their numbers."""
         if self.trained:
             return names_of_model(self.trained)
         names = [*samples.about.get("names", ())]
         return names or [f"LABEL_{number}" for number in range(samples.about["classes"])]
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:
-        # the classes' names come from the data, not from the pretrained model
+        # the class names come from the data, not from the pretrained model
         if self.options.regression:
             return {**numbered(["LABEL_0"]), "problem_type": "regression"}
         self.several = train_set.about.get("several", False)
@@ -230,7 +230,7 @@ class TextClassificationTask(Task):
         return {**numbered(self._names(train_set)), "problem_type": kind}
 
     def weights(self, samples: Samples) -> list[float] | None:
-        """Of each sample that of its class; `loss` has them from then on."""
+        """Return the weight of each sample's class; from then on `loss` uses the weights."""
         if self.options.class_weights is None:
             return None
         labels = [sample["label"][0] for sample in samples]
@@ -249,9 +249,9 @@ class TextClassificationTask(Task):
         return self._losses(outputs.logits, targets["labels"], smoothing, self._weights).sum()
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """For each sample its loss, its number or likeliest class, and how probable that is.
+        """Return for each sample its loss, its number or most likely class, and that probability.
 
-        Then the probabilities of all classes, where they are needed; there may be a thousand.
+        The probabilities of all classes follow only if they are needed; there may be a thousand.
         """
         logits = outputs.logits.float()
         losses = self._losses(logits, self._targets(samples)).tolist()
@@ -266,7 +266,7 @@ class TextClassificationTask(Task):
         return list(zip(losses, likeliest.tolist(), sure.tolist(), rows, strict=True))
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """The recipe's metrics, and the mean loss."""
+        """Return the recipe's metrics and the mean loss."""
         losses, found, _, _ = zip(*predictions, strict=True)
         labels: list[Any] = [sample["label"] for sample in samples]
         report, metrics = self.class_report(predictions, samples), self.options.metrics
@@ -280,7 +280,7 @@ class TextClassificationTask(Task):
     def compared(
         self, predictions: Sequence[Any], samples: Samples
     ) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Return numbers, or names of classes: one of each row, or a list of them."""
+        """Return for each row a number, the name of a class, or a list of class names."""
         labels = [sample["label"] for sample in samples]
         if self.options.regression:
             return [value for _, value, *_ in predictions], [label for [label] in labels]
@@ -319,18 +319,18 @@ class TextClassificationTask(Task):
             self._thresholds.use(reports_of(classes))
 
     def write_files(self, model: "PreTrainedModel", folder: Path) -> None:
-        """Write the thresholds of several classes into the model's configuration."""
+        """Write the thresholds of the classes into the model's configuration."""
         self._thresholds.write(model, folder)
 
     def _classes(self, predictions: Sequence[Any], samples: Samples) -> list[list[int]]:
-        """The classes that are predicted: the likeliest, or all from their thresholds on."""
+        """Return the predicted classes: the most likely class, or all above their threshold."""
         if not self.several:
             return [[likeliest] for _, likeliest, *_ in predictions]
         limits = self._thresholds.of(self._names(samples))
         return [[n for n, p in enumerate(row) if p >= limits[n]] for *_, row in predictions]
 
     def answers(self, predictions: Sequence[Any], samples: Samples) -> list[dict[str, Any]]:
-        """The number; or the class or classes by name, and how probable they are."""
+        """Return the number, or the predicted classes by name with their probabilities."""
         if self.options.regression:
             return [{"prediction": value} for _, value, *_ in predictions]
         names, every = self._names(samples), self.options.all_probabilities
@@ -353,11 +353,11 @@ class TextClassificationTask(Task):
         self, logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0,
         weights: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """The loss of each sample, in fp32."""
+        """Return the loss of each sample, in fp32."""
         logits = logits.float()
         if self.options.regression:
             return mse_loss(logits.squeeze(-1), labels, reduction="none")
-        if self.several:  # as transformers', a mean over the classes
+        if self.several:  # the mean over the classes, as in transformers
             losses = binary_cross_entropy_with_logits(logits, labels, reduction="none")
             return losses.mean(dim=-1)
         return cross_entropy(logits, labels, weights, reduction="none", label_smoothing=smoothing)

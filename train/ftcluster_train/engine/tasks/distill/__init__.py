@@ -1,1 +1,1 @@
-"""A classifier that learns from a larger one."""
+"""Distillation of a classifier from a larger classifier."""

@@ -1,4 +1,4 @@
-"""Distillation: a classifier learns what another one, its teacher, says of each text."""
+"""Distillation: a classifier is trained on the outputs of another classifier, its teacher."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 UNLABELLED = -1
-# several classes, which do not compete; one output is a number
+# problem types that have no distribution over classes
 OTHERS = ("multi_label_classification", "regression")
 PROBES = ("The dog bit the man.", "It wasn't so: \u00fcber 3.5 % of 1,000 are naive!")
 
@@ -55,10 +55,10 @@ class TextDistillationTask(Task):
     """alpha * T^2 * KL(teacher || student) at the temperature T + (1 - alpha) * cross entropy.
 
     The teacher's logits are computed once, before the first step. Rows without a label have no
-    cross entropy.
+    cross entropy term.
 
     Attributes:
-        names: the teacher's classes, which become the student's.
+        names: classes of the teacher, which the student takes over.
     """
 
     name = "text-distillation"
@@ -69,8 +69,8 @@ class TextDistillationTask(Task):
     def __init__(self, recipe: Recipe, *others: Any) -> None:
         super().__init__(recipe, *others)
         self.names: list[str] = []
-        self._logits: dict[int, Sequence[float]] = {}  # the teacher's, by a sample's number
-        self._written = 0  # samples of all sets
+        self._logits: dict[int, Sequence[float]] = {}  # the teacher's, by the sample's number
+        self._written = 0  # number of samples of all sets
         mine = self.options
         options = TextClassification(
             mine.text_columns, mine.label_column, max_length=mine.max_length
@@ -78,10 +78,10 @@ class TextDistillationTask(Task):
         self.used_as = replace(
             recipe, name="classify", task="text-classification", options=options, teacher=None
         )
-        self._by_number = False  # whether labels are the numbers of the teacher's classes
-        # the tokenizer of both with the most columns: DistilBERT's does not tell two texts apart
+        self._by_number = False  # True if labels are the numbers of the teacher's classes
+        # the tokenizer that has more columns: DistilBERT's does not distinguish two texts
         self._widest_tokenizer = self.tokenizer
-        self._longest: int | None = None  # tokens that the teacher takes
+        self._longest: int | None = None  # maximum number of tokens that the teacher takes
 
     # the teacher
 
@@ -89,10 +89,10 @@ class TextDistillationTask(Task):
         return {"classes": self.names}
 
     def look_at_teacher(self, folder: Path) -> None:
-        """Find the classes of the teacher.
+        """Read the classes of the teacher.
 
         Raises:
-            TrainError: it is no classifier with one class a text, or reads other tokens.
+            TrainError: the teacher is no single-label classifier, or reads other tokens.
         """
         name, tokenizer = self.recipe.teacher, load_tokenizer(str(folder))
         config = load_config(self._of_teacher(folder), str(folder), tokenizer)
@@ -101,16 +101,16 @@ class TextDistillationTask(Task):
             raise TrainError(
                 f"the teacher {name} has {config.num_labels} outputs"
                 + (f" of {kind}" if kind else "")
-                + ", and what is learned are the probabilities of classes",
-                "use a classifier, such as the model of a run of classify",
+                + ", but distillation needs the probabilities of classes",
+                "use a classifier, such as the model of a classify run",
             )
         mine, other = (
             [one.get_vocab(), one(*PROBES)["input_ids"]] for one in (self.tokenizer, tokenizer)
         )
         if mine != other:
             raise TrainError(
-                f"the tokenizer of the teacher {name} is another one than that of "
-                f"{self.recipe.model}, and both read the same tokens",
+                f"the teacher {name} has another tokenizer than {self.recipe.model}, but both must "
+                "read the same tokens",
                 "use a student of the teacher's kind, such as distilbert-base-uncased for BERT",
             )
         self._widest_tokenizer = max(
@@ -120,7 +120,7 @@ class TextDistillationTask(Task):
         self.names = [str(config.id2label[number]) for number in range(config.num_labels)]
 
     def load_teacher(self, folder: Path) -> None:
-        """Load it, and take its hash into what its logits are kept by."""
+        """Load the teacher, and add its hash to the key of its logits."""
         self.look_at_teacher(folder)
         recipe = self._of_teacher(folder)
         config = load_config(recipe, str(folder), self.tokenizer)
@@ -186,7 +186,7 @@ class TextDistillationTask(Task):
         notices = self.truncated(split, cut, limit)
         if unlabelled:
             which = f"{unlabelled} of {len(writer)} rows have no label"
-            notices.append(f"{split}: {which}, and are learned from the teacher alone")
+            notices.append(f"{split}: {which}, and are trained on the teacher's outputs alone")
         if self._by_number:
             classes = ", ".join(f"{n} is {name}" for n, name in enumerate(self.names[:8]))
             notices.append(f"{split}: labels are the numbers of the teacher's classes: {classes}")
@@ -195,7 +195,7 @@ class TextDistillationTask(Task):
     def _rows_of(
         self, rows: Rows, split: str, texts: Sequence[str], label: str
     ) -> Iterator[tuple[list[str], str]]:
-        """The texts of each row, and its label or ""."""
+        """Yield the texts of each row, and its label or ""."""
         names = class_names(rows, label) if label else []
 
         def read(row: Mapping[str, Any]) -> tuple[list[str], str]:
@@ -206,10 +206,10 @@ class TextDistillationTask(Task):
         return (found for _, found in read_rows(rows, split, read))
 
     def _labels(self, rows: Rows, label: str) -> ClassLabels:
-        """How labels are read: by the names of the teacher's classes, or as their numbers.
+        """Return how labels are read: by the names of the teacher's classes, or as their numbers.
 
         Raises:
-            TrainError: they are others.
+            TrainError: the labels do not match the teacher's classes.
         """
         found = {word for _, word in self._rows_of(rows, "", (), label) if word}
         known = {name: number for number, name in enumerate(self.names)}
@@ -218,7 +218,7 @@ class TextDistillationTask(Task):
         except TrainError as error:
             raise TrainError(
                 f"column {label}: {error.message}",
-                "name them as the teacher does, or learn from it alone: leave the column out",
+                "use the teacher's names, or remove the column to train on its outputs alone",
             ) from error
         self._by_number = bool(found) and not labels.numbers
         return labels
@@ -234,7 +234,7 @@ class TextDistillationTask(Task):
     # a batch
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        none = [0.0] * len(self.names)  # of samples that a saved model is compared with
+        none = [0.0] * len(self.names)  # for samples that only compare a saved model
         teacher = [self._logits.get(sample["number"][0], none) for sample in samples]
         labels = torch.tensor([sample["label"][0] for sample in samples])
         inputs = self.reader.pad(samples, self.tokenizer.padding_side)
@@ -246,7 +246,7 @@ class TextDistillationTask(Task):
     def _losses(
         self, logits: torch.Tensor, targets: Mapping[str, torch.Tensor], smoothing: float = 0.0
     ) -> torch.Tensor:
-        """The loss of each sample."""
+        """Return the loss of each sample."""
         alpha, temperature = self.options.alpha, self.options.temperature
         student, teacher = (log_softmax(x / temperature, -1) for x in (logits, targets["teacher"]))
         soft = kl_div(student, teacher, log_target=True, reduction="none").sum(-1)
@@ -257,7 +257,7 @@ class TextDistillationTask(Task):
         return alpha * temperature**2 * soft + (1 - alpha) * hard
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """For each sample its loss, its class, and the teacher's."""
+        """Return for each sample its loss, its class, and the teacher's class."""
         targets, logits = self.collate(samples).targets, outputs.logits.float()
         columns = (self._losses(logits, targets), logits.argmax(-1), targets["teacher"].argmax(-1))
         return list(zip(*(column.tolist() for column in columns), strict=True))
@@ -272,7 +272,7 @@ class TextDistillationTask(Task):
         return scores
 
     def class_report(self, predictions: Sequence[Any], samples: Samples) -> ClassReport | None:
-        """Of the rows that have a label."""
+        """Return the report for the rows that have a label."""
         pairs = [
             (mine, sample["label"][0])
             for (_, mine, _), sample in zip(predictions, samples, strict=True)

@@ -1,1 +1,1 @@
-"""Embeddings of texts."""
+"""Training of text embeddings."""

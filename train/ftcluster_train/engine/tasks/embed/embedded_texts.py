@@ -1,4 +1,4 @@
-"""Reads the texts, scores and tokens of rows from which embeddings are trained."""
+"""Reading of texts, scores and tokens from the rows that train embeddings."""
 
 import hashlib
 from collections.abc import Iterator
@@ -27,13 +27,13 @@ def pair_columns(rows: Rows, options: SentenceSimilarity, split: str) -> SearchC
     """Return the columns that have queries and texts.
 
     Raises:
-        TrainError: there are none.
+        TrainError: the rows have no such columns.
     """
     return find_columns(rows, split, lambda names: search_columns(options, names))
 
 
 def texts_of(rows: Rows, options: SentenceSimilarity, split: str) -> Iterator[str]:
-    """Yield the text of each row to predict, or to learn the teacher's embedding of.
+    """Yield the text of each row to predict, or to distill the teacher's embedding for.
 
     Raises:
         TrainError: a row has no text.
@@ -55,15 +55,15 @@ def texts_in(row: Sample) -> Iterator[list[int]]:
 
 
 def number_of_text(text: str) -> int:
-    """Return a number of 63 bits that is the same for equal texts on all hosts."""
+    """Return a number of 63 bits, which is the same for equal texts on all hosts."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def close_set(writer: SampleWriter, split: str, cut: int, **about: Any) -> int:
-    """Close the samples of a set; return `cut`.
+    """Close the samples of a set and return `cut`.
 
     Raises:
-        TrainError: there are none.
+        TrainError: the set has no samples.
     """
     if not len(writer):
         raise TrainError(f"the data have no samples in {split}")

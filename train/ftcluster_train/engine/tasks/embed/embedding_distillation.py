@@ -1,4 +1,4 @@
-"""Distillation of embeddings: a small model learns those of a larger one, its teacher."""
+"""Distillation of embeddings: a small model is trained to give the embeddings of its teacher."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -41,15 +41,15 @@ from ftcluster_train.patching.kernel_mode import KernelMode
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-HINT = "use a model of sentence-transformers, or of a run of embed"
+HINT = "use a model of sentence-transformers, or of an embed run"
 
 
 @register
 class EmbeddingDistillationTask(EmbeddingTask):
     """The mean squared difference to the teacher's embedding of each text, or 1 - their cosine.
 
-    The teacher's embeddings are computed once, before the first step, from its own tokens. Where
-    they have more numbers than the student's, it learns their principal components, as in
+    The teacher's embeddings are computed once, before the first step, from its own tokens. If they
+    have more elements than the student's, their principal components are the target, as in
     sentence-transformers' example model_distillation.py.
     """
 
@@ -63,17 +63,17 @@ class EmbeddingDistillationTask(EmbeddingTask):
         super().__init__(recipe, *others)
         options = replace(self.options, loss="auto")
         self.used_as = replace(recipe, name="embed", options=options, teacher=None)
-        self._vectors: dict[int, torch.Tensor] = {}  # the teacher's, by a sample's number
+        self._vectors: dict[int, torch.Tensor] = {}  # the teacher's, by the sample's number
         self._components: torch.Tensor | None = None  # shape (student's width, teacher's width)
-        self._written = 0  # samples of all sets
+        self._written = 0  # number of samples of all sets
 
     # the teacher
 
     def look_at_teacher(self, folder: Path) -> None:
-        """Find out how the teacher makes embeddings.
+        """Read how the teacher makes embeddings.
 
         Raises:
-            TrainError: it is no model of sentence-transformers, or one that is not known here.
+            TrainError: it is no model of sentence-transformers, or of an unsupported kind.
         """
         name, tokenizer = self.recipe.teacher, load_tokenizer(str(folder))
         config = load_config(self._of_teacher(), str(folder), tokenizer)
@@ -83,11 +83,11 @@ class EmbeddingDistillationTask(EmbeddingTask):
             raise TrainError(f"the teacher {name}: {error}", HINT) from None
         if modules is None:
             raise TrainError(
-                f"the teacher {name} has no {MODULES}, which says how it makes embeddings", HINT
+                f"the teacher {name} has no {MODULES}, which defines how it makes embeddings", HINT
             )
         if config.is_encoder_decoder or (modules.prompt and not modules.pools_prompt):
             what = "has a decoder" if config.is_encoder_decoder else "does not pool its prompt"
-            raise TrainError(f"the teacher {name} {what}, which is not known here", HINT)
+            raise TrainError(f"the teacher {name} {what}, which is not supported", HINT)
         given = read_json(folder / LENGTH) if (folder / LENGTH).is_file() else {}
         limit = given.get("max_seq_length") if isinstance(given, dict) else None
         limits = filter(None, (limit, longest_input(config, tokenizer)))
@@ -97,7 +97,7 @@ class EmbeddingDistillationTask(EmbeddingTask):
         self._teacher_width = int(config.hidden_size)
 
     def load_teacher(self, folder: Path) -> None:
-        """Load it, and take its hash into what its embeddings are kept by."""
+        """Load the teacher, and add its hash to the key of its embeddings."""
         self.look_at_teacher(folder)
         config = load_config(self._of_teacher(), str(folder), self._teacher_reader.tokenizer)
         model = load_model(AutoModel, self._of_teacher(), str(folder), config)
@@ -122,10 +122,10 @@ class EmbeddingDistillationTask(EmbeddingTask):
     def set_reference(self, samples: Samples, predictions: Sequence[Any]) -> str:
         vectors, said = decoded(predictions), ""
         if self._teacher_width > self.width:
-            if self._components is None:  # of the training set, which comes first
+            if self._components is None:  # the first set is the training set
                 self._components, kept = principal_components(vectors, self.width)
                 said = (
-                    f"the teacher's embeddings have {self._teacher_width} numbers: learned are "
+                    f"the teacher's embeddings have {self._teacher_width} elements: the target is "
                     f"their {self.width} principal components, {kept:.1%} of their variance"
                 )
             vectors = vectors @ self._components.T
@@ -136,24 +136,24 @@ class EmbeddingDistillationTask(EmbeddingTask):
     # data
 
     def look_at_model(self, folder: Path) -> None:
-        modules = self.modules_of(folder)  # each text is read as `encode` reads it
+        modules = self.modules_of(folder)  # so that each text is tokenized as `encode` does it
         self.prompts = Prompts(modules.prompt, "", modules.pools_prompt)
 
     def check_model(self, model: "PreTrainedModel") -> None:
         super().check_model(model)
         plain, normalize = self.modules_of(Path(model.name_or_path)), self.options.normalize
-        if normalize == "auto":  # what the student is to be equal to
+        if normalize == "auto":  # depends on the target of the student
             normalize = self._teacher.normalize and self._teacher_width == self.width
         self.modules = replace(plain, pooling=self.modules.pooling, normalize=normalize)
         if self._teacher_width < self.width:
             raise TrainError(
-                f"embeddings of {self.recipe.model} have {self.width} numbers, more than the "
+                f"embeddings of {self.recipe.model} have {self.width} elements, more than the "
                 f"{self._teacher_width} of the teacher {self.recipe.teacher}",
                 "use a student that is not wider than its teacher",
             )
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
-        """Write one sample for each text, also of those that several rows have."""
+        """Write one sample for each distinct text."""
         theirs = {"teacher_ids": token_kind(len(self._teacher_reader.tokenizer))}
         writer = SampleWriter(folder, {**self.token_columns(), **theirs, "number": "q"})
         texts = iter(dict.fromkeys(texts_of(rows, self.options, split)))
@@ -192,7 +192,7 @@ class EmbeddingDistillationTask(EmbeddingTask):
     def _losses(
         self, outputs: Any, targets: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss of each text, and the cosine of both embeddings."""
+        """Return the loss of each text, and the cosine between the two embeddings."""
         student = _output(outputs.last_hidden_state, targets["tokens"], self.modules)
         teacher = targets["teacher"]
         cosines = functional.cosine_similarity(student, teacher, dim=-1)
@@ -201,7 +201,7 @@ class EmbeddingDistillationTask(EmbeddingTask):
         return 1 - cosines, cosines
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """For each text its loss, and the cosine of both embeddings."""
+        """Return for each text its loss, and the cosine between the two embeddings."""
         losses, cosines = self._losses(outputs, self.collate(samples).targets)
         return list(zip(losses.tolist(), cosines.tolist(), strict=True))
 
@@ -211,18 +211,18 @@ class EmbeddingDistillationTask(EmbeddingTask):
 
 
 def _output(hidden: torch.Tensor, tokens: torch.Tensor, modules: SentenceModules) -> torch.Tensor:
-    """The embeddings as sentence-transformers' modules make them, in fp32."""
+    """Return the embeddings as sentence-transformers' modules make them, in fp32."""
     vectors = pooled(hidden, tokens, modules.pooling)
     return functional.normalize(vectors, dim=-1) if modules.normalize else vectors
 
 
 def principal_components(vectors: torch.Tensor, count: int) -> tuple[torch.Tensor, float]:
-    """Those with the largest variance, as rows, and which share of it they have.
+    """Return the principal components of largest variance, as rows, and their share of it.
 
-    Rank 0's are those of all ranks: two kinds of CPUs may turn them in other directions.
+    All ranks use rank 0's components, because other CPUs may find them in other directions.
 
     Raises:
-        TrainError: there are fewer vectors.
+        TrainError: there are fewer vectors than components.
     """
     if len(vectors) < count:
         raise TrainError(

@@ -1,4 +1,4 @@
-"""The base of both tasks that train embeddings: prompts, pooling and the files of the model."""
+"""The base class of the tasks that train embeddings: prompts, pooling and model files."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 
 def learns_from_teacher(recipe: Recipe, purpose: Purpose) -> bool:
-    """Return True if a recipe trains a model to give the embeddings of its teacher."""
+    """Return True if a recipe trains a model to reproduce its teacher's embeddings."""
     return bool(recipe.teacher) and purpose == "train"
 
 
 class EmbeddingTask(Task):
-    """Training of a model that gives texts embeddings, in the format of sentence-transformers.
+    """Training of a model that embeds texts, in the format of sentence-transformers.
 
     Attributes:
-        prompts: the text before each query and before each other text.
-        modules: the pooling and normalization after the transformer, as the saved model has them.
+        prompts: texts before each query and before each other text.
+        modules: pooling and normalization after the transformer, as in the saved model.
     """
 
     name = "sentence-similarity"
@@ -52,11 +52,11 @@ class EmbeddingTask(Task):
     options: SentenceSimilarity
     prompts = Prompts()
     modules = SentenceModules("mean", normalize=True)
-    _prompted = 0  # texts that begin with their prompt
+    _prompted = 0  # number of texts that already begin with their prompt
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._tokens_of: dict[str, int] = {}  # of the prompts that are not pooled
+        self._tokens_of: dict[str, int] = {}  # number of tokens of each prompt that is not pooled
 
     def sample_settings(self) -> dict[str, Any]:
         return {"prompts": self.prompts}
@@ -65,11 +65,11 @@ class EmbeddingTask(Task):
         query, text, pooled = self.prompts
         used = {"query": query} if self.purpose == PREDICT else {"query": query, "text": text}
         written = [f"{prompt!r} before each {kind}" for kind, prompt in used.items() if prompt]
-        apart = "" if pooled else ", whose tokens embeddings are not made of"
+        apart = "" if pooled else ", whose tokens are not pooled"
         notices = [f"prompts: {', '.join(written)}{apart}"] if written else []
         if self._prompted:
             notices.append(
-                f"{self._prompted} texts begin with their prompt already, and get another"
+                f"{self._prompted} texts already begin with their prompt, and get another one"
             )
         return [*super().notices(), *notices]
 
@@ -86,13 +86,13 @@ class EmbeddingTask(Task):
         )
 
     def modules_of(self, folder: Path) -> SentenceModules:
-        """Return the modules of a model's folder, without the settings of the recipe."""
+        """Return the modules in a model's folder, without the settings of the recipe."""
         try:
             return (read_modules(folder) if folder.is_absolute() else None) or self.modules
         except DataError as error:
             if self.options.pooling == "auto" or self.options.normalize == "auto":
                 raise TrainError(
-                    str(error), "train another way: pooling=mean normalize=true"
+                    str(error), "set the modules in the recipe: pooling=mean normalize=true"
                 ) from None
             return self.modules
 
@@ -100,7 +100,7 @@ class EmbeddingTask(Task):
         if model.config.is_encoder_decoder:
             raise TrainError(
                 f"{self.recipe.model} is a {model.config.model_type} model, which has a decoder "
-                "beside its encoder",
+                "in addition to its encoder",
                 "use an encoder, such as microsoft/mpnet-base",
             )
         folder = Path(model.name_or_path)
@@ -109,7 +109,7 @@ class EmbeddingTask(Task):
         named = {QUERY: self.prompts.query, DOCUMENTS[0]: self.prompts.text}
         if self.options.query_prompt is not None or self.options.text_prompt is not None:
             modules = replace(modules, prompts=named, default_prompt=None)
-        elif any(named.values()):  # both by name, as the model is trained, whatever has no name
+        elif any(named.values()):  # both get names, because the model is trained with them
             modules = replace(modules, prompts={**modules.prompts, **named})
         pooling, normalize = self.options.pooling, self.options.normalize
         self.modules = replace(
@@ -122,16 +122,16 @@ class EmbeddingTask(Task):
         if dims and max(dims) != self.width:
             raise TrainError(
                 f"matryoshka_dims are {', '.join(map(str, dims))}, and embeddings of "
-                f"{self.recipe.model} have {self.width} numbers",
-                f"the largest is all of them, or these are not trained: {self.width}",
+                f"{self.recipe.model} have {self.width} elements",
+                f"make the largest dimension the whole width: {self.width}",
             )
-        # no embedding depends on it, and the exchange of gradients would wait for its own
+        # no embedding depends on the pooler, and the exchange of gradients would wait for it
         pooler = getattr(model, "pooler", None)
         if isinstance(pooler, torch.nn.Module):
             pooler.requires_grad_(False)
 
     def with_prompts(self, rows: Iterable[list[str]]) -> Iterator[list[PromptedText]]:
-        """Yield rows of a query and other texts, each text behind its prompt."""
+        """Yield rows of a query and other texts, each text with its prompt."""
         query, text, _ = self.prompts
         for first, *others in rows:
             self._prompted += bool(query) and first.startswith(query)
@@ -139,12 +139,12 @@ class EmbeddingTask(Task):
             yield [PromptedText(query, first), *(PromptedText(text, other) for other in others)]
 
     def token_columns(self) -> dict[str, str]:
-        """Return the type code of each column that a sample of one text has."""
+        """Return the type code of each column of a sample with one text."""
         skipped = {} if self.prompts.pooled else {"skipped": "i"}
         return {"input_ids": token_kind(len(self.tokenizer)), **skipped}
 
     def skipped_tokens(self, texts: Iterable[PromptedText], limit: int) -> dict[str, list[int]]:
-        """Return how many tokens of each text are not pooled, as sentence-transformers does."""
+        """Return how many tokens of each text are not pooled, as in sentence-transformers."""
         if self.prompts.pooled:
             return {}
         for prompt in self.prompts[:2]:
@@ -177,5 +177,5 @@ class EmbeddingTask(Task):
 
     def saved_problems(self, folder: Path) -> list[str]:
         saved = read_modules(folder)
-        trained = f"its files say {saved}, it was trained with {self.modules}"
+        trained = f"its files have {saved}, but it was trained with {self.modules}"
         return [] if saved == self.modules else [trained]

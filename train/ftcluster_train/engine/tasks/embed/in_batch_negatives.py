@@ -1,4 +1,4 @@
-"""The contrastive loss of a batch, whose texts are negatives of each other's queries."""
+"""The contrastive loss of a batch in which each text is a negative of the other queries."""
 
 import math
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ from ftcluster_train.comm.gather_rows import count_rows, gather_rows
 from ftcluster_train.comm.traffic import Traffic
 from ftcluster_train.engine.data.token_samples import Sample
 
-QUERY, POSITIVE, NEGATIVE = range(3)  # what a text is
+QUERY, POSITIVE, NEGATIVE = range(3)  # kinds of texts
 
 
 class BatchTexts(NamedTuple):
     """The texts of all ranks' rows of a batch, in the order of ranks and rows.
 
     Attributes:
-        numbers: shape (texts,), int64, the same for equal texts.
-        kinds: shape (texts,), QUERY, POSITIVE or NEGATIVE; each row has one query and then one
+        numbers: numbers of the texts, shape (texts,), int64; equal texts have equal numbers.
+        kinds: QUERY, POSITIVE or NEGATIVE, shape (texts,); each row has one query and then one
             positive.
-        rows: those of this rank.
-        counts: texts, by rank.
-        labels: shape (rows of all ranks,), fp64: the score of each pair, NaN where it has none.
+        rows: range of this rank's rows.
+        counts: number of texts of each rank.
+        labels: score of each pair, NaN if it has none, shape (rows of all ranks,), fp64.
     """
 
     numbers: torch.Tensor
@@ -35,7 +35,7 @@ class BatchTexts(NamedTuple):
 
 
 def gather_texts(rows: Sequence[Sample], traffic: Traffic) -> BatchTexts:
-    """The texts of a batch, from this rank's rows of it; every rank calls it."""
+    """Return the texts of a batch, given this rank's rows of it; every rank calls it."""
     pairs = [
         (text, min(place, NEGATIVE)) for row in rows for place, text in enumerate(row["texts"])
     ]
@@ -53,17 +53,17 @@ def gather_texts(rows: Sequence[Sample], traffic: Traffic) -> BatchTexts:
 def ranking_loss(
     embeddings: torch.Tensor, texts: BatchTexts, scale: float, symmetric: bool
 ) -> torch.Tensor:
-    """The cross entropy of finding each query's text among all texts of a batch, a sum.
+    """Return the summed cross entropy of finding each query's text among all texts of a batch.
 
     The loss of sentence-transformers' MultipleNegativesRankingLoss, with scaled cosines as scores
     (van den Oord et al. 2018, Representation Learning with Contrastive Predictive Coding). A text
-    is no negative of a query that is equal to it, nor of one that it belongs to in another row: it
-    is left out there. So a batch may have a text several times.
+    is no negative for a query that is equal to it, or that it belongs to in another row: it is
+    masked there. So a text may occur several times in a batch.
 
     Args:
-        embeddings: of all texts, of length 1, shape (texts, width).
-        texts: their `rows` are those whose losses are summed.
-        symmetric: whether the loss is the mean of that and of finding each text's query.
+        embeddings: embeddings of all texts, normalized to length 1, shape (texts, width).
+        texts: texts of the batch; the losses of `texts.rows` are summed.
+        symmetric: True for the mean of this loss and the loss of finding each text's query.
     """
     own = texts.rows
     is_query, is_positive = texts.kinds == QUERY, texts.kinds == POSITIVE
@@ -85,7 +85,7 @@ def ranking_loss(
 def _cross_entropy(
     left: torch.Tensor, right: torch.Tensor, left_out: torch.Tensor, own: slice, scale: float
 ) -> torch.Tensor:
-    """The sum over finding row i of `right`, with i from the start of `own`, by row of `left`."""
+    """Return the summed loss of matching row i of `left` to row `own.start` + i of `right`."""
     wanted = torch.arange(own.start, own.stop)
     scores = scale * left @ right.T
     left_out[torch.arange(len(wanted)), wanted] = False

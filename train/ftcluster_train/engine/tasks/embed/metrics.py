@@ -1,4 +1,4 @@
-"""Metrics of a search for texts, with MTEB's names."""
+"""Retrieval metrics, with MTEB's names."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -9,14 +9,15 @@ from ftcluster_train.engine.metrics import DEPTH, gain_at
 def retrieval_metrics(
     retrieved: Sequence[Sequence[int]], relevant: Sequence[Collection[int]]
 ) -> dict[str, float]:
-    """Means over the queries; a text is relevant or not.
+    """Return means over the queries, with binary relevance.
 
-    nDCG is DCG divided by that of the best order, with DCG the sum of 1 / log2(rank + 1) over the
-    relevant texts (Järvelin and Kekäläinen 2002, Cumulated Gain-Based Evaluation of IR Techniques).
+    nDCG is DCG divided by the DCG of the best order. DCG is the sum of 1 / log2(rank + 1) over
+    the relevant texts (Järvelin and Kekäläinen 2002, Cumulated Gain-Based Evaluation of IR
+    Techniques).
 
     Args:
-        retrieved: for each query the numbers of texts, the best one first.
-        relevant: for each query the numbers of all texts that belong to it.
+        retrieved: numbers of the retrieved texts for each query, best text first.
+        relevant: numbers of all relevant texts for each query.
 
     >>> retrieval_metrics([[3, 1]], [{1}])["mrr_at_10"]
     0.5
@@ -38,7 +39,7 @@ def retrieval_metrics(
 def recall(
     retrieved: Sequence[Sequence[int]], relevant: Sequence[Collection[int]], depth: int
 ) -> float:
-    """The mean share of a query's texts that are among the first `depth`."""
+    """Return the mean share of a query's texts that are among the first `depth`."""
     pairs = zip(retrieved, relevant, strict=True)
     shares = [len({*texts[:depth]} & {*wanted}) / len(wanted) for texts, wanted in pairs]
     return math.fsum(shares) / len(shares)

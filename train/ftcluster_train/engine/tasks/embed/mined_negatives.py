@@ -1,4 +1,4 @@
-"""Hard negatives: texts of other rows that the model, before it is trained, takes for an answer."""
+"""Hard negatives: texts of other rows that the untrained model ranks as likely answers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +20,8 @@ from ftcluster_train.io.rank_status import report
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-AT_ONCE = 256  # queries that are compared with all texts
-TextPlace = tuple[int, int]  # the number of a row, and of a text in it
+AT_ONCE = 256  # number of queries that are compared with all texts at once
+TextPlace = tuple[int, int]  # number of a row, and index of a text in it
 
 
 def hard_negatives(
@@ -31,16 +31,16 @@ def hard_negatives(
     options: SentenceSimilarity,
     most_belonging: int,
 ) -> list[list[int]]:
-    """The numbers of the documents nearest to each query that are far enough from belonging to it.
+    """Return the numbers of the documents that are near to each query but do not belong to it.
 
     The rules and their order are those of sentence-transformers' mine_hard_negatives with its
-    strategy top. The margins are from the least similar text that belongs to a query (de Souza et
-    al. 2024, NV-Retriever: TopK-PercPos is the relative one).
+    strategy top. Margins are measured from the least similar text that belongs to a query (de
+    Souza et al. 2024, NV-Retriever: TopK-PercPos is the relative margin).
 
     Args:
-        queries: of length 1, shape (queries, width), as documents.
-        belonging: by query, the documents that belong to it, which are never taken.
-        most_belonging: of any query of all ranks.
+        queries: embeddings of length 1, shape (queries, width), like documents.
+        belonging: documents that belong to each query, which are never taken.
+        most_belonging: maximum number of documents that belong to a query, over all ranks.
     """
     last = options.range_max or _last_rank(options, most_belonging)
     found: list[list[int]] = []
@@ -65,17 +65,17 @@ def hard_negatives(
 
 
 def _last_rank(options: SentenceSimilarity, most_belonging: int) -> int:
-    """How many candidates of a query are looked at, where range_max does not say it."""
+    """Return the number of candidates of each query if range_max is not set."""
     limits = (options.absolute_margin, options.relative_margin, options.max_score)
     several = 10 if any(limit is not None for limit in limits) else 1
     return options.range_min + options.hard_negatives * several + most_belonging
 
 
 class MinedRows(Samples):
-    """Rows with further negatives, which are texts of other rows.
+    """Rows with added negatives, which are texts of other rows.
 
     Args:
-        mined: by row, where its negatives are.
+        mined: places of each row's negatives.
     """
 
     def __init__(self, rows: Samples, mined: Sequence[Sequence[TextPlace]]) -> None:
@@ -89,7 +89,7 @@ class MinedRows(Samples):
         return row
 
     def lengths(self, column: str) -> list[int]:
-        """As of `Samples`."""
+        """Return the number of tokens of each row, see `Samples.lengths`."""
         if column != "input_ids":
             raise NotImplementedError(column)
         lengths = [row["lengths"] for row in map(self._rows.__getitem__, range(self._count))]
@@ -100,7 +100,7 @@ class MinedRows(Samples):
 
 
 def _text(row: Sample, place: int) -> Sample:
-    """A text of a row, as a row of it alone."""
+    """Return a text of a row as a row of its own."""
     one = {name: row[name][place : place + 1] for name in ("lengths", "texts")}
     if "skipped" in row:
         one["skipped"] = row["skipped"][place : place + 1]
@@ -129,13 +129,13 @@ def with_hard_negatives(
     task: Task, model: "PreTrainedModel", rows: Samples, world: World, bf16: bool,
     log: ProgressLog,
 ) -> Samples:  # fmt: skip
-    """The rows of a training set with the negatives that the model finds; the same on every rank.
+    """Return the rows of a training set with mined negatives, the same on every rank.
 
-    Candidates are all texts of the set that are no query.
+    Candidates are all texts of the set that are not queries.
     """
     report(0, "evaluating")
     wanted, most_given = task.options.hard_negatives, 0
-    queries: dict[int, TextPlace] = {}  # by the number of the text
+    queries: dict[int, TextPlace] = {}  # by the number of the query's text
     documents: dict[int, TextPlace] = {}
     belonging: dict[int, dict[int, None]] = {}
     for number in range(len(rows)):
@@ -148,7 +148,7 @@ def with_hard_negatives(
     log.write("phase", doing=f"mining {wanted} negatives for each of {len(queries)} queries")
     both: Any = _Texts(rows, [*queries.values(), *documents.values()])
     embeddings = functional.normalize(decoded(predict(task, model, both, world, bf16)), dim=-1)
-    # as many more as a row may have itself, which would count twice
+    # a row may already have some of them as negatives; request that many more
     options = replace(task.options, hard_negatives=wanted + most_given)
     found = _mined(embeddings, list(queries), list(documents), belonging, options, world)
     texts, places = list(documents), list(documents.values())
@@ -156,7 +156,7 @@ def with_hard_negatives(
     few = sum(len(one) < wanted for one in found.values())
     log.notice(
         f"hard negatives: {count} were mined for {len(queries)} queries; {few} queries have fewer "
-        f"than {wanted}, as other texts are too near to those that belong to them"
+        f"than {wanted}, because other texts are too similar to the texts that belong to them"
     )
     mined = []
     for number in range(len(rows)):
@@ -169,7 +169,7 @@ def _mined(
     embeddings: torch.Tensor, queries: Sequence[int], documents: Sequence[int],
     belonging: Mapping[int, Mapping[int, None]], options: SentenceSimilarity, world: World,
 ) -> dict[int, list[int]]:  # fmt: skip
-    """The numbers of each query's negatives among the documents, each rank for some queries."""
+    """Return the numbers of each query's negatives; each rank computes some queries."""
     number = {text: n for n, text in enumerate(documents)}
     own = slice(world.rank, len(queries), world.size)
     right = [[number[text] for text in belonging[query]] for query in queries[own]]

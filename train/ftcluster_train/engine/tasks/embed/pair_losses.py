@@ -1,4 +1,4 @@
-"""Losses of pairs with scores, each over all pairs of a batch, and how well they are ordered."""
+"""Losses over all pairs of a batch that have scores, and the correlation of their order."""
 
 import torch
 from torch.nn import functional
@@ -10,14 +10,14 @@ from ftcluster_train.engine.tasks.embed.in_batch_negatives import POSITIVE, QUER
 def score_loss(
     embeddings: torch.Tensor, texts: BatchTexts, loss: str, scale: float
 ) -> torch.Tensor:
-    """This rank's part of the loss of a batch of pairs, times the batch's pairs.
+    """Return this rank's part of the loss of a batch of pairs, times the batch's pairs.
 
     Args:
-        embeddings: of all texts, of length 1, shape (texts, width).
+        embeddings: embeddings of all texts, of length 1, shape (texts, width).
         texts: a query and a positive in each row; `labels` are the scores.
         loss: cosent, angle or cosine, as CoSENTLoss, AnglELoss and CosineSimilarityLoss of
             sentence-transformers.
-        scale: of the differences, except of cosine.
+        scale: factor of the differences; cosine does not use it.
     """
     left, right = (embeddings[texts.kinds == kind] for kind in (QUERY, POSITIVE))
     own = texts.rows
@@ -25,17 +25,17 @@ def score_loss(
         labels = texts.labels[own].float()
         return functional.mse_loss((left[own] * right[own]).sum(1), labels, reduction="sum")
     similarity = angle_similarity(left, right) if loss == "angle" else (left * right).sum(1)
-    # it is one number of the whole batch: each rank has the share of its rows
+    # the loss is one value for the whole batch: each rank takes the share of its rows
     return cosent_loss(scale * similarity, texts.labels) * (own.stop - own.start)
 
 
 def cosent_loss(similarities: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """log(1 + the sum of exp(s_i - s_j) over all pairs i, j whose labels are l_i < l_j).
+    """Return log(1 + the sum of exp(s_i - s_j) over all pairs i, j with labels l_i < l_j).
 
     Source: Su 2022, CoSENT (https://kexue.fm/archives/8847).
 
     Args:
-        similarities: scaled, shape (pairs,).
+        similarities: scaled similarities, shape (pairs,).
     """
     wrong = similarities[:, None] - similarities[None, :]
     wrong = wrong.masked_fill(labels[:, None] >= labels[None, :], -torch.inf)
@@ -43,14 +43,14 @@ def cosent_loss(similarities: torch.Tensor, labels: torch.Tensor) -> torch.Tenso
 
 
 def angle_similarity(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """|Re + Im| of the product of two complex vectors, one of them conjugated.
+    """Return |Re + Im| of the product of two complex vectors, one of them conjugated.
 
-    The first half of a vector's numbers are the real parts, the second half the imaginary ones, of
-    an odd number the last of them 0. Source: Li and Li 2024, AnglE-optimized Text Embeddings, as in
-    their program, whose absolute value the paper does not have.
+    The first half of a vector's elements are the real parts and the second half the imaginary
+    parts; with an odd width the last imaginary part is 0. Source: Li and Li 2024, AnglE-optimized
+    Text Embeddings, as in their program, whose absolute value is missing in the paper.
 
     Args:
-        left: of length 1, shape (pairs, width), as right.
+        left: embeddings of length 1, shape (pairs, width), like right.
     """
     odd = left.shape[1] % 2
     (a, b), (c, d) = (functional.pad(one, (0, odd)).chunk(2, dim=1) for one in (left, right))
@@ -58,6 +58,6 @@ def angle_similarity(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def correlations(left: torch.Tensor, right: torch.Tensor, labels: list[float]) -> dict[str, float]:
-    """How the cosines of pairs correlate with their labels; texts of length 1."""
+    """Return the correlation of cosines with labels, for pairs of embeddings of length 1."""
     cosines = (left * right).sum(1).tolist()
     return {"spearman": spearman(cosines, labels), "pearson": pearson(cosines, labels)}

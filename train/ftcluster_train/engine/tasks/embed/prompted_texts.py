@@ -1,4 +1,4 @@
-"""Texts behind their prompts, and sets of them that are searched. Standard library only."""
+"""Texts with their prompts, and sets of texts to search. Standard library only."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ class Prompts(NamedTuple):
     """The texts that are written before each query and before each other text.
 
     Attributes:
-        pooled: whether embeddings are also made of the prompts' tokens.
+        pooled: True if pooling includes the tokens of the prompts.
     """
 
     query: str = ""
@@ -18,7 +18,7 @@ class Prompts(NamedTuple):
 
 
 class PromptedText(NamedTuple):
-    """A text, and what is written before it."""
+    """A text, and the prompt that is written before it."""
 
     prompt: str
     text: str
@@ -29,13 +29,13 @@ class PromptedText(NamedTuple):
 
 @dataclass(frozen=True)
 class Search:
-    """What a validation set has: texts, and which of them belong to which queries.
+    """The search problem of a validation set: texts, and the queries that they belong to.
 
     Attributes:
-        texts: each once; a text that is a query and a document is there twice where the prompts of
-            these differ.
-        belonging: by the number of a query, those of its texts.
-        documents: the numbers of all texts that may be found.
+        texts: distinct texts; a text that is both a query and a document occurs twice if the two
+            prompts differ.
+        belonging: numbers of the texts that belong to each query, by the query's number.
+        documents: numbers of all texts that may be found.
     """
 
     texts: list[PromptedText]
@@ -44,7 +44,7 @@ class Search:
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[PromptedText]]) -> "Search":
-        """Read rows of texts, each with a query and the text that belongs to it first."""
+        """Read rows of texts, each with a query first, then the text that belongs to it."""
         numbers: dict[PromptedText, int] = {}
         belonging: dict[int, dict[int, None]] = {}
         documents: dict[int, None] = {}
@@ -58,7 +58,7 @@ class Search:
 
     @property
     def about(self) -> dict[str, Any]:
-        """For the samples' folder; `same`: for each query the document that is its text, or -1."""
+        """Return data for the samples' folder; `same` is a query's equal document, or -1."""
         by_text = {self.texts[number].text: number for number in self.documents}
         return {
             "queries": list(self.belonging),

@@ -1,4 +1,4 @@
-"""Embeddings of texts: those of a query and the text that belongs to it are alike."""
+"""Training of embeddings in which a query is similar to the text that belongs to it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from ftcluster_train.engine.progress import ProgressLog
 
 RECALLS = (10, 100)
-SCORED = 1024  # queries that are compared with all texts at once
-DIGITS = 8  # of a number of an embedding that is predicted, behind the point
+SCORED = 1024  # number of queries that are compared with all texts at once
+DIGITS = 8  # decimals of the elements of a predicted embedding
 
 
 @register
@@ -60,7 +60,7 @@ class SentenceSimilarityTask(EmbeddingTask):
     """
 
     compares_batch = True
-    # a batch has random rows: rows of one length are often about the same text, so not negatives
+    # batches need random rows: rows of equal length often share a topic, so are no good negatives
     group_by_length = False
 
     @classmethod
@@ -76,7 +76,7 @@ class SentenceSimilarityTask(EmbeddingTask):
         if self.options.loss != self.recipe.options.loss and self.options.loss in SCORE_LOSSES:  # type: ignore[attr-defined]
             [label] = self.uses["label"]
             notices.append(
-                f"column {label} has scores, so pairs are learned by them: loss={self.options.loss}"
+                f"column {label} has scores, so pairs are trained on them: loss={self.options.loss}"
             )
         return notices
 
@@ -166,16 +166,16 @@ class SentenceSimilarityTask(EmbeddingTask):
         return gather_texts(samples, traffic)
 
     def vectors(self, samples: Sequence[Sample], forward: Forward) -> torch.Tensor:
-        """Return the embeddings of rows' texts, of length 1, shape (texts, width)."""
+        """Return the embeddings of the rows' texts, of length 1, shape (texts, width)."""
         groups, places = self.group_texts(samples)
         pooled_texts = [self.pool(*forward(group)) for group in groups]
         return functional.normalize(torch.cat(pooled_texts), dim=-1)[places]
 
     def group_texts(self, rows: Sequence[Sample]) -> tuple[list[list[Sample]], torch.Tensor]:
-        """The texts of rows, of about the same length in each group.
+        """Return the texts of rows in groups of similar length.
 
         Returns:
-            The groups, and the place of each text in all groups one after the other.
+            The groups, and the position of each text in the concatenated groups.
         """
         texts = [ids for row in rows for ids in texts_in(row)]
         groups = length_groups(list(map(len, texts)))
@@ -190,7 +190,7 @@ class SentenceSimilarityTask(EmbeddingTask):
         options = self.options
         weights = options.matryoshka_weights or [1.0] * len(options.matryoshka_dims)
         by_width = dict(zip(options.matryoshka_dims, weights, strict=True)) or {self.width: 1.0}
-        # auto has been found where the data were read
+        # the loss `auto` was replaced when the data were read
         loss = options.loss if options.loss in SCORE_LOSSES else "cosent"
         scored = not batch.labels.isnan().any()
         total = torch.zeros(())
@@ -204,25 +204,26 @@ class SentenceSimilarityTask(EmbeddingTask):
         return total
 
     def pool(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """One vector for each text, in fp32.
+        """Return one vector for each text, in fp32.
 
         Args:
-            targets: `tokens` of shape (texts, length), 0 for padding and for what is not pooled.
+            targets: `tokens`, shape (texts, length), 0 for padding and for tokens that are not
+                pooled.
         """
         return pooled(outputs.last_hidden_state, targets["tokens"], self.modules.pooling)
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """The embedding of each text, as base64 of its fp32 numbers."""
+        """Return the embedding of each text, as base64 of its fp32 elements."""
         embeddings = self.pool(outputs, self.collate(samples).targets)
         if self.modules.normalize:
             embeddings = functional.normalize(embeddings, dim=-1)
         return encoded(embeddings)
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """How well the queries find their texts among all texts of the set, by the cosine.
+        """Return how well queries find their texts among all texts of the set, by cosine.
 
-        Or how well cosines and scores of pairs correlate. Where the first numbers of embeddings are
-        trained as well, names have how many: ndcg_at_10_dim_64.
+        For scored pairs, return the correlation of cosines with scores. Shortened embeddings
+        (matryoshka_dims) add their width to the metrics' names: ndcg_at_10_dim_64.
         """
         embeddings, about = decoded(predictions), samples.about
         whole = embeddings.shape[1]
@@ -248,7 +249,7 @@ class SentenceSimilarityTask(EmbeddingTask):
         return constant_notice(cosines, about["labels"])
 
     def answers(self, predictions: Sequence[Any], _samples: Samples) -> list[dict[str, Any]]:
-        """The embedding of each row's text, as a list of numbers."""
+        """Return the embedding of each row's text, as a list of numbers."""
         return [
             {"prediction": [round(number, DIGITS) for number in numbers]}
             for numbers in decoded(predictions).tolist()
@@ -256,20 +257,20 @@ class SentenceSimilarityTask(EmbeddingTask):
 
 
 def _first(embeddings: torch.Tensor, width: int, whole: bool = False) -> torch.Tensor:
-    """The first numbers of embeddings, as embeddings of length 1; `whole`: all may not be so."""
+    """Return the first `width` elements, normalized; `whole`: normalize full embeddings too."""
     if width == embeddings.shape[1] and not whole:
         return embeddings
     return functional.normalize(embeddings[:, :width], dim=-1)
 
 
 def search(embeddings: torch.Tensor, about: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of queries that look for their texts; `about` is `Search.about`."""
+    """Return the metrics of queries that search for their texts, see `Search.about`."""
     documents = torch.tensor(about["documents"])
     retrieved: list[list[int]] = []
     for queries in torch.tensor(about["queries"]).split(SCORED):
         scores = embeddings[queries] @ embeddings[documents].T
         retrieved += documents[scores.topk(min(RECALLS[-1] + 1, len(documents))).indices].tolist()
-    # a query may be one of the texts itself
+    # a query may itself be one of the texts
     others = [
         [text for text in texts if text != same]
         for same, texts in zip(about["same"], retrieved, strict=True)

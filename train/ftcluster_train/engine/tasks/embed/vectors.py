@@ -1,4 +1,4 @@
-"""Embeddings of texts: made of a model's hidden states, written and read as predictions."""
+"""Embeddings: pooling of a model's hidden states, and their format as predictions."""
 
 import base64
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ import torch
 
 
 def pooled(hidden: torch.Tensor, tokens: torch.Tensor, pooling: str) -> torch.Tensor:
-    """One vector for each text, in fp32.
+    """Return one vector for each text, in fp32.
 
     Args:
-        hidden: shape (texts, length, width).
-        tokens: shape (texts, length), 0 for what is not pooled.
+        hidden: hidden states, shape (texts, length, width).
+        tokens: mask, shape (texts, length), 0 for tokens that are not pooled.
         pooling: mean or cls.
     """
     hidden = hidden.float()
@@ -23,11 +23,11 @@ def pooled(hidden: torch.Tensor, tokens: torch.Tensor, pooling: str) -> torch.Te
 
 
 def encoded(embeddings: torch.Tensor) -> list[str]:
-    """Each embedding as base64 of its fp32 numbers."""
+    """Return each embedding as base64 of its fp32 elements."""
     return [base64.b64encode(row.numpy().tobytes()).decode("ascii") for row in embeddings]
 
 
 def decoded(predictions: Sequence[str]) -> torch.Tensor:
-    """The embeddings of all texts, shape (texts, width)."""
+    """Return the embeddings of all texts, shape (texts, width)."""
     whole = bytearray(b"".join(map(base64.b64decode, predictions)))
     return torch.frombuffer(whole, dtype=torch.float32).view(len(predictions), -1)

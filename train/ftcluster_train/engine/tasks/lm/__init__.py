@@ -1,1 +1,1 @@
-"""Language models: of the next token, and of masked ones."""
+"""Causal and masked language models."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @register
 class CausalLmTask(LanguageModelTask):
-    """Cross entropy of each block's tokens but the first, as in run_clm."""
+    """Cross entropy of all tokens of each block except the first, as in run_clm."""
 
     name = "causal-lm"
     model_class = AutoModelForCausalLM
@@ -60,12 +60,12 @@ class CausalLmTask(LanguageModelTask):
         if not not_known:
             return []
         return [
-            f"{split}: NOT KNOWN to the tokenizer: {not_known} of {count} tokens are unknown ones, "
-            "which the model learns to write; use a model whose tokenizer knows them"
+            f"{split}: NOT KNOWN to the tokenizer: {not_known} of {count} tokens are unknown "
+            "tokens, which the model learns to write; use a model whose tokenizer knows them"
         ]
 
     def _tokens(self, texts: Iterable[Piece]) -> Iterator[list[int]]:
-        """The tokens of each piece; the end-of-text token follows the last one of a text."""
+        """Yield the tokens of each piece; the end-of-text token follows a text's last piece."""
         end = self.tokenizer.eos_token_id
         for batch in batches((piece.text, piece.last) for piece in texts):
             encoded = self.tokenizer([text for text, _ in batch], add_special_tokens=False)
@@ -79,33 +79,34 @@ class CausalLmTask(LanguageModelTask):
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def check_model(self, model: "PreTrainedModel") -> None:
-        """Reject encoders: they see the token to predict, so their loss is near 0."""
+        """Reject encoders: they read the token to predict, so their loss is near 0."""
         self._router_coefficient = router_coefficient(model.config)
         model.eval()
-        tokens = torch.tensor([[0, 1, 2, 1], [0, 1, 2, 3]])  # differ in the last one only
+        # the rows differ in the last token only
+        tokens = torch.tensor([[0, 1, 2, 1], [0, 1, 2, 3]])
         inputs = {"input_ids": tokens, "use_cache": False}
         try:
             logits, changed = call_model(model, inputs).logits[:, :-1].float()
-        except Exception as error:  # a model raises whatever its own code raises
+        except Exception as error:  # model code may raise any exception
             raise TrainError(
                 f"{self.recipe.model} is a {model.config.model_type} model, which cannot compute "
-                f"texts by itself: {first_line(error)}",
+                f"a text on its own: {first_line(error)}",
                 "use a decoder, such as gpt2",
             ) from error
         if not torch.allclose(logits, changed, rtol=1e-3, atol=1e-4):
             raise TrainError(
                 f"{self.recipe.model} is a {model.config.model_type} model, which reads a text in "
-                "both directions, so it sees the tokens that it should predict",
+                "both directions, including the tokens that it should predict",
                 "use a decoder, such as gpt2; for an encoder: config_overrides.is_decoder=true",
             )
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        # blocks are full: no padding, no mask
+        # blocks are full, so they need neither padding nor a mask
         tokens = torch.tensor([sample["input_ids"] for sample in samples])
         return Batch({"input_ids": tokens, "use_cache": False}, {"tokens": tokens})
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The mean over each block's tokens, summed over the blocks.
+        """Return the mean loss over each block's tokens, summed over the blocks.
 
         With output_router_logits a mixture of experts adds its router's loss, as in transformers.
         """
@@ -124,7 +125,7 @@ class CausalLmTask(LanguageModelTask):
         return loss
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """The mean loss of each block; one block at a time, because logits in fp32 are large."""
+        """Return the mean loss of each block, one block at a time because fp32 logits are large."""
         if self.evaluation_head is not None:  # the model returned hidden states
             tokens = torch.tensor([sample["input_ids"][1:] for sample in samples])
             hidden = outputs.logits[:, :-1].flatten(0, 1)

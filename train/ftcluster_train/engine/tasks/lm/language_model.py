@@ -1,4 +1,4 @@
-"""What tasks have in common that learn texts alone: samples of a stream, and perplexity."""
+"""The base class of tasks that train on texts without labels: blocks of text, and perplexity."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class LanguageModelTask(Task):
-    """Samples of texts; the last ones of the training set are the validation set, if none is there.
+    """Samples of texts; without a validation set, the last training samples become it.
 
     Attributes:
-        length_field: the recipe's field with the tokens of a sample.
+        length_field: recipe field with the number of tokens of a sample.
     """
 
     options: LanguageModel
@@ -46,8 +46,8 @@ class LanguageModelTask(Task):
             moved = max(1, round(count * self.options.validation_split_percentage / 100))
             if moved == count:
                 raise TrainError(
-                    f"the texts fill one block of {length} tokens; training needs one and "
-                    "validation another",
+                    f"the texts fill one block of {length} tokens; training needs a block and "
+                    "validation needs another",
                     f"add text, or use smaller blocks: {field}=128",
                 )
             move_tail(folder / TRAIN, folder / VALIDATION, moved)
@@ -56,14 +56,14 @@ class LanguageModelTask(Task):
 
     @abstractmethod
     def encode_texts(self, texts: Texts, split: str, length: int, folder: Path) -> list[str]:
-        """Write the samples of a set, of `length` tokens at most; returns notices.
+        """Write the samples of a set, each of at most `length` tokens, and return notices.
 
         Raises:
-            TrainError: there is none.
+            TrainError: the texts give no sample.
         """
 
     def too_short(self, split: str, tokens: int, length: int) -> TrainError:
-        """The error for texts that do not fill a block."""
+        """Return the error for texts that do not fill a block."""
         return TrainError(
             f"the texts of {split} have {tokens} tokens, fewer than one block of {length}",
             f"add text, or use smaller blocks: {self.length_field}=128",
@@ -71,7 +71,7 @@ class LanguageModelTask(Task):
 
 
 def batches(texts: Iterable[tuple[str, T]]) -> Iterator[list[tuple[str, T]]]:
-    """Texts with what belongs to them, in batches of limited number and length."""
+    """Yield pairs of a text and its data in batches of limited number and length."""
     batch: list[tuple[str, T]] = []
     length = 0
     for one in texts:

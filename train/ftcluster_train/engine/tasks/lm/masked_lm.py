@@ -1,4 +1,4 @@
-"""Masked language models: a text's masked tokens are predicted by what is around them."""
+"""Masked language models: masked tokens are predicted from the tokens around them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @register
 class MaskedLmTask(LanguageModelTask):
-    """Cross entropy of the masked tokens, the mean over those of all ranks' samples, as in run_mlm.
+    """Cross entropy of the masked tokens, averaged over all ranks' samples, as in run_mlm.
 
     Only masked tokens are multiplied by the vocabulary's weights.
     """
@@ -49,12 +49,12 @@ class MaskedLmTask(LanguageModelTask):
         name = recipe.tokenizer or recipe.model
         if tokenizer.mask_token_id is None:
             raise TrainError(
-                f"the tokenizer of {name} has no mask token, which stands for what is predicted",
-                "use an encoder's, or train a decoder: the recipe clm",
+                f"the tokenizer of {name} has no mask token, which replaces the tokens to predict",
+                "use the tokenizer of an encoder, or train a decoder: the recipe clm",
             )
         if not tokenizer.is_fast:
             raise TrainError(
-                f"the tokenizer of {name} does not tell where a token is in the text",
+                f"the tokenizer of {name} does not report where in a text a token is",
                 "use one with a tokenizer.json: tokenizer=DIR",
             )
         self._masks = Masks(
@@ -86,11 +86,11 @@ class MaskedLmTask(LanguageModelTask):
         writer.close(rows=documents)
         said = [f"{split}: {documents} texts in {len(writer)} samples"]
         if long:
-            said.append(f"{split}: {long} texts have more than {length} tokens: several samples")
+            said.append(f"{split}: {long} texts have more than {length} tokens and were split")
         return said
 
     def _documents(self, texts: Texts) -> Iterator[Sample]:
-        """The tokens of each text with special ones, and their kinds."""
+        """Yield the tokens of each text, including special tokens, and their kinds."""
         for batch in batches((text, None) for text in texts.documents(self.options.paragraphs)):
             several = [text for text, _ in batch]
             self.reader.count_special(several)
@@ -132,7 +132,7 @@ class MaskedLmTask(LanguageModelTask):
         return Batch(inputs, {"places": torch.tensor(places), "tokens": torch.tensor(tokens)})
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The sum over the masked tokens."""
+        """Return the sum of the losses of the masked tokens."""
         masked, tokens = outputs.logits.flatten(0, 1)[targets["places"]], targets["tokens"]
         if self.head is not None:  # the model returned hidden states
             return linear_cross_entropy(
@@ -143,7 +143,7 @@ class MaskedLmTask(LanguageModelTask):
         )
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """For each sample the sum of its masked tokens' losses, and their number."""
+        """Return for each sample the sum of the losses of its masked tokens, and their count."""
         targets = self.collate(samples).targets
         masked, tokens = outputs.logits.flatten(0, 1)[targets["places"]], targets["tokens"]
         if self.evaluation_head is not None:
@@ -161,7 +161,7 @@ class MaskedLmTask(LanguageModelTask):
 
 
 def _cut(document: Sample, length: int) -> Iterator[Sample]:
-    """A text's tokens as samples of its own, each with the special tokens."""
+    """Yield samples of at most `length` tokens of a text, each with the special tokens."""
     content = [at for at, kind in enumerate(document["kinds"]) if kind != SPECIAL]
     if not content:
         return

@@ -1,6 +1,6 @@
-"""Which tokens of a text are masked, drawn anew in each epoch, as BERT's are (Devlin et al. 2018).
+"""Masking of tokens, drawn again in each epoch, as for BERT (Devlin et al. 2018).
 
-The draws depend on the seed, the epoch and the number of the sample alone, so they are the same on
+The draws depend only on the seed, the epoch and the number of the sample. So they are the same on
 any number of ranks and after a restart.
 """
 
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 
 import torch
 
-SPECIAL, BEGINS, GOES_ON = 0, 1, 2  # what a token is: none of the text, or of a word
-MASKED, RANDOM = 0.8, 0.1  # of the chosen tokens, become the mask or any token; others stay
+SPECIAL, BEGINS, GOES_ON = 0, 1, 2  # kinds: special token, first and further token of a word
+MASKED, RANDOM = 0.8, 0.1  # shares of the chosen tokens that become the mask or a random token
 
 
 @dataclass(frozen=True)
 class Masks:
-    """How tokens are masked; the fields are those of transformers' DataCollatorForLanguageModeling.
+    """The masking settings, named like those of transformers' DataCollatorForLanguageModeling.
 
     Attributes:
-        mask: the number of the token that stands for a masked one.
-        vocabulary: how many tokens there are.
-        whole_words: whether words are chosen, and all of their tokens become masks.
+        mask: number of the mask token.
+        vocabulary: number of tokens in the vocabulary.
+        whole_words: True to choose words, and to mask all of their tokens.
     """
 
     mask: int
@@ -32,14 +32,14 @@ class Masks:
     def draw(
         self, tokens: Sequence[int], kinds: Sequence[int], key: str
     ) -> tuple[list[int], list[int]]:
-        """The tokens that the model gets, and the places of those to predict, one at least.
+        """Return the tokens that the model reads, and the positions of at least one target.
 
         Args:
-            kinds: of each token; one of them begins a word.
-            key: what the draws depend on.
+            kinds: kind of each token; at least one begins a word.
+            key: text that determines the draws.
         """
         kind, ids = torch.tensor(kinds), torch.tensor(tokens)
-        kind[(kind != SPECIAL).int().argmax()] = BEGINS  # also where a word goes on in a block
+        kind[(kind != SPECIAL).int().argmax()] = BEGINS  # even if a block begins within a word
         draws = torch.Generator().manual_seed(_number_of(key))
         drawn = torch.rand(len(ids), generator=draws)
         eligible = kind == BEGINS if self.whole_words else kind != SPECIAL
@@ -63,11 +63,13 @@ def _number_of(key: str) -> int:
 
 
 def kinds_of(text: str, special: Sequence[int], offsets: Sequence[tuple[int, int]]) -> list[int]:
-    """What each token is; a word begins where another token does not end, and behind a space.
+    """Return the kind of each token.
+
+    A word begins after a space, and where a token does not touch the previous token.
 
     Args:
-        special: 1 for each token that is none of the text.
-        offsets: the characters of the tokens; some tokenizers count the space before a word to it.
+        special: 1 for each special token.
+        offsets: character range of each token; some tokenizers include the space before a word.
 
     >>> kinds_of("abc d", [1, 0, 0, 0, 1], [(0, 0), (0, 2), (2, 3), (4, 5), (0, 0)])
     [0, 1, 2, 1, 0]

@@ -1,4 +1,4 @@
-"""Token streams cut into blocks of one length. Standard library only."""
+"""Cutting of a token stream into blocks of one length. Standard library only."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,7 +7,7 @@ class Packer:
     """Cuts a stream of tokens into blocks.
 
     Attributes:
-        left: tokens that do not fill a block yet.
+            left: remaining tokens that do not fill a block yet.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -15,7 +15,7 @@ class Packer:
         self.left: list[int] = []
 
     def add(self, tokens: Sequence[int]) -> Iterator[list[int]]:
-        """Append tokens; yields each block that they fill."""
+        """Append tokens and yield each block that they fill."""
         self.left.extend(tokens)
         whole = len(self.left) // self._size * self._size
         blocks, self.left = self.left[:whole], self.left[whole:]

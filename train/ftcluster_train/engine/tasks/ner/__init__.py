@@ -1,1 +1,1 @@
-"""Tags of words."""
+"""Token classification: tags of words."""

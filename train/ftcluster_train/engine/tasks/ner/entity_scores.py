@@ -1,7 +1,8 @@
-"""How well entities are found, as seqeval counts, and what is written of those that are found.
+"""Scores of predicted entities, counted as in seqeval, and their format in the output.
 
-An entity counts where its type, its first and its last word are right. Tags of IOB are read as
-conlleval reads them, seqeval's default; those of IOBES have to be whole, its mode strict.
+An entity is right if its type, its first word and its last word are right. IOB tags are read as
+conlleval reads them, which is seqeval's default. IOBES tags must be complete, as in seqeval's mode
+strict.
 """
 
 from collections import Counter
@@ -11,18 +12,18 @@ from typing import Any
 from ftcluster_common.data.tagged_words import Entity, Scheme, entities, whole_entities
 from ftcluster_common.protocol.class_report import ClassReport, ClassScores, report_of_classes
 
-Rows = Sequence[Sequence[str]]  # the tags of each row's words
+Rows = Sequence[Sequence[str]]  # tags of the words of each row
 
 
 def entities_of(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
-    """The entities that count; of plain tags each word."""
+    """Return the entities that count; with plain tags each word is an entity."""
     if scheme == "plain":
         return [(tag, number, number + 1) for number, tag in enumerate(tags)]
     return whole_entities(tags) if scheme == "IOBES" else entities(tags)
 
 
 def entity_report(found: Rows, true: Rows, scheme: Scheme) -> ClassReport:
-    """The entities by their types; of plain tags the words by their tags.
+    """Return a report of entities by type, or of words by tag if tags are plain.
 
     >>> [one.f1 for one in entity_report([["B-A", "O"]], [["B-A", "I-A"]], "IOB2").classes]
     [0.0]
@@ -47,7 +48,7 @@ def entity_report(found: Rows, true: Rows, scheme: Scheme) -> ClassReport:
 def entity_metrics(
     report: ClassReport, found: Rows, true: Rows, scheme: Scheme
 ) -> dict[str, float]:
-    """Precision, recall and F1 of all entities, or F1 over plain tags, and the words' accuracy."""
+    """Return precision, recall and F1 of entities (F1 of plain tags), and the words' accuracy."""
     pairs = [
         pair
         for row, wanted in zip(found, true, strict=True)
@@ -65,12 +66,12 @@ def found_entities(
     tags: Sequence[str], scores: Sequence[float], text: str, begins: Sequence[int],
     ends: Sequence[int], words: Sequence[int] = (),
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """The entities of a row, as transformers' pipeline groups words.
+    """Return the entities of a row, grouped like transformers' pipeline does it.
 
     Args:
-        scores: how probable each tag is.
-        begins: the first character of what each tag is of; `ends` has the one behind the last.
-        words: their numbers, which are written instead of these.
+        scores: probability of each tag.
+        begins: index of the first character that each tag covers; `ends`: index after the last.
+        words: word numbers to write instead of character indices.
 
     >>> found_entities(["B-A", "I-A"], [0.5, 1.0], "New York", [0, 4], [3, 8])
     [{'start': 0, 'end': 8, 'label': 'A', 'text': 'New York', 'score': 0.75}]

@@ -1,4 +1,4 @@
-"""Words as tokens: which token of a row has which tag.
+"""The mapping from tagged words to tokens.
 
 A token belongs to the word in which it begins. Standard library only.
 """
@@ -10,18 +10,18 @@ from itertools import groupby
 
 from ftcluster_common.data.tagged_words import OUTSIDE, Tagged, parts
 
-CharacterRange = tuple[int, int]  # the first character and the one behind the last
+CharacterRange = tuple[int, int]  # indices of the first character and after the last
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """A token whose tag is learned or predicted.
+    """A token that has a tag to train on or to predict.
 
     Attributes:
-        position: of the token, among those of the row's text.
-        word: the number of its word; of a text that of the word that the tokenizer has found.
-        tag: "" where there is none.
-        place: the characters of its word, or of itself where all tokens are labelled.
+        position: index of the token among the tokens of the row's text.
+        word: number of the token's word; for a plain text, of the word that the tokenizer found.
+        tag: tag, or "" if there is none.
+        place: characters of the word, or of the token if all tokens are labelled.
     """
 
     position: int
@@ -35,8 +35,8 @@ class LabelledRow:
     """The tokens of a row that have tags.
 
     Attributes:
-        lost: words without a token of their own.
-        unfit: spans that begin or end within what gets a tag.
+        lost: number of words without a token.
+        unfit: number of spans that begin or end inside a labelled unit.
     """
 
     tokens: list[Labelled]
@@ -47,13 +47,13 @@ class LabelledRow:
 def label_tokens(
     row: Tagged, offsets: Sequence[CharacterRange], word_ids: Sequence[int | None], every: bool
 ) -> LabelledRow:
-    """The tokens that have tags: the first of each word, or `every` one.
+    """Return the tokens that have tags: the first token of each word, or `every` token.
 
-    As in run_ner, further tokens of a word that begins with B- have I-.
+    As in run_ner, further tokens of a word with a B- tag get the I- tag.
 
     Args:
-        offsets: the characters of the tokens, without special ones.
-        word_ids: of a tokenizer, by which a text is divided into words.
+        offsets: character ranges of the tokens, without special tokens.
+        word_ids: the tokenizer's word numbers, which divide a plain text into words.
 
     >>> row = Tagged("New York", spans=(("LOC", 0, 8),))
     >>> [(one.tag, one.place) for one in label_tokens(row, [(0, 3), (4, 8)], [0, 1], False).tokens]
@@ -77,9 +77,9 @@ def label_tokens(
 
 
 def _begins(text: str, offsets: Sequence[CharacterRange]) -> list[int | None]:
-    """Where each token begins, without the spaces that some tokenizers count to it.
+    """Return the start of each token, without the leading spaces that some tokenizers include.
 
-    One of a space alone belongs to the word behind it, if there is one.
+    A token of a single space belongs to the next word, if there is one.
     """
     places: list[int | None] = []
     for begin, end in offsets:
@@ -111,7 +111,7 @@ def _of_words(
 
 
 def _tags_of_spans(row: Tagged, places: Sequence[CharacterRange]) -> tuple[list[str], int]:
-    """The tags of places, in IOB2, and how many spans begin or end within one."""
+    """Return the IOB2 tags of places, and the number of spans that begin or end inside one."""
     tags, unfit = [OUTSIDE] * len(places), 0
     starts = [begin for begin, _ in places]
     edges = {*starts}, {end for _, end in places}

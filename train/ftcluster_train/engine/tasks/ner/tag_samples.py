@@ -1,4 +1,4 @@
-"""Rows with tagged words as samples, a window each, and what a user should know of them."""
+"""Samples of rows with tagged words, one sample for each window, and notices about them."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,27 +16,27 @@ from ftcluster_train.engine.data.windows import windows
 from ftcluster_train.engine.tasks.ner.labelled_tokens import Labelled, label_tokens
 from ftcluster_train.errors import TrainError
 
-IGNORED = -100  # the tag of tokens that are not learned
-SHOWN = 12  # tags in a message
+IGNORED = -100  # tag of tokens that do not contribute to the loss
+SHOWN = 12  # maximum number of tags in a message
 
-Read = tuple[str, Tagged, Scheme]  # where a row is, the row, the scheme of the set's tags so far
+Read = tuple[str, Tagged, Scheme]  # place of a row, the row, scheme of the set's tags so far
 
 
 class TagWriter:
     """Writes the samples of a set.
 
-    A sample has the tokens of a window and their `tags`; the number of its `row`, and how many
-    `words` that has, if it has words; and of each labelled token the number of its `word` and the
-    characters that it stands for, `begin` to `end`.
+    A sample has the tokens of a window and their `tags`, the number of its `row`, and the number
+    of `words` of the row, if it has words. For each labelled token it has the number of its `word`
+    and the characters that it stands for, `begin` to `end`.
 
     Args:
-        kinds: the tokenizer's columns.
-        names: the model's tags.
-        limit: tokens of a window, with special ones.
-        predicts: whether the rows have no tags; else those without a word are left out.
+        kinds: columns of the tokenizer, with their array types.
+        names: tags of the model.
+        limit: maximum number of tokens of a window, including special tokens.
+        predicts: True if the rows have no tags; otherwise rows without a word are skipped.
 
     Raises:
-        TrainError: a window has no room for more than what it shares with its neighbour.
+        TrainError: a window has no room for more than the tokens shared with its neighbour.
     """
 
     def __init__(
@@ -49,23 +49,24 @@ class TagWriter:
         self._room = limit - special
         if self._room <= options.doc_stride:
             raise TrainError(
-                f"windows of {limit} tokens, {special} of them special ones, cannot share "
-                f"{options.doc_stride}",
-                f"let them share fewer: doc_stride={limit // 4}",
+                f"windows of {limit} tokens, {special} of them special tokens, cannot share "
+                f"{options.doc_stride} tokens",
+                f"share fewer tokens: doc_stride={limit // 4}",
             )
         self._numbers = {name: number for number, name in enumerate(names)}
         columns = ("tags", "row", "words", "word", "begin", "end")
         self._writer = SampleWriter(folder, {**kinds, **dict.fromkeys(columns, "i")})
         self._rows = 0
-        self._texts: list[str] = []  # of rows to predict
+        self._texts: list[str] = []  # texts of rows to predict
         self._counts = Counter[str]()
-        self._matched = Counter[tuple[str, str]]()  # tags of the data with the model's names
+        # pairs of a tag in the data and the model's name
+        self._matched = Counter[tuple[str, str]]()
 
     def add(self, batch: Sequence[Read]) -> None:
         """Write rows.
 
         Raises:
-            TrainError: a tag is not one of the model.
+            TrainError: the model does not have a tag of the rows.
         """
         texts = [tagged.text for _, tagged, _ in batch]
         encoded = self._tokenizer(texts, return_offsets_mapping=True)
@@ -117,14 +118,14 @@ class TagWriter:
         self._rows += 1
 
     def _tags(self, tags: list[str], where: str, scheme: Scheme) -> list[int]:
-        """The numbers of tags, in the model's scheme; those of spans are IOB2.
+        """Return the numbers of tags in the model's scheme; tags of spans are IOB2.
 
-        IOB1 becomes IOB2 where the model has a B- of each type, as all have that are trained here:
-        its names alone do not tell which of both it has learned.
+        IOB1 becomes IOB2 if the model has a B- tag of each type, like all models trained here:
+        the names alone do not show which of the two schemes the model uses.
         """
         wanted = scheme_of(self._names)
         if scheme and (scheme == "plain") != (wanted == "plain"):
-            raise TrainError(f"{where}: the tags are {scheme} ones, those of the model {wanted}")
+            raise TrainError(f"{where}: the tags are {scheme}, but the model's tags are {wanted}")
         if wanted != "plain" and (scheme != wanted or self._options.repair_tags):
             tags = tags_of(entities(tags), len(tags), wanted)
         tags = [tag if tag in self._numbers else self._match(tag) for tag in tags]
@@ -133,13 +134,13 @@ class TagWriter:
             raise TrainError(
                 f"{where}: the model has no tag {min(unknown)}; it has "
                 f"{', '.join(islice(self._names, SHOWN))}{more}",
-                "in a training, have each type of entity in the training set; for a trained model, "
-                "name the types as it does",
+                "for training, have each type of entity in the training set; for a trained model, "
+                "use the model's names of the types",
             )
         return [self._numbers[tag] for tag in tags]
 
     def _match(self, tag: str) -> str:
-        """Return the model's name for a tag that it spells in another case or Unicode form."""
+        """Return the model's name for a tag that differs in case or Unicode form."""
         (place,) = match_names([tag], self._names)
         if place is None:
             return tag
@@ -147,7 +148,7 @@ class TagWriter:
         return self._names[place]
 
     def close(self, split: str, **about: Any) -> list[str]:
-        """Close the files; returns notices.
+        """Close the files and return notices.
 
         Raises:
             TrainError: there is no sample.
@@ -158,14 +159,15 @@ class TagWriter:
         about |= {"texts": self._texts} if self._predicts else {"left_out": count["left out"]}
         self._writer.close(names=self._names, rows=self._rows, **about)
         what = "tokens" if every else "words"
-        advised = not every and scheme_of(self._names) in ("IOB1", "IOB2")  # others are refused
-        better = "; label_all_tokens=true learns where in a word they end" * advised
+        # models with other tags refuse the option
+        advised = not every and scheme_of(self._names) in ("IOB1", "IOB2")
+        better = "; label_all_tokens=true trains on their ends inside words" * advised
         said = {
             "long": f"rows have more than {self._limit} tokens: {count['windows']} windows",
             "unfit": f"OF {count['spans']} SPANS begin or end within one of the tokenizer's "
-            f"{what}, and are learned as whole {what}{better}",
-            "lost": "words have no token, so nothing is learned of them",
-            "left out": "rows without a word are left out",
+            f"{what}, and are widened to whole {what}{better}",
+            "lost": "words have no token, so they do not contribute to the loss",
+            "left out": "rows without a word are skipped",
         }
         notices = [f"{split}: {count[name]} {text}" for name, text in said.items() if count[name]]
         if self._matched:

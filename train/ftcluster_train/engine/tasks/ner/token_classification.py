@@ -1,4 +1,4 @@
-"""Tags of words: the entities of a text, or parts of speech, as in run_ner (transformers)."""
+"""Tags of words: entities or parts of speech, as in run_ner (transformers)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -48,7 +48,7 @@ from ftcluster_train.errors import TrainError
 
 @register
 class TokenClassificationTask(Task):
-    """Cross entropy of the labelled tokens' tags, the mean over those of all ranks' samples."""
+    """Cross entropy of the labelled tokens' tags, averaged over all ranks' samples."""
 
     name = "token-classification"
     model_class = AutoModelForTokenClassification
@@ -58,7 +58,7 @@ class TokenClassificationTask(Task):
     def check_padding(self) -> None:
         if not self.tokenizer.is_fast:
             raise TrainError(
-                f"the tokenizer of {self.recipe.tokenizer or self.recipe.model} does not tell "
+                f"the tokenizer of {self.recipe.tokenizer or self.recipe.model} does not report "
                 "which word a token belongs to",
                 "use one with a tokenizer.json: tokenizer=DIR",
             )
@@ -83,8 +83,8 @@ class TokenClassificationTask(Task):
         names = [plain_tag(name) for name in names]
         if self.options.label_all_tokens and scheme_of(names) not in ("IOB1", "IOB2"):
             raise TrainError(
-                "label_all_tokens is for tags of IOB, whose I- a word's further tokens get",
-                "leave it out",
+                "label_all_tokens needs IOB tags: further tokens of a word get its I- tag",
+                "leave label_all_tokens out",
             )
         sets, drawn = self.with_validation(sets)
         self.keep_rows(sets, folder)
@@ -101,10 +101,10 @@ class TokenClassificationTask(Task):
         return [*notices, *drawn]
 
     def _find_names(self, rows: Rows) -> list[str]:
-        """The tags of a model that is trained, those that the data name first.
+        """Return the tags of a model to train, the tags that the data name first.
 
         Raises:
-            TrainError: there are none, or some with a prefix and some without.
+            TrainError: there are no tags, or only some of them have a prefix.
         """
         tags: set[str] = set()
         for _, tagged, _ in self._read(rows, TRAIN):
@@ -113,7 +113,7 @@ class TokenClassificationTask(Task):
         if not tags:
             raise TrainError(f"no word of {TRAIN} has a tag, so there is nothing to learn")
         if scheme == "plain" and (prefixed := [tag for tag in tags if scheme_of([tag]) != scheme]):
-            raise TrainError(f"{min(prefixed)} of {TRAIN} has a prefix, and other tags have none")
+            raise TrainError(f"{TRAIN} has tags with a prefix ({min(prefixed)}) and tags without")
         named = map(plain_tag, self.options.tag_names)
         return [*dict.fromkeys([*named, *names_of_tags({OUTSIDE, *tags}, scheme)])]
 
@@ -155,14 +155,14 @@ class TokenClassificationTask(Task):
         return Batch(self.reader.pad(samples, side), {"labels": tags})
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The sum over the labelled tokens."""
+        """Return the sum of the losses of the labelled tokens."""
         return cross_entropy(
             outputs.logits.float().flatten(0, 1), targets["labels"].flatten(), reduction="sum",
             ignore_index=IGNORED, label_smoothing=self.smoothing,
         )  # fmt: skip
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """For each sample the sum of its losses, its tags, and how probable each is."""
+        """Return for each sample the sum of its losses, its tags, and their probabilities."""
         labels = self.collate(samples).targets["labels"]
         found = []
         for logits, tags in zip(outputs.logits.float(), labels, strict=True):
@@ -175,7 +175,7 @@ class TokenClassificationTask(Task):
     # results
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """The metrics of the set's entities, and the mean loss of its labelled tokens."""
+        """Return the metrics of the set's entities, and the mean loss of its labelled tokens."""
         found, true, scheme = self._of_rows(predictions, samples)
         metrics = entity_metrics(entity_report(found, true, scheme), found, true, scheme)
         return {**metrics, "loss": sum(loss for loss, *_ in predictions) / sum(map(len, true))}
@@ -193,7 +193,7 @@ class TokenClassificationTask(Task):
     def _of_rows(
         self, predictions: Sequence[Any], samples: Samples
     ) -> tuple[list[list[str]], list[list[str]], Scheme]:
-        """The tags of each row that are predicted, those that it has, and their scheme."""
+        """Return the predicted tags of each row, the true tags, and their scheme."""
         names, found, true = self._names(samples), [], []
         for _, row in _by_row(samples, predictions):
             found.append([names[n] for _, (_, chosen, _) in row for n in chosen])
@@ -201,9 +201,9 @@ class TokenClassificationTask(Task):
         return found, true, scheme_of(names)
 
     def answers(self, predictions: Sequence[Any], samples: Samples) -> list[dict[str, Any]]:
-        """The entities of each row, by the characters of its text or by the numbers of its words.
+        """Return the entities of each row, by characters of its text or by word numbers.
 
-        Of words also the tags.
+        Rows of words also get their tags.
         """
         names, answers = self._names(samples), []
         for number, row in _by_row(samples, predictions):
@@ -227,6 +227,6 @@ class TokenClassificationTask(Task):
 def _by_row(
     samples: Samples, predictions: Sequence[Any]
 ) -> Iterator[tuple[int, list[tuple[Sample, Any]]]]:
-    """The number of each row, and its windows with their predictions."""
+    """Yield the number of each row, and its windows with their predictions."""
     pairs = zip(samples, predictions, strict=True)
     return ((row, [*group]) for row, group in groupby(pairs, lambda one: one[0]["row"][0]))

@@ -1,1 +1,1 @@
-"""Scores of a query and a text."""
+"""Reranking: scores of a query and a text."""

@@ -1,4 +1,4 @@
-"""Metrics of texts that are ordered by their scores, with MTEB's names."""
+"""Metrics of rankings by score, with MTEB's names."""
 
 import math
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ def ranking_metrics(
 ) -> dict[str, float]:
     """Return the metrics of `retrieval_metrics` for texts that are ordered by their scores.
 
-    Texts with equal scores have no order. Each metric is its mean over all orders of them, as
-    scikit-learn's ndcg_score shares ties (McSherry and Najork 2008, Computing Information Retrieval
-    Performance Measures Efficiently in the Presence of Tied Scores).
+    Texts with equal scores have no order. Each metric is the mean over all of their orders, as
+    scikit-learn's ndcg_score handles ties (McSherry and Najork 2008, Computing Information
+    Retrieval Performance Measures Efficiently in the Presence of Tied Scores).
 
     Args:
-        queries: for each query the scores of its texts, and which of them belong to it.
+        queries: scores of each query's texts, and True for each text that belongs to the query.
 
     >>> ranking_metrics([([0.5, 0.5], [True, False])])["mrr_at_10"]
     0.75

@@ -1,9 +1,10 @@
-"""The activation of a cross-encoder's scores, as its files name it.
+"""The activation of a cross-encoder's scores, read from the model's files.
 
-sentence-transformers writes the import path of a class of torch: since 6.0 into a file of its own,
-since 4.0 into config.json as `activation_fn` in the field `sentence_transformers`, and before as
-`sbert_ce_default_activation_function`. Without any of them its CrossEncoder takes the sigmoid of a
-single output. A fetched file must not choose what is imported, so only known paths are accepted.
+sentence-transformers writes the import path of a torch class: since 6.0 into a file of its own,
+since 4.0 into config.json as `activation_fn` in the field `sentence_transformers`, and before that
+as `sbert_ce_default_activation_function`. Without any of these its CrossEncoder applies the sigmoid
+to a single output. A downloaded file must not choose what is imported, so only known paths are
+accepted.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,11 +29,11 @@ PLACES = ("torch.nn", "torch.nn.modules.linear", "torch.nn.modules.activation")
 
 
 def activation_path(config: PretrainedConfig | None, folder: Path | None) -> str | None:
-    """Return the import path that a model's files have, in the order in which the peer looks.
+    """Return the import path in a model's files, looked up in sentence-transformers' order.
 
     Args:
-        folder: of the model, with the files of sentence-transformers 6. It reads one of them only
-            beside modules.json.
+        folder: folder of the model, with the files of sentence-transformers 6, which reads its
+            file only if the folder has a modules.json.
     """
     file = folder / FILE if folder else None
     if file and file.exists() and file.with_name("modules.json").exists():
@@ -49,24 +50,24 @@ def score_activation(path: str | None, name: str) -> Activation:
     """Return the activation with an import path; the sigmoid for None.
 
     Args:
-        name: of the model, for errors.
+        name: name of the model, for errors.
 
     Raises:
-        TrainError: the path is not known.
+        TrainError: the activation is unknown.
     """
     if path is None:
         return ACTIVATIONS["Sigmoid"]
     place, _, kind = path.rpartition(".")
     if place not in PLACES or kind not in ACTIVATIONS:
         raise TrainError(
-            f"{name} names the activation {path} for its scores, in {FILE} or config.json; known "
-            f"are {', '.join(ACTIVATIONS)} of torch.nn",
-            "use another model, or put one of these into that file",
+            f"{name} has the unknown activation {path} for its scores, in {FILE} or config.json; "
+            f"known activations: {', '.join(ACTIVATIONS)} of torch.nn",
+            "use another model, or put a known activation into that file",
         )
     return ACTIVATIONS[kind]
 
 
 def name_activation(config: PretrainedConfig, path: str) -> None:
-    """Have a configuration name an activation, so that a saved model's config.json does."""
+    """Write an activation into a configuration, so that the saved config.json has it."""
     fields = getattr(config, FIELD, None)
     config.update({FIELD: {**(fields if isinstance(fields, dict) else {}), KEY: path}})

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LISTNET = "listnet"
-HALF = 0.5  # a text with a label of at least this belongs to the query
+HALF = 0.5  # a text belongs to the query if its label is at least this
 
 
 @register
 class TextRankingTask(Task):
-    """One logit for each pair; a sample is a pair, or for listnet a row of the training set."""
+    """One logit for each pair; a sample is a pair, or with listnet a row of the training set."""
 
     name = "text-ranking"
     model_class = AutoModelForSequenceClassification
@@ -49,7 +49,7 @@ class TextRankingTask(Task):
 
     def __init__(self, recipe: Recipe, *others: Any) -> None:
         super().__init__(recipe, *others)
-        self._folder: Path | None = None  # of the model
+        self._folder: Path | None = None  # folder of the model
         self._activation: Activation = torch.sigmoid
 
     def look_at_model(self, folder: Path) -> None:
@@ -61,12 +61,12 @@ class TextRankingTask(Task):
                 f"{self.recipe.model} has {self.trained.num_labels} outputs, a reranker has one",
                 "use the model of a run: ftcluster fetch RUN DIR, then --model DIR",
             )
-        # refused before anything is computed
+        # refuse an unknown activation before anything is computed
         score_activation(activation_path(self.trained, self._folder), self.recipe.model)
         return super().encode(data, longest, folder)
 
     def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
-        """All rows of a query are in the same set."""
+        """Draw rows for validation so that all rows of a query are in the same set."""
         queries = [query for query, _ in self._rows_of(rows, TRAIN)]
         different = list(dict.fromkeys(queries))
         chosen = {different[n] for n in draw_rows([0 for _ in different], percent, seed)}
@@ -74,7 +74,7 @@ class TextRankingTask(Task):
         return numbers, f"{len(chosen)} queries"
 
     def _rows_of(self, rows: Rows, split: str) -> Iterator[tuple[str, list[tuple[str, float]]]]:
-        """The query of each row, and its texts with their labels."""
+        """Yield the query of each row, and its texts with their labels."""
         columns = self._columns(rows, split)
         found = read_rows(rows, split, lambda row: ranked_texts(row, columns))
         return (texts for _, texts in found)
@@ -86,12 +86,12 @@ class TextRankingTask(Task):
         )
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
-        """Write one sample for each pair, or each row; returns notices."""
+        """Write one sample for each pair, or for each row, and return notices."""
         kinds = self.reader.token_kinds()
         lists = split == TRAIN and self.options.loss == LISTNET
         of_lists = {"lengths": "i"} if lists else {}
         writer = SampleWriter(folder, {**kinds, "label": "d", "query": "i", **of_lists})
-        numbers: dict[str, int] = {}  # of the queries
+        numbers: dict[str, int] = {}  # by the text of the query
         cut, rows_read, ranked_rows = 0, 0, self._rows_of(rows, split)
         while batch := list(islice(ranked_rows, BATCH_ROWS)):
             rows_read += len(batch)
@@ -123,15 +123,15 @@ class TextRankingTask(Task):
         ]
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
-        # with one output CrossEncoder of sentence-transformers needs no files of its own
+        # with one output, CrossEncoder of sentence-transformers needs no files of its own
         return numbered(["LABEL_0"])
 
     def check_model(self, model: "PreTrainedModel") -> None:
         path = activation_path(model.config, Path(model.name_or_path))
         self._activation = score_activation(path, self.recipe.model)
-        if path is not None:  # the saved model has the same one
+        if path is not None:  # the saved model gets the same activation
             name_activation(model.config, path)
-        if self.purpose == "train":  # the saved tokenizer cuts pairs where CrossEncoder reads them
+        if self.purpose == "train":  # so that CrossEncoder truncates pairs at the same length
             longest = longest_input(model.config, self.tokenizer) or self.options.max_length
             self.tokenizer.model_max_length = min(longest, self.options.max_length)
 
@@ -150,19 +150,19 @@ class TextRankingTask(Task):
         return list_loss(outputs.logits.float().squeeze(-1), labels, targets["counts"].tolist())
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """For each pair its logit and its loss."""
+        """Return the logit and the loss of each pair."""
         losses = _losses(outputs.logits, _labels(samples))
         logits = outputs.logits.float().squeeze(-1)
         return list(zip(logits.tolist(), losses.tolist(), strict=True))
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """How well the texts of each query are ordered, and how many are on the right side.
+        """Return ranking metrics of each query's texts, and the accuracy of single pairs.
 
-        Queries all of whose texts belong to them, or none, say nothing of an order.
+        Queries whose texts all belong to them, or none of them, do not count for the ranking.
         """
         logits, losses = zip(*predictions, strict=True)
         labels = [sample["label"][0] >= HALF for sample in samples]
-        pairs: dict[int, list[int]] = {}  # numbers of the samples, by query
+        pairs: dict[int, list[int]] = {}  # numbers of the samples of each query
         for number, sample in enumerate(samples):
             pairs.setdefault(sample["query"][0], []).append(number)
         ordered = [
@@ -191,37 +191,37 @@ class TextRankingTask(Task):
     def compared(
         self, predictions: Sequence[Any], samples: Samples
     ) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Return the score of each pair, and its label."""
+        """Return the score and the label of each pair."""
         scores = [answer["prediction"] for answer in self.answers(predictions, samples)]
         return scores, [sample["label"][0] for sample in samples]
 
     def answers(self, predictions: Sequence[Any], _samples: Samples) -> list[dict[str, Any]]:
-        """Return the scores as `CrossEncoder.predict` gives them."""
+        """Return the scores as `CrossEncoder.predict` computes them."""
         logits = torch.tensor([logit for logit, _ in predictions], dtype=torch.float64)
         scores = self._activation(logits)
         return [{"prediction": round(score, 6)} for score in scores.tolist()]
 
 
 def list_loss(logits: torch.Tensor, labels: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """The sum of the lists' cross entropies, between the softmax of labels and that of logits.
+    """Return the summed cross entropy between each list's softmax of labels and of logits.
 
     Source: Cao et al. 2007, Learning to Rank: From Pairwise Approach to Listwise Approach (top 1).
 
     Args:
-        counts: texts of each list, one list after the other.
+        counts: number of texts of each list; the lists are concatenated.
     """
     lists = zip(logits.split(counts), labels.split(counts), strict=True)
     return torch.stack([cross_entropy(one, wanted.softmax(0)) for one, wanted in lists]).sum()
 
 
 def _joined(pairs: Sequence[Sample]) -> Sample:
-    """Pairs of a row as a sample."""
+    """Join the pairs of a row into one sample."""
     joined = {name: list(chain.from_iterable(pair[name] for pair in pairs)) for name in pairs[0]}
     return {**joined, "lengths": [len(pair["input_ids"]) for pair in pairs]}
 
 
 def _pairs(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """The pairs of samples."""
+    """Yield the pairs of samples."""
     for sample in samples:
         if "lengths" not in sample:
             yield sample
@@ -237,5 +237,5 @@ def _labels(samples: Sequence[Sample]) -> torch.Tensor:
 
 
 def _losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The loss of each pair, in fp32."""
+    """Return the loss of each pair, in fp32."""
     return binary_cross_entropy_with_logits(logits.float().squeeze(-1), labels, reduction="none")

@@ -1,4 +1,4 @@
-"""An encoder reads a text and a decoder writes another one: summaries, translations."""
+"""Encoder-decoder models that read a text and write another text: summaries, translations."""
 
 import math
 import statistics
@@ -37,19 +37,19 @@ from ftcluster_train.patching.kernel_mode import KernelMode
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-IGNORED = -100  # the label of padding, which is not learned
-SHOWN = 3  # texts beside their references
+IGNORED = -100  # label of padding, which does not contribute to the loss
+SHOWN = 3  # number of texts that a report shows beside their references
 SHOWN_CHARACTERS = 600
 
 
 @register
 class Seq2SeqLmTask(Task):
-    """Cross entropy of the targets' tokens, the mean over those of all ranks' samples.
+    """Cross entropy of the targets' tokens, averaged over all ranks' samples.
 
-    The decoder reads the target as the model's own method shifts it.
+    The model's own method shifts the target to get the decoder's input.
 
     Attributes:
-        generates: whether evaluations write texts.
+        generates: True if evaluations generate texts.
         inherited: generation settings in the folder of the model.
     """
 
@@ -65,17 +65,17 @@ class Seq2SeqLmTask(Task):
         self._target_limit = 0
         self._shift: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.inherited: dict[str, Any] = {}
-        self._forced: dict[str, int] = {}  # what a text in this language begins with
+        self._forced: dict[str, int] = {}  # first token of every text in the target language
         self._set_languages()
 
     def sample_settings(self) -> dict[str, Any]:
         return {"generation": self.inherited}
 
     def _set_languages(self) -> None:
-        """Tell a tokenizer of many languages which ones these are.
+        """Set the languages of a multilingual tokenizer.
 
         Raises:
-            TrainError: it needs to know, or does not know them.
+            TrainError: the recipe names no languages, or the tokenizer does not know them.
         """
         if not hasattr(self.tokenizer, "src_lang"):
             return
@@ -84,9 +84,9 @@ class Seq2SeqLmTask(Task):
         unknown = ", ".join(name or "(none)" for name in named if name not in known)
         if len(known) < len(named):
             raise TrainError(
-                f"the tokenizer of {self.recipe.model} is for texts of many languages, and these "
-                f"are none of them: {unknown}",
-                "name both as it calls them, such as source_lang=en_XX target_lang=ro_RO",
+                f"the tokenizer of {self.recipe.model} is multilingual, and does not know these "
+                f"languages: {unknown}",
+                "use its names of both languages, such as source_lang=en_XX target_lang=ro_RO",
             )
         self.tokenizer.src_lang, self.tokenizer.tgt_lang = known
         self._forced = {"forced_bos_token_id": self.tokenizer.convert_tokens_to_ids(known[1])}
@@ -124,14 +124,14 @@ class Seq2SeqLmTask(Task):
         )
         kind = token_kind(len(self.tokenizer))
         kinds = {"input_ids": kind, "labels": kind}
-        # whole, as tokens may be cut, and do not have each letter
+        # the text itself, because tokens may be truncated and may lack a character
         kinds |= {"reference": "B"} if split != TRAIN else {}
         writer = SampleWriter(folder, kinds)
         pairs = (
             pair for _, pair in read_rows(rows, split, lambda r: source_and_target(r, columns))
         )
         lengths: tuple[list[int], list[int]] = [], []
-        first = split == TRAIN or self.purpose != "train"  # settings are reported once
+        first = split == TRAIN or self.purpose != "train"  # report settings once
         settings = self.inherited | self._forced if first else {}
         reviewed = TargetReview(self.tokenizer, settings, self._most_written)
         while batch := list(islice(pairs, BATCH_ROWS)):
@@ -164,7 +164,7 @@ class Seq2SeqLmTask(Task):
     def _tokens(
         self, texts: list[str], limit: int, lengths: list[int], kind: str = "text"
     ) -> list[list[int]]:
-        """The tokens of texts, `limit` at most; adds how many each has to `lengths`."""
+        """Return at most `limit` tokens of each text; appends the full counts to `lengths`."""
         self.reader.count_special(texts)
         found: list[list[int]] = self.tokenizer(**{kind: texts})["input_ids"]
         lengths += map(len, found)
@@ -187,15 +187,15 @@ class Seq2SeqLmTask(Task):
         shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
         if shift is None:
             raise TrainError(
-                f"{self.recipe.model} is a {model.config.model_type} model, which does not say "
-                "what its decoder reads while it learns a text",
+                f"{self.recipe.model} is a {model.config.model_type} model, which does not define "
+                "the decoder's input for a target text",
                 "use a model such as T5, BART, Pegasus or Marian",
             )
         if getattr(model.config, "decoder_start_token_id", None) is None:
             raise TrainError(
-                f"the configuration of {self.recipe.model} does not say with which token its "
-                "decoder begins",
-                f"say it: config_overrides.decoder_start_token_id={self.tokenizer.pad_token_id}",
+                f"the configuration of {self.recipe.model} does not define the first token of its "
+                "decoder",
+                f"define it: config_overrides.decoder_start_token_id={self.tokenizer.pad_token_id}",
             )
         self._shift = shift
         if self._forced:
@@ -211,7 +211,7 @@ class Seq2SeqLmTask(Task):
             for sample in samples[:1]
         ]
         inputs = self.reader.pad(few)
-        # the first token need not be the one that a decoder begins with
+        # the first token may differ from the token that a decoder begins with
         return {**inputs, "decoder_input_ids": _padded(few, 0), "use_cache": False}
 
     # a batch
@@ -224,7 +224,7 @@ class Seq2SeqLmTask(Task):
         return samples.lengths("labels")
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        """Both texts padded; targets are the learned tokens and their places in the decoder's."""
+        """Return both texts padded; targets are the target tokens and their decoder positions."""
         assert self._shift is not None, "check_model comes first"
         labels = _padded(samples, IGNORED)
         places = (labels != IGNORED).flatten().nonzero().flatten()
@@ -236,9 +236,9 @@ class Seq2SeqLmTask(Task):
         return Batch(inputs, {"tokens": labels.flatten()[places], "places": places})
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The sum over the targets' tokens."""
+        """Return the sum of the losses of the target tokens."""
         logits, tokens = outputs.logits.flatten(0, 1)[targets["places"]], targets["tokens"]
-        if self.head is not None:  # these are hidden states
+        if self.head is not None:  # `logits` are hidden states
             return linear_cross_entropy(logits, self.head, tokens, sums=sums_for(self.head))
         if self.smoothing:
             return smoothed_cross_entropy(
@@ -252,20 +252,20 @@ class Seq2SeqLmTask(Task):
         return super().evaluation_tokens(model) // (beams if self.generates else 1)
 
     def predict(self, model: "PreTrainedModel", samples: Sequence[Sample], bf16: bool) -> list[Any]:
-        """For each sample the loss of its target, the target's tokens, a text, and its tokens."""
+        """Return for each sample its target's loss and length, a text, and the text's length."""
         losses = [(0.0, 0) for _ in samples]
         if self.purpose != PREDICT:
             losses = super().predict(model, samples, bf16)
         texts = [("", 0) for _ in samples]
         if self.generates:
-            # without `head`, which the next token is chosen by
+            # without `head`, because generation needs logits to choose the next token
             with KernelMode(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
                 texts = self._write(model, samples)
         return [(*loss, *text) for loss, text in zip(losses, texts, strict=True)]
 
     @property
     def _most_written(self) -> int:
-        """Tokens of a text that is written, at most."""
+        """The maximum number of tokens of a generated text."""
         return self.options.max_new_tokens or self.options.max_target_length
 
     def _write(self, model: "PreTrainedModel", samples: Sequence[Sample]) -> list[tuple[str, int]]:
@@ -282,10 +282,10 @@ class Seq2SeqLmTask(Task):
         return list(zip(texts, (written != padding).sum(1).tolist(), strict=True))
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """For each sample the sum of its target's losses, and their number."""
+        """Return for each sample the sum of its target's losses, and their count."""
         targets = self.collate(samples).targets
         logits, tokens = outputs.logits.flatten(0, 1)[targets["places"]], targets["tokens"]
-        if self.evaluation_head is not None:  # these are hidden states
+        if self.evaluation_head is not None:  # `logits` are hidden states
             losses = token_losses(logits, self.evaluation_head, tokens)
         else:
             losses = cross_entropy(logits, tokens, reduction="none")
@@ -304,7 +304,7 @@ class Seq2SeqLmTask(Task):
     def compared(
         self, predictions: Sequence[Any], samples: Samples
     ) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Return the written texts, and the targets."""
+        """Return the generated texts, and the targets."""
         return [text for _, _, text, _ in predictions], [_reference(one) for one in samples]
 
     def texts(self, predictions: Sequence[Any], samples: Samples) -> list[list[str]]:
@@ -327,7 +327,7 @@ class Seq2SeqLmTask(Task):
 
 
 def _padded(samples: Sequence[Sample], padding: int) -> torch.Tensor:
-    """The targets' tokens as rows of one length."""
+    """Return the targets' tokens as rows of one length."""
     longest = max(1, *(len(sample["labels"]) for sample in samples))
     return torch.tensor([s["labels"] + [padding] * (longest - len(s["labels"])) for s in samples])
 
@@ -337,13 +337,13 @@ def _reference(sample: Sample) -> str:
 
 
 def _in_words(lengths: Sequence[int]) -> str:
-    """How long texts are, of their lengths in order."""
+    """Describe the distribution of text lengths, given in ascending order."""
     shares = (f"{share} % have at most {_percentile(lengths, share)}" for share in (50, 95, 99))
     return f"{', '.join(shares)}, the longest {lengths[-1]}"
 
 
 def _percentile(lengths: Sequence[int], share: int) -> int:
-    """The least length that this share of texts does not exceed.
+    """Return the smallest length that covers this share (in percent) of the texts.
 
     >>> _percentile([10, 20, 30, 40], 50)
     20

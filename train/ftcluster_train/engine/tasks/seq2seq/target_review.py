@@ -1,4 +1,4 @@
-"""Targets beside what a model can write: its tokenizer's vocabulary and its generation settings."""
+"""Targets that a model cannot write because of its vocabulary or its generation settings."""
 
 import unicodedata
 from collections import Counter
@@ -12,8 +12,8 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from ftcluster_common.given_files import read_json
 from ftcluster_train.engine.models import unknown_id
 
-SHOWN = 6  # characters in a notice
-LINES = "\n\t"  # blanks that are compared; tokenizers write other ones in their own way
+SHOWN = 6  # maximum number of characters in a notice
+LINES = "\n\t"  # white space that is compared; tokenizers change other white space
 
 
 def read_generation_settings(folder: Path) -> dict[str, Any]:
@@ -35,7 +35,7 @@ class TargetReview:
 
     Args:
         settings: generation settings of the model.
-        limit: tokens that are written at most.
+        limit: maximum number of tokens that are generated.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class TargetReview:
         Args:
             sources: tokens of each source.
             targets: tokens of each target.
-            texts: the targets; only compared if they have fewer than `longest` tokens.
+            texts: targets as texts; compared only if they have fewer than `longest` tokens.
         """
         decoded = self._tokenizer.batch_decode([*map(list, targets)], skip_special_tokens=True)
         for source, target, text, written in zip(sources, targets, texts, decoded, strict=True):
@@ -75,7 +75,7 @@ class TargetReview:
         get = self._settings.get
         counts = {
             "min_length": len(target) < _number(get("min_length")),
-            # the last token ends a text
+            # the last token is the end of the text
             "min_new_tokens": len(target) <= _number(get("min_new_tokens")),
             # the decoder's first token counts too
             "max_length": 0 < _number(get("max_length")) <= len(target),
@@ -93,7 +93,7 @@ class TargetReview:
         self._counts.update(name for name, count in counts.items() if count)
 
     def notices(self, split: str, model: str) -> list[str]:
-        """Return a line for each setting that keeps a model from writing the targets."""
+        """Return a line for each setting that prevents a model from writing the targets."""
         if not self._lengths:
             return []
         every, get = len(self._lengths), self._settings.get
@@ -106,32 +106,31 @@ class TargetReview:
             notices.append(
                 f"{split}: NOT KNOWN to the tokenizer: {count} of {every} targets have "
                 f"{self._counts['unknown tokens']} unknown tokens"
-                + (f" or characters that get lost ({letters}{more})" if letters else "")
+                + (f" or lost characters ({letters}{more})" if letters else "")
                 + ", which the model cannot write; use a model whose tokenizer knows them, or "
                 "write the targets without them"
             )
         if count := self._counts["limit"]:
             notices.append(
                 f"{split}: {count} of {every} targets have more than the {self._limit} tokens that "
-                f"are written at most (the longest {longest}): max_new_tokens={longest}"
+                f"are generated at most (the longest {longest}): max_new_tokens={longest}"
             )
         what = {
-            "min_length": f"have fewer tokens (the shortest {shortest}), so texts do not end where "
-            "they should",
-            "min_new_tokens": f"have fewer tokens (the shortest {shortest}), so texts do not end "
-            "where they should",
+            "min_length": f"have fewer tokens (the shortest {shortest}), so texts will be too long",
+            "min_new_tokens": f"have fewer tokens (the shortest {shortest}), so texts will be too "
+            "long",
             "max_length": f"have more tokens (the longest {longest}), where other programs stop",
-            "no_repeat_ngram_size": "repeat so many tokens, which is not written",
-            "encoder_no_repeat_ngram_size": "repeat so many tokens of their source, which is not "
-            "written",
+            "no_repeat_ngram_size": "repeat that many tokens, which generation forbids",
+            "encoder_no_repeat_ngram_size": "repeat that many tokens of their source, which "
+            "generation forbids",
             "forced_bos_token_id": "begin with another token, and every text will begin with it",
-            "suppress_tokens": "have such tokens, which are not written",
-            "begin_suppress_tokens": "begin with such a token, which is not written there",
+            "suppress_tokens": "have such tokens, which generation forbids",
+            "begin_suppress_tokens": "begin with such a token, which generation forbids there",
             "eos_token_id": "do not end with it, so texts end only at the limit",
         }
         for name, problem in what.items():
             value = get(name)
-            # of a single target too, but for settings that a few truncated ones do not have
+            # report a single target too, but not a few truncated ones for the settings in `most`
             most = name in ("forced_bos_token_id", "eos_token_id")
             count = self._counts[name] if value not in (None, 0, []) or most else 0
             if value is None or not count or (most and 2 * count <= every):

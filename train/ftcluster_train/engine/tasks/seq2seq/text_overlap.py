@@ -1,6 +1,6 @@
-"""How much texts have in common with their references: ROUGE, chrF and BLEU, in plain Python.
+"""Overlap of texts with their references: ROUGE, chrF and BLEU, in plain Python.
 
-The values are those of rouge-score 0.1.2 without stemming, and of sacrebleu 2.6 with its defaults
+The values equal those of rouge-score 0.1.2 without stemming, and of sacrebleu 2.6 with its defaults
 (chrF2; BLEU with the tokenizer 13a and exponential smoothing), all in percent.
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-CHARACTERS = 6  # the longest n-gram of chrF
-BETA = 2.0  # chrF counts recall as so many times as important
-WORDS = 4  # the longest n-gram of BLEU
+CHARACTERS = 6  # length of the longest n-gram of chrF
+BETA = 2.0  # weight of recall relative to precision in chrF
+WORDS = 4  # length of the longest n-gram of BLEU
 _NO_WORD = re.compile(r"[^a-z0-9]+")
-# mteval-v13a.pl, tokenization of the BLEU of WMT
+# mteval-v13a.pl, the tokenization for BLEU at WMT
 _ENTITIES = (("&quot;", '"'), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">"))
 _SPLITS = (
     (re.compile(r"([\{-\~\[-\` -\&\(-\+\:-\@\/])"), r" \1 "),
@@ -26,10 +26,10 @@ _SPLITS = (
 
 
 def overlap(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """The metrics of texts beside their references, one each.
+    """Return the metrics of texts, each with one reference.
 
-    ROUGE is the mean of the texts' F1, and knows Latin letters and digits only; chrF and BLEU count
-    over all texts together.
+    ROUGE is the mean of the texts' F1, and counts only Latin letters and digits. chrF and BLEU
+    count over all texts together.
     """
     pairs = list(zip(texts, references, strict=True))
     words = [(_rouge_words(text), _rouge_words(reference)) for text, reference in pairs]
@@ -64,9 +64,9 @@ def _f1(common: int, found: int, wanted: int) -> float:
 
 
 def common_words(one: Sequence[str], other: Sequence[str]) -> int:
-    """The length of the longest common subsequence.
+    """Return the length of the longest common subsequence.
 
-    One number has a bit for each word of `one` (Hyyro 2004, Bit-parallel LCS-length computation).
+    An integer has a bit for each word of `one` (Hyyro 2004, Bit-parallel LCS-length computation).
 
     >>> common_words("a b c d".split(), "b x d a".split())
     2
@@ -82,13 +82,13 @@ def common_words(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def chrf(pairs: Iterable[tuple[str, str]]) -> float:
-    """The F-score of character n-grams, of which recall counts more (Popovic 2015)."""
+    """Return the F-score of character n-grams with extra weight on recall (Popovic 2015)."""
     found, wanted, common = ([0] * CHARACTERS for _ in range(3))
     for text, reference in pairs:
         letters = "".join(text.split()), "".join(reference.split())
         for n in range(CHARACTERS):
             one, other = (_n_grams(each, n + 1) for each in letters)
-            found[n] += one.total() if other else 0  # as sacrebleu
+            found[n] += one.total() if other else 0  # as in sacrebleu
             wanted[n] += other.total()
             common[n] += (one & other).total()
     counted = [n for n in range(CHARACTERS) if found[n] and wanted[n]]
@@ -101,7 +101,7 @@ def chrf(pairs: Iterable[tuple[str, str]]) -> float:
 
 
 def bleu(pairs: Iterable[tuple[str, str]]) -> float:
-    """BLEU of all texts together (Papineni et al. 2002)."""
+    """Return BLEU of all texts together (Papineni et al. 2002)."""
     found, common, length, wanted = [0] * WORDS, [0] * WORDS, 0, 0
     for text, reference in pairs:
         one, other = _bleu_words(text), _bleu_words(reference)
@@ -114,7 +114,7 @@ def bleu(pairs: Iterable[tuple[str, str]]) -> float:
         return 0.0
     logarithms, halved = 0.0, 1
     for matches, total in zip(common, found, strict=True):
-        halved *= 1 if matches else 2  # of n-grams without a match a half counts, a quarter, ...
+        halved *= 1 if matches else 2  # n-grams without a match count as 1/2, 1/4, ... of a match
         logarithms += math.log((matches or 1 / halved) / total)
     brevity = min(0.0, 1 - wanted / length)
     return 100 * math.exp(brevity + logarithms / WORDS)

@@ -1,1 +1,1 @@
-"""Answers in a text."""
+"""Extractive question answering."""

@@ -1,8 +1,8 @@
-"""Answers as spans: from characters of a context to tokens of a feature, and back.
+"""Answer spans: from characters of a context to tokens of a feature, and back.
 
 A feature is a question with as much of its context as fits; features of a context overlap.
 `offsets` are the (begin, end) characters of a feature's context tokens, `first` is the position of
-the first of these tokens.
+the first context token.
 """
 
 import heapq
@@ -17,9 +17,9 @@ class AnswerSpan:
     """A part of a context.
 
     Attributes:
-        score: the model's for its start plus that for its end.
-        begin: its first character.
-        end: the character after its last one.
+        score: sum of the model's scores for the start and for the end.
+        begin: index of the first character.
+        end: index after the last character.
     """
 
     score: float
@@ -28,9 +28,9 @@ class AnswerSpan:
 
 
 def tokens_of_answer(offsets: Offsets, first: int, begin: int, end: int) -> tuple[int, int] | None:
-    """Positions of the first and last token of the characters `begin` to `end`.
+    """Return the positions of the first and last token of the characters `begin` to `end`.
 
-    None if the feature does not have all of them.
+    Return None if the feature does not have all of these characters.
     """
     if not offsets or offsets[0][0] > begin or offsets[-1][1] < end:
         return None
@@ -46,11 +46,11 @@ def best_span(
     n_best: int,
     max_answer_length: int,
 ) -> AnswerSpan | None:
-    """The best span of a feature, of the `n_best` best starts and ends, as in run_qa.
+    """Return the best span of a feature among the `n_best` starts and ends, as in run_qa.
 
     Args:
-        starts: for each context token, the model's score that the answer starts there.
-        max_answer_length: in tokens.
+        starts: the model's score for each context token that the answer starts there.
+        max_answer_length: maximum length of an answer in tokens.
     """
     places = range(len(offsets))
     best_starts = heapq.nlargest(n_best, places, key=starts.__getitem__)
@@ -69,8 +69,8 @@ class FeatureAnswer:
     """The model's answer for one feature.
 
     Attributes:
-        example: the number of its question.
-        null_score: of "no answer".
+        example: number of the feature's question.
+        null_score: score of "no answer".
     """
 
     example: int
@@ -81,11 +81,11 @@ class FeatureAnswer:
 def choose_answers(
     features: Sequence[FeatureAnswer], contexts: Sequence[str], threshold: float | None
 ) -> list[str]:
-    """The answer to each question: the best span of all its features.
+    """Return the answer to each question: the best span of all its features.
 
     Args:
-        threshold: the answer is empty if the lowest null score of the features exceeds the best
-            span's score by more than this; None: never, as in SQuAD 1.1.
+        threshold: minimum difference between the lowest null score of the features and the
+            best span's score for an empty answer; None for no empty answers, as in SQuAD 1.1.
     """
     best: dict[int, AnswerSpan] = {}
     null: dict[int, float] = {}

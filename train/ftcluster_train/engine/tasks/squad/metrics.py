@@ -14,7 +14,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalise(answer: str) -> str:
-    """Lower case, without ASCII punctuation, articles and extra blanks.
+    """Return the answer in lower case, without ASCII punctuation, articles and extra spaces.
 
     >>> normalise("The  Eiffel-Tower!")
     'eiffeltower'
@@ -23,7 +23,7 @@ def normalise(answer: str) -> str:
 
 
 def exact_match(answer: str, true: Sequence[str]) -> float:
-    """1 if the answer is one of the true ones, both normalised, else 0."""
+    """Return 1 if the normalised answer equals a normalised true answer, else 0."""
     return float(normalise(answer) in {normalise(text) for text in true})
 
 
@@ -31,8 +31,8 @@ def squad_f1(answer: str, true: Sequence[str], unanswerable: bool = True) -> flo
     """Return the best F1 of the answer with a true answer, as bags of words.
 
     Args:
-        unanswerable: whether an empty answer is right if the true one is empty too, as in
-            evaluate-v2.0.py; in evaluate-v1.1.py texts without a common word have 0.
+        unanswerable: True if an empty answer is right for an empty true answer, as in
+            evaluate-v2.0.py; in evaluate-v1.1.py texts without a common word score 0.
     """
     words = normalise(answer).split()
     return max(_f1_of_words(words, normalise(text).split(), unanswerable) for text in true)
@@ -49,14 +49,14 @@ def _f1_of_words(answer: Sequence[str], true: Sequence[str], unanswerable: bool 
 def squad_metrics(
     answers: Sequence[str], true: Sequence[Sequence[str]], unanswerable: bool
 ) -> dict[str, float]:
-    """The metrics of all questions, in percent.
+    """Return the metrics of all questions, in percent.
 
     Args:
-        answers: one per question; "" for "no answer".
-        true: the true answers of each question; none if it has none.
-        unanswerable: whether to score questions with (HasAns) and without an answer (NoAns)
-            separately as well, as in SQuAD 2.0, whose script leaves out true answers that are
-            empty once they are normalised; that of SQuAD 1.1 scores them like others.
+        answers: answer to each question; "" for "no answer".
+        true: true answers of each question; empty if it has none.
+        unanswerable: True to also score questions with (HasAns) and without an answer (NoAns)
+            separately, as in SQuAD 2.0. Its script ignores true answers that are empty after
+            normalisation; the script of SQuAD 1.1 scores them like any others.
     """
     results = []
     for answer, texts in zip(answers, true, strict=True):
@@ -71,7 +71,7 @@ def squad_metrics(
 
 
 def _mean(results: Sequence[tuple[bool, float, float]], *names: str) -> dict[str, float]:
-    """Percent of exact match and F1; empty without questions."""
+    """Return exact match and F1 in percent; empty without questions."""
     if not results:
         return {}
     columns = list(zip(*results, strict=True))[1:]

@@ -1,6 +1,6 @@
 """Extractive question answering: the answer is a span of a context, as in SQuAD.
 
-A long context becomes several overlapping features, and the best span of all of them is the answer,
+A long context becomes several overlapping features. The answer is the best span of all of them,
 as in run_qa (transformers, examples/pytorch/question-answering).
 """
 
@@ -32,20 +32,20 @@ from ftcluster_train.engine.tasks.squad.answer_spans import (
 from ftcluster_train.engine.tasks.squad.metrics import squad_metrics
 from ftcluster_train.errors import TrainError
 
-CONTEXT = 1  # the second text in `sequence_ids`
+CONTEXT = 1  # index of the context in `sequence_ids`
 POSITIONS = ("start", "end", "null", "first", "question")
 
 
 class FeatureWriter:
     """Writes the features of one split, and counts truncated and omitted questions.
 
-    A feature has its tokens; the positions of the answer's first and last token (`start`, `end`),
-    both `null` if the feature does not have it; the position for "no answer" (`null`) and of the
-    first context token (`first`); the characters of all context tokens (`begins`, `ends`, not in
-    `train`); and the number of its `question`.
+    A feature has its tokens and the number of its `question`. `start` and `end` are the positions
+    of the answer's first and last token; both are `null` if the feature does not have the answer.
+    `null` is the position for "no answer", and `first` is the position of the first context token.
+    `begins` and `ends` are the characters of all context tokens (not in `train`).
 
     Args:
-        length: tokens of a feature.
+        length: maximum number of tokens of a feature.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class FeatureWriter:
             self._write(*(list(column) for column in zip(*rows, strict=True)))
 
     def close(self) -> list[str]:
-        """Close the files; returns notices for the user.
+        """Close the files and return notices for the user.
 
         Raises:
             TrainError: there is no usable question.
@@ -89,7 +89,8 @@ class FeatureWriter:
         if not self._kept:
             raise TrainError(
                 f"{split} has no questions" + (f", but {unanswered}" if self._left_out else ""),
-                "to train on those as well: version_2_with_negative=true" * bool(self._left_out),
+                "to train on these questions too: version_2_with_negative=true"
+                * bool(self._left_out),
             )
         rows = self._kept + self._left_out
         self._writer.close(questions=self._questions, rows=rows, left_out=self._left_out)
@@ -128,7 +129,7 @@ class FeatureWriter:
             null = self._null_position(encoded["input_ids"][feature])
             start, end = _answer_positions(answers[row], offsets, first) or (null, null)
             if self._split == "train":
-                offsets = []  # the largest column, which only evaluations need
+                offsets = []  # the largest column; only evaluations need it
             self._writer.add(
                 {
                     **{name: encoded[name][feature] for name in self._kinds},
@@ -149,7 +150,7 @@ class FeatureWriter:
             ]
 
     def _truncated(self, questions: list[str]) -> list[str]:
-        """The questions, truncated to max_query_length tokens."""
+        """Return the questions, truncated to max_query_length tokens."""
         limit = self._options.max_query_length
         encoded = self._tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)
         truncated = list(questions)
@@ -160,7 +161,7 @@ class FeatureWriter:
         return truncated
 
     def _null_position(self, ids: Sequence[int]) -> int:
-        """The position that stands for "no answer": the first special token."""
+        """Return the position that stands for "no answer": the first special token."""
         for token in (self._tokenizer.cls_token_id, self._tokenizer.bos_token_id):
             if token in ids:
                 return ids.index(token)
@@ -170,7 +171,7 @@ class FeatureWriter:
 def _answer_positions(
     answers: Mapping[str, Any], offsets: Offsets, first: int
 ) -> tuple[int, int] | None:
-    """First and last token of the first answer, if the feature has it."""
+    """Return the first and last token of the first answer, or None if the feature lacks it."""
     if not answers["text"]:
         return None
     begin = answers["answer_start"][0]
@@ -182,7 +183,7 @@ NO_ANSWER: dict[str, list[Any]] = {"text": [], "answer_start": []}
 
 @register
 class QuestionAnsweringTask(Task):
-    """Cross entropy over the feature's tokens of a span's start and of its end."""
+    """Cross entropy of a span's start and end over the tokens of a feature."""
 
     name = "question-answering"
     model_class = AutoModelForQuestionAnswering
@@ -194,7 +195,7 @@ class QuestionAnsweringTask(Task):
         if not self.tokenizer.is_fast:
             raise TrainError(
                 f"the tokenizer {type(self.tokenizer).__name__} of "
-                f"{self.recipe.tokenizer or self.recipe.model} does not give the characters of a "
+                f"{self.recipe.tokenizer or self.recipe.model} does not report the characters of a "
                 "token",
                 "question answering needs a fast tokenizer, one with a tokenizer.json",
             )
@@ -233,7 +234,7 @@ class QuestionAnsweringTask(Task):
         return [Document(sample["input_ids"], range(start, end + 1), "an answer")]
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
-        # the outputs are an answer's start and end, whatever classes the model had before
+        # the outputs are an answer's start and end, even if the model had classes before
         return numbered(["LABEL_0", "LABEL_1"])
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
@@ -246,10 +247,10 @@ class QuestionAnsweringTask(Task):
         return Batch(inputs, {**targets, "tokens": inputs["attention_mask"] > 0})
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The mean of both losses, summed over the features.
+        """Return the mean of the start and end losses, summed over the features.
 
         Padding is masked, unlike in run_qa, which pads every feature to max_length: a feature's
-        loss must not depend on the others of its batch.
+        loss must not depend on the other features of its batch.
         """
 
         def loss(logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -260,7 +261,7 @@ class QuestionAnsweringTask(Task):
         return (start + loss(outputs.end_logits, targets["end"])) / 2
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """For each feature its question, the score of "no answer" and the best span."""
+        """Return for each feature its question, the score of "no answer" and the best span."""
         starts, ends = outputs.start_logits.float(), outputs.end_logits.float()
         spans = []
         for i, sample in enumerate(samples):
@@ -276,7 +277,7 @@ class QuestionAnsweringTask(Task):
         return spans
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """Exact match and F1 of the questions, in percent."""
+        """Return exact match and F1 of the questions, in percent."""
         wanted = [question["answers"] for question in samples.about["questions"]]
         answers = self._answers(predictions, samples)
         return squad_metrics(answers, wanted, self.options.version_2_with_negative)
@@ -284,12 +285,12 @@ class QuestionAnsweringTask(Task):
     def compared(
         self, predictions: Sequence[Any], samples: Samples
     ) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Return an answer to each question, and its list of right answers."""
+        """Return the answer to each question, and its list of right answers."""
         right = [question["answers"] for question in samples.about["questions"]]
         return self._answers(predictions, samples), right
 
     def answers(self, predictions: Sequence[Any], samples: Samples) -> list[dict[str, Any]]:
-        """The text of each question's answer, or "" for none."""
+        """Return the text of each question's answer, or "" for none."""
         return [{"prediction": answer} for answer in self._answers(predictions, samples)]
 
     def _answers(self, predictions: Sequence[Any], samples: Samples) -> list[str]:
