@@ -154,8 +154,8 @@ def test_what_is_not_copied_of_data_and_model_is_told_together(tmp_path: Path) -
     message = str(caught.value)
     assert message.count("'README.md' -> '../id_ed25519': leads out of the folder") == 2
     assert "'pipe': is a pipe" in message
-    assert f"{tmp_path}/data is not copied as it is" in message
-    assert f"{tmp_path}/model is not copied as it is" in message
+    assert f"{tmp_path}/data cannot be copied" in message
+    assert f"{tmp_path}/model cannot be copied" in message
 
 
 @pytest.fixture
