@@ -25,7 +25,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         assert (
             "would make that key, known_hosts and ssh_config of node0, node1, node2" in dry.stderr
         )
-        assert "node1-node2: would let the head's key in" in dry.stderr
+        assert "node1-node2: would authorize the head's key" in dry.stderr
         report = tmp_path_factory.mktemp("report") / "systems.json"
         check = control.run("check", inventory, "--system-report", str(report))
         assert check.returncode == 1, check.stderr
