@@ -68,6 +68,10 @@ class UserCode:
     task: CodeFile | None = None
     metrics: CodeFile | None = None
 
+    def __bool__(self) -> bool:
+        """Return True if a file is set."""
+        return bool(self.files)
+
     @property
     def files(self) -> tuple[CodeFile, ...]:
         """The files that are set."""

@@ -76,8 +76,8 @@ OTHER = {"host": "x", "what": "y", "hint": "", "kind": "z"}  # of a host that wa
     [
         (json.dumps(REPORT), REPORT, ""),
         ("no python", None, "no python"),
-        (json.dumps({**REPORT, "problems": [OTHER]}), None, "no report: 'x' is no host that was"),
-        ('{"hosts": ' + "[" * 60_000, None, "no report: it is nested too deeply"),
+        (json.dumps({**REPORT, "problems": [OTHER]}), None, "its report is invalid: 'x' is no host that was"),
+        ('{"hosts": ' + "[" * 60_000, None, "its report is invalid: it is nested too deeply"),
     ],
 )
 def test_verify_runs_while_the_hosts_are_called(
@@ -152,9 +152,9 @@ def test_what_the_calls_prove() -> None:
         "their ports are closed to this machine, which is not one of them"
     ]
     [line] = guard(closed, ["a"])
-    assert line.startswith("not proved")
+    assert line.startswith("not verified")
     assert "does not reach b by itself" in line
-    assert guard([row("a", "10.0.0.1", 0.5, p1=[])], ["a"])[0].startswith("not proved")
+    assert guard([row("a", "10.0.0.1", 0.5, p1=[])], ["a"])[0].startswith("not verified")
     one_of_them = [row("a", "10.0.0.1", p1=["10.0.0.2"]), closed[1]]
     assert "this machine is one of the hosts" in guard(one_of_them, ["a", "b"])[0]
     assert guard([row("a", "10.0.0.1", p1=["198.51.100.7"]), closed[1]], ["a", "b"]) == []
