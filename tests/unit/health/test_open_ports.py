@@ -76,7 +76,11 @@ OTHER = {"host": "x", "what": "y", "hint": "", "kind": "z"}  # of a host that wa
     [
         (json.dumps(REPORT), REPORT, ""),
         ("no python", None, "no python"),
-        (json.dumps({**REPORT, "problems": [OTHER]}), None, "its report is invalid: 'x' is no host that was"),
+        (
+            json.dumps({**REPORT, "problems": [OTHER]}),
+            None,
+            "its report is invalid: 'x' is no host",
+        ),
         ('{"hosts": ' + "[" * 60_000, None, "its report is invalid: it is nested too deeply"),
     ],
 )
