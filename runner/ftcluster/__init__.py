@@ -1,7 +1,7 @@
 """From an Ansible inventory of bare Xeon hosts to a fine-tuned Hugging Face model.
 
-What the command `ftcluster` does, as functions: each prints nothing, asks nothing, and raises
-FtclusterError. They are in `ftcluster.api`, which is loaded with the first of them.
+The main commands of `ftcluster` are functions here. They print nothing, ask nothing, and raise
+FtclusterError. They are in `ftcluster.api`, which is imported at the first use.
 
     cluster = ftcluster.setup("inventory.ini")
     run = ftcluster.train("classify", data="reviews.csv", cluster=cluster)

@@ -182,7 +182,7 @@ class MpiWork(dist.Work):  # type: ignore[misc]
         return True
 
     def profile(self, event: Any) -> None:
-        """End a profiler event with the operations, before any caller continues."""
+        """End a profiler event when the operations end; `wait` returns only after that."""
         self._future = event._call_end_callbacks_on_future(self.get_future())
         self._events = [self._future]
 

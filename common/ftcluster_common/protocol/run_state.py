@@ -26,7 +26,7 @@ def is_run_id(text: Any) -> bool:
 
 
 def name_of_run(run: str) -> str:
-    """Return the name in an id: that of the recipe or the script, or the name that the user chose.
+    """Return the name in an id: the recipe's, the script's, or the name that the user chose.
 
     >>> name_of_run("my-model-20260131-101500-7f3a"), name_of_run("other")
     ('my-model', 'other')

@@ -218,7 +218,7 @@ class TaskSpec(ABC, Generic[Fields]):
         return (VALIDATION,)
 
     def counts_classes(self, options: Fields) -> bool:
-        """Return True if rows are counted by the classes in their label."""
+        """Return True if labels are classes, so that rows can be counted per class."""
         return False
 
     def has_classes(self, options: Fields) -> bool:

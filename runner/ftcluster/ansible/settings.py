@@ -108,7 +108,7 @@ def inventories_of_ansible() -> tuple[list[str], str]:
 
 
 def _set_in_file() -> set[str]:
-    """Return those of our settings that the user's ansible.cfg contains."""
+    """Return our settings that the user's ansible.cfg contains too."""
     _, parser = _own_file()
     return {
         variable for variable, (section, key) in IN_FILE.items() if parser.has_option(section, key)

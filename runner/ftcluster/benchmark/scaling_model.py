@@ -118,7 +118,7 @@ class Model:
         return self.compute + max(0.0, often + moved)
 
     def efficiency(self, mode: Mode, hosts: int) -> float:
-        """Return a host's samples per second as a fraction of those of a single host."""
+        """Return the samples per second per host, as a fraction of a single host's rate."""
         return self.compute / self.seconds(mode, hosts)
 
 

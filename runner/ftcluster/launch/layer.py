@@ -207,9 +207,9 @@ def _download(
 
 
 def _refuse_old_pip() -> None:
-    """Refuse a pip that does not report which packages need a package that exists only as sources.
+    """Refuse a pip that is too old to report packages without wheels.
 
-    Such a pip would choose an older version of the package that needs it.
+    Such a pip would silently choose an older version of the package that needs them.
     """
     version = pip_version()
     if version < OLDEST_PIP:

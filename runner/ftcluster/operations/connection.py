@@ -98,7 +98,7 @@ def remembered(options: Sequence[str]) -> tuple[str, ...]:
 
 
 def place_of(options: Sequence[str]) -> dict[str, str]:
-    """Return the variables of PLACE that the options of ansible-playbook set, except by files.
+    """Return the variables of PLACE that options of ansible-playbook set; their files are not read.
 
     >>> place_of(("--extra-vars", '{"ftcluster_prefix": "/a", "x": 1}', "--extra-vars", "@file"))
     {'ftcluster_prefix': '/a'}
@@ -157,7 +157,7 @@ def cluster_run_hosts(connection: Connection, view: View) -> RunHosts:
 
 
 def reached(run_hosts: RunHosts, connection: Connection) -> RunHosts:
-    """Return the hosts with additional arguments of ansible-playbook."""
+    """Return the hosts, reached with the connection's arguments of ansible-playbook too."""
     return replace(run_hosts, options=(*run_hosts.options, *connection.arguments))
 
 

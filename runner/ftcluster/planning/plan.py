@@ -167,7 +167,7 @@ class Problems:
 
 
 def first_hosts(facts: ClusterFacts, count: int | None) -> ClusterFacts:
-    """Return the head and the hosts after it, `count` in all; None for all hosts.
+    """Return the first `count` hosts, the head included; all hosts if `count` is None.
 
     Raises:
         PlanError: there are fewer hosts.

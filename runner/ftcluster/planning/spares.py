@@ -30,7 +30,10 @@ COMMON = {
 
 
 def next_hosts(facts: ClusterFacts, nodes: int | None, count: int) -> tuple[HostFacts, ...]:
-    """Return the first `count` hosts after the first `nodes` hosts; None for all hosts.
+    """Return the `count` spare hosts, which follow the first `nodes` hosts.
+
+    Args:
+        nodes: number of hosts with ranks; None for all hosts, which leaves no spares.
 
     Raises:
         UsageError: there are fewer, or only the head precedes them, which no spare can replace.

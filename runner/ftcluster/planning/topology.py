@@ -1,4 +1,4 @@
-"""Group a host's cores by their local memory, and select those for ranks. Pure functions only."""
+"""Group a host's cores by their local memory, and select the ranks' cores. Pure functions only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

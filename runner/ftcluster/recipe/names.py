@@ -81,7 +81,10 @@ def meaning_of(name: str, value: Any, keys: Collection[str]) -> tuple[str, Any] 
 
 
 def nearest(name: str, keys: Collection[str]) -> str:
-    """Return the key most like a name, by spelling, initials or a word of its last part; or "".
+    """Return the key that a name probably means; "" if none is similar.
+
+    A key is similar if its last part has a similar spelling, or the name's last part is one of its
+    words or its initials.
 
     >>> nearest("training.epochs", ["seed", "training.num_train_epochs"])
     'training.num_train_epochs'

@@ -95,7 +95,7 @@ class Source:
 
 
 def read_source(script: Path, folder: Path) -> Source:
-    """Read a script and those of its modules that are in its folder.
+    """Read a script, and the modules that it imports from its folder.
 
     Args:
         folder: folder where Python searches for modules first.

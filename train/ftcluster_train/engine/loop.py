@@ -213,7 +213,9 @@ class _Loop:
             self._log.notice(own)
 
     def _fail(self, step: int, done: StepResult, batch: StepBatch) -> NoReturn:
-        """Save the model before a step with a loss or gradients that are not finite, and raise."""
+        """Save the model, and raise an error because loss or gradients are not finite.
+
+        The weights are still those from before the step. Nothing is saved in the first step."""
         saved = None
         if step > self._first_step:
             self._optimizer.synchronize()

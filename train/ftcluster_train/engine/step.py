@@ -230,7 +230,7 @@ def make_step(
     task: Task, model: PreTrainedModel, optimizer: OptimizerStep, kernels: KernelMode,
     times: StepTimes, bf16: bool,
 ) -> TrainingStep:  # fmt: skip
-    """Return the step for a task; the arguments are those of TrainingStep."""
+    """Return the step for a task; see TrainingStep for the arguments."""
     kind = GradientCacheStep if task.compares_batch else TrainingStep
     return kind(task, model, optimizer, kernels, times, bf16)
 

@@ -21,7 +21,7 @@ from ftcluster_common.recipe import Recipe
 
 @dataclass(frozen=True)
 class TrainedModelRequest(RecipeRequest, ABC):
-    """A request that uses a trained model, its `model`.
+    """A request to use a trained model, which the field `model` names.
 
     Attributes:
         hub_token: True if the hosts may use the user's token for the Hugging Face Hub.
@@ -37,7 +37,7 @@ class TrainedModelRequest(RecipeRequest, ABC):
         """Return the error for a recipe whose model cannot be used this way; None otherwise."""
 
     def launchable(self, view: View) -> TrainingRun:
-        """Return the requested run.
+        """Return the run to launch for this request.
 
         Raises:
             FtclusterError: see `RecipeRequest.prepared`.

@@ -187,7 +187,9 @@ def give_back(request: HostsRequest, view: View) -> Result:
 def _change_drained(
     connection: Connection, cluster: Cluster, names: Mapping[str, Drained | None], view: View
 ) -> Cluster:
-    """Drain hosts, or return them, for all control nodes; return the changed cluster."""
+    """Drain hosts, or undo it for hosts whose value is None, and return the changed cluster.
+
+    The change is in the head's record, so all control nodes see it."""
     return change_record(cluster, with_drained(names), connection.to(cluster), view)
 
 

@@ -51,7 +51,7 @@ def choose_sets(
 
 
 def draw_rows(classes: Sequence[Hashable], percent: float, seed: int) -> frozenset[int]:
-    """Return the numbers of rows for validation, counted from 0; the same share of each class.
+    """Return the indices of rows for validation, counted from 0; the same share of each class.
 
     Of a class with two rows or more, at least one is for validation and one for training.
 

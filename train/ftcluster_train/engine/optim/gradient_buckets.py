@@ -107,7 +107,7 @@ class GradientBuckets:
             self.sinks.sums.update({p: sums for p, sums in self._sums.items() if sums})
 
     def start_backward(self, last: bool) -> None:
-        """Call before each backward pass; `last` marks the last backward pass of a step."""
+        """Prepare the buckets for the next backward pass; `last` is True for a step's last pass."""
         self._missing = list(self._parameters_in) if last else []
 
     def wait(self) -> torch.Tensor:

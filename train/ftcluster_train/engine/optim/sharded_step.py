@@ -67,14 +67,14 @@ class ShardedGradients:
             add_gradient_hook(parameter, self._add_gradient)
 
     def start_backward(self) -> None:
-        """Call before each backward pass."""
+        """Prepare the buckets for the next backward pass."""
         self._round += 1
         self._seen.clear()
         self._missing = [len(bucket.parameters) for bucket in self._weights.buckets]
         self._sent = 0
 
     def finish_backward(self) -> None:
-        """Call after each backward pass: add parameters without a gradient, or with rows only."""
+        """Add the parameters that got no gradient, or only rows, in this backward pass."""
         for number in self._order:
             for parameter in self._weights.buckets[number].parameters:
                 if parameter not in self._seen:

@@ -307,7 +307,7 @@ class Task(ABC):
         return {TRAIN: PartOfRows(rows, drawn, False), VALIDATION: self.drawn}, [notice]
 
     def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
-        """Return the numbers of the rows drawn for validation, and their count for a notice."""
+        """Return the indices of the rows drawn for validation, and their count for a notice."""
         drawn = draw_rows([0 for _ in rows], percent, seed)
         return drawn, f"{len(drawn)} row{'s' * (len(drawn) != 1)}"
 

@@ -129,7 +129,7 @@ def labels_of_model(
 
 
 def match_model(words: Sequence[str], known: Mapping[str, int]) -> dict[str, int]:
-    """Return the numbers of a model's classes, by the names that the data use for them."""
+    """Return the indices of a model's classes, by the names that the data use for them."""
     names = list(known)
     pairs = zip(words, match_names(words, names), strict=True)
     return {word: known[names[place]] for word, place in pairs if place is not None}

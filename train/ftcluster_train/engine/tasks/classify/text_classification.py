@@ -330,7 +330,7 @@ class TextClassificationTask(Task):
         return [[n for n, p in enumerate(row) if p >= limits[n]] for *_, row in predictions]
 
     def answers(self, predictions: Sequence[Any], samples: Samples) -> list[dict[str, Any]]:
-        """Return the number, or the predicted classes by name with their probabilities."""
+        """Return each row's predicted number, or its classes with their probabilities."""
         if self.options.regression:
             return [{"prediction": value} for _, value, *_ in predictions]
         names, every = self._names(samples), self.options.all_probabilities

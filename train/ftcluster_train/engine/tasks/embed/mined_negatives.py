@@ -31,7 +31,7 @@ def hard_negatives(
     options: SentenceSimilarity,
     most_belonging: int,
 ) -> list[list[int]]:
-    """Return the numbers of the documents that are near to each query but do not belong to it.
+    """Return, per query, the indices of documents that are similar but do not belong to it.
 
     The rules and their order are those of sentence-transformers' mine_hard_negatives with its
     strategy top. Margins are measured from the least similar text that belongs to a query (de
@@ -169,7 +169,7 @@ def _mined(
     embeddings: torch.Tensor, queries: Sequence[int], documents: Sequence[int],
     belonging: Mapping[int, Mapping[int, None]], options: SentenceSimilarity, world: World,
 ) -> dict[int, list[int]]:  # fmt: skip
-    """Return the numbers of each query's negatives; each rank computes some queries."""
+    """Return the indices of each query's negatives; each rank computes a part of the queries."""
     number = {text: n for n, text in enumerate(documents)}
     own = slice(world.rank, len(queries), world.size)
     right = [[number[text] for text in belonging[query]] for query in queries[own]]

@@ -34,8 +34,8 @@ class Search:
     Attributes:
         texts: distinct texts; a text that is both a query and a document occurs twice if the two
             prompts differ.
-        belonging: numbers of the texts that belong to each query, by the query's number.
-        documents: numbers of all texts that may be found.
+        belonging: indices of the texts that belong to each query, by the query's index.
+        documents: indices of all texts that may be found.
     """
 
     texts: list[PromptedText]
@@ -58,7 +58,9 @@ class Search:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Return data for the samples' folder; `same` is a query's equal document, or -1."""
+        """Return the metadata that is saved with the samples.
+
+        `same` has for each query the document with the same text, or -1."""
         by_text = {self.texts[number].text: number for number in self.documents}
         return {
             "queries": list(self.belonging),

@@ -118,7 +118,7 @@ class TagWriter:
         self._rows += 1
 
     def _tags(self, tags: list[str], where: str, scheme: Scheme) -> list[int]:
-        """Return the numbers of tags in the model's scheme; tags of spans are IOB2.
+        """Return the indices of tags in the model's scheme; tags of spans are IOB2.
 
         IOB1 becomes IOB2 if the model has a B- tag of each type, like all models trained here:
         the names alone do not show which of the two schemes the model uses.

@@ -28,7 +28,7 @@ def exact_match(answer: str, true: Sequence[str]) -> float:
 
 
 def squad_f1(answer: str, true: Sequence[str], unanswerable: bool = True) -> float:
-    """Return the best F1 of the answer with a true answer, as bags of words.
+    """Return the F1 of the answer's words against the true answer that matches best.
 
     Args:
         unanswerable: True if an empty answer is right for an empty true answer, as in
