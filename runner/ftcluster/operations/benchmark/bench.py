@@ -25,10 +25,10 @@ class AllReduceRequest:
 
     Attributes:
         sizes: sizes of the tensors in bytes, with K, M or G for powers of 1024.
-        backends: names of the backends; if empty, all of them.
-        nodes: number of hosts, the head first; None for all.
-        ranks_per_host: number of ranks on each host; None for as many as a training has.
-        seconds: time limit; sizes that would exceed it are skipped.
+        backends: names of the backends; if empty, all backends are measured.
+        nodes: number of hosts, the head first; None for all hosts.
+        ranks_per_host: number of ranks on each host; None for the same number as in a training.
+        seconds: time limit; sizes that would exceed the limit are skipped.
     """
 
     connection: Connection = field(default_factory=Connection)
@@ -41,7 +41,7 @@ class AllReduceRequest:
 
 
 def bench_allreduce(request: AllReduceRequest, view: View) -> Result:
-    """Measure the backends, and save the result on the head, where later plans read it.
+    """Measure the backends, and save the result on the head. Later plans read the result there.
 
     Raises:
         ClusterChanged: the cluster has changed since the run was planned; see `again`.
@@ -63,7 +63,10 @@ def bench_allreduce(request: AllReduceRequest, view: View) -> Result:
 def _keep(
     result: dict[str, Any], cluster: Cluster, connection_options: tuple[str, ...], view: View
 ) -> None:
-    """Save the result for the plan's choice of backend, if it has a large enough size."""
+    """Save the result on the head, where plans choose a backend by it.
+
+    A result without a tensor size of at least BUCKET bytes is not saved.
+    """
     ms = fp32_times(result, "ms")
     size = min((size for size in ms if size >= BUCKET), default=0)
     if size and len(ms[size]) > 1:

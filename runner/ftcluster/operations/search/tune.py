@@ -41,8 +41,8 @@ class TuneRequest(RecipeRequest):
 
     Attributes:
         budget_seconds: time limit of the search.
-        batch: True if larger batches are tried too; they change the trained model.
-        seed: seed for the order of the last round.
+        batch: True if larger batch sizes are tried too; a larger batch changes the trained model.
+        seed: seed for the order of the trials in the last round.
     """
 
     budget_seconds: float = BUDGET_SECONDS
@@ -56,7 +56,7 @@ class TuneResult(Result):
     """The result of the search.
 
     Attributes:
-        stopped: True if the user stopped the search; decisions up to then are saved.
+        stopped: True if the user stopped the search; decisions made before are saved.
     """
 
     stopped: bool = False
@@ -94,10 +94,12 @@ def dry_run(request: TuneRequest, view: View) -> Result:
 
 
 def tune(request: TuneRequest, view: View, steps_view: View) -> TuneResult:
-    """Train some steps with each setting, and save settings on the head that beat the plan's.
+    """Train a few steps with each candidate, and save settings that are faster than the plan's.
+
+    The settings are saved on the head.
 
     Args:
-        steps_view: view for the trials' own progress.
+        steps_view: view for the progress of each trial.
 
     Raises:
         ClusterChanged: the cluster has changed since the trials were planned; see `again`.
@@ -162,7 +164,11 @@ class _Trials:
         self.ids: list[str] = []
 
     def prepared(self, settings: Settings, steps: int | None = None) -> TrainingRun:
-        """Return a run with these settings and this number of steps; None for all steps."""
+        """Return a run with these settings.
+
+        Args:
+            steps: number of steps to train; None for all steps of the recipe.
+        """
         chosen = written(settings).split()
         if steps is not None:
             if self.recipe.training.sync == "local":
@@ -181,7 +187,7 @@ class _Trials:
         return list(candidates(self.recipe, hosts, plan, backends, self._request.batch))
 
     def fixed(self) -> list[str]:
-        """Return lines about settings that are not tried, because the recipe sets them."""
+        """Return a line for each setting that is not tried because the recipe sets it."""
         recipe, training = self.recipe, self.recipe.training
         fields = {
             "ranks_per_host": (recipe.ranks_per_host, None),
@@ -199,7 +205,7 @@ class _Trials:
         """Train `steps` steps and return their speed.
 
         Raises:
-            FtclusterError, Interrupted: see `train`.
+            FtclusterError, Interrupted: see `training_run.train`.
         """
         began = time.monotonic()
         one = self.prepared(settings, steps)
