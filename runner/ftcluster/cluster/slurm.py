@@ -72,7 +72,7 @@ def allocation(environment: Mapping[str, str]) -> Allocation | None:
     """Return the allocation of the Slurm job that this command runs in; None outside of a job.
 
     Raises:
-        UsageError: see `allocated`.
+        UsageError: the allocation cannot be used, see `allocated`.
         FtclusterError: scontrol fails.
     """
     if SLURM_VARIABLE not in environment or NODES not in environment:

@@ -229,7 +229,7 @@ def copy_logs(
 
     Raises:
         FtclusterError: the head does not respond.
-        Interrupted: the user stopped it.
+        Interrupted: the user stopped the command.
     """
     playbook = Logs(run_hosts.at(run), {name: str(copies[name]) for name in copies}, follow)
     play(playbook, run_hosts, LONG_SECONDS, on_tick=on_tick)

@@ -113,7 +113,7 @@ def render_script(
 
     Args:
         hub_token: True if the ranks have a token for the Hub.
-        layer: overlay with the packages of the script's own requirements, or None.
+        layer: overlay with the packages of --requirements; None for none.
         fast: True if the script uses ftcluster's kernels.
     """
     program = ("-m", "ftcluster_train.host.script", "run", run_dir(plan, run))

@@ -92,7 +92,7 @@ def check_quantization(recipe: Recipe, stack: Stack, stacks: Mapping[str, Stack]
     """Check that the stack has bitsandbytes, if the recipe needs it.
 
     Raises:
-        PlanError: the stack does not have it.
+        PlanError: the recipe needs bitsandbytes, and the stack does not have it.
     """
     if recipe.load_in_4bit and not stack.version(BITSANDBYTES):
         raise PlanError(

@@ -54,7 +54,7 @@ def check_allocator(facts: ClusterFacts, recipe: Recipe | None) -> None:
     """Check that all hosts have the allocator that the recipe names.
 
     Raises:
-        PlanError: some hosts do not have it.
+        PlanError: some hosts do not have the allocator.
     """
     without = [host.name for host in facts.hosts if not host.tcmalloc]
     if recipe and recipe.allocator == "tcmalloc" and without:

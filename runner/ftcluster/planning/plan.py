@@ -380,7 +380,7 @@ def _choose_backend(
     """Choose the backend of torch.distributed. Return the choice and its reason.
 
     Raises:
-        PlanError: see `choose_backend`.
+        PlanError: the recipe's backend is not possible, see `choose_backend`.
     """
     recipe = inputs.recipe
     world = sum(count.ranks for count in counts.values())

@@ -44,7 +44,8 @@ def bench_allreduce(request: AllReduceRequest, view: View) -> Result:
     """Measure the backends, and save the result on the head. Later plans read the result there.
 
     Raises:
-        ClusterChanged: the cluster has changed since the run was planned; see `again`.
+        ClusterChanged: the cluster has changed since the run was planned. `again`
+            retries the operation.
         FtclusterError: the request is not valid, or the run failed.
     """
     sizes = sorted({read_size(text) for text in request.sizes})

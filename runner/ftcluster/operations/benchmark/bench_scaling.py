@@ -45,7 +45,8 @@ def bench_scaling(request: ScalingRequest, view: View) -> Result:
     """Train a few steps on each number of hosts or ranks, and compare the samples per second.
 
     Raises:
-        ClusterChanged: the cluster has changed since the run was planned; see `again`.
+        ClusterChanged: the cluster has changed since the run was planned. `again`
+            retries the operation.
         FtclusterError: the request is not valid, or a run failed.
     """
     modes = [overrides(mode) for mode in read_modes(request.modes)] if request.modes else [[]]
@@ -101,7 +102,7 @@ def _trainings(
             a single host or rank sends nothing.
 
     Raises:
-        FtclusterError: see `RecipeRequest.prepared`.
+        FtclusterError: a training cannot be prepared, see `RecipeRequest.prepared`.
     """
 
     def prepared(words: Sequence[str], nodes: int | None, ranks: int | None) -> TrainingRun:

@@ -45,7 +45,7 @@ SELECTOR = re.compile(
 
 @dataclass(frozen=True)
 class KubernetesRequest(RecipeRequest):
-    """A training, and how Kubernetes runs it.
+    """A training to export, and the settings of its Kubernetes job.
 
     Attributes:
         facts: file that describes the nodes, as for `plan`; None for the cluster's hosts.
@@ -86,7 +86,7 @@ class KubernetesRequest(RecipeRequest):
         """The name of the job."""
         recipe = split_words(self.words)[0]
         if self.task and names_no_recipe(self.words):
-            recipe = self.task  # the file of the task replaces it
+            recipe = self.task  # the task's file defines the recipe
         return self.name or default_name(recipe)
 
 

@@ -84,7 +84,7 @@ def _train_command(request: SlurmRequest) -> tuple[str, ...]:
     """Return the `ftcluster train` command of the job, with absolute paths for local files."""
     recipe, overrides = split_words(request.words)
     if request.task and names_no_recipe(request.words):
-        recipe = ""  # the file of the task replaces it
+        recipe = ""  # the task's file defines the recipe
     given = {
         "--task": _absolute(request.task or None),
         "--metrics": _absolute(request.metrics or None),

@@ -41,7 +41,8 @@ def evaluate(request: EvaluateRequest, view: View) -> EvaluateResult:
     """Evaluate a model on the recipe's validation sets, or on all rows of a single data file.
 
     Raises:
-        ClusterChanged: the cluster has changed since the run was planned; see `again`.
+        ClusterChanged: the cluster has changed since the run was planned. `again`
+            retries the operation.
         FtclusterError: the request is not valid, or the run failed.
     """
     return EvaluateResult(*request.launched(view), str(request.model))

@@ -153,7 +153,8 @@ def generate(
             of the prompt and the piece.
 
     Raises:
-        FtclusterError: there is no such model, it is not a language model, or the run failed.
+        FtclusterError: there is no such model, the model is not a language model, or the run
+            failed.
     """
     cluster = cluster_of(request.connection, view)
     run = _prepared(request, cluster)

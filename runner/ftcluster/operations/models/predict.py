@@ -85,7 +85,8 @@ def predict(request: PredictRequest, view: View) -> PredictResult:
     """Predict the class, number, answer or embedding of each row, in the order of the rows.
 
     Raises:
-        ClusterChanged: the cluster has changed since the run was planned; see `again`.
+        ClusterChanged: the cluster has changed since the run was planned. `again`
+            retries the operation.
         FtclusterError: the request is not valid, or the run failed.
     """
     run, progress = request.launched(view)

@@ -46,7 +46,7 @@ def push(folder: Path, repository: str, public: bool) -> None:
     """Upload a folder to the Hub. An existing repository gets another commit.
 
     Raises:
-        UsageError: see `check_push`.
+        UsageError: the upload cannot begin, see `check_push`.
         FtclusterError: the program failed.
     """
     command = push_command(check_push(repository), folder, repository, public)

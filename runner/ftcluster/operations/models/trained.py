@@ -40,7 +40,7 @@ class TrainedModelRequest(RecipeRequest, ABC):
         """Return the run to launch for this request.
 
         Raises:
-            FtclusterError: see `RecipeRequest.prepared`.
+            FtclusterError: the run cannot be prepared, see `RecipeRequest.prepared`.
         """
         run = self.launch.applied_to(self.prepared(cluster_of(self.connection, view), self.purpose))
         if run.recipe.teacher:
@@ -58,7 +58,8 @@ class TrainedModelRequest(RecipeRequest, ABC):
         """Launch the run and follow it to its end.
 
         Raises:
-            ClusterChanged: the cluster has changed since the run was planned; see `again`.
+            ClusterChanged: the cluster has changed since the run was planned. `again`
+                retries the operation.
             FtclusterError: the request is not valid, or the run failed.
         """
         run = self.launchable(view)

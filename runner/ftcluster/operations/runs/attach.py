@@ -92,7 +92,7 @@ def attach(
     Raises:
         Detached: a signal, such as Ctrl-C, has ended this process only.
         Interrupted: the run was stopped.
-        FtclusterError: there is no such run, or it failed.
+        FtclusterError: there is no such run, or the run failed.
     """
 
     def on_event(event: dict[str, Any]) -> None:

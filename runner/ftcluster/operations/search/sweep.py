@@ -56,7 +56,8 @@ def sweep(request: SweepRequest, view: View, steps_view: View) -> SweepResult:
         steps_view: view for the progress of a single run, used if the runs are sequential.
 
     Raises:
-        ClusterChanged: the cluster has changed since the runs were planned; see `again`.
+        ClusterChanged: the cluster has changed since the runs were planned. `again`
+            retries the operation.
         Interrupted: the user stopped the command; the active runs continue.
         FtclusterError: combinations are not valid (lists all of them), or no head responds.
     """

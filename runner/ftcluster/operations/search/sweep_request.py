@@ -36,8 +36,8 @@ class SweepRequest(RecipeRequest):
         seed: seed of the random choices.
         metric: name of the metric to compare; "" for the task's metric, see `aim_of`.
         retry: True if failed and stopped runs are trained again.
-        fetch: a new or empty folder of this machine for the best model, or "".
-        report: path of a page about the runs, or None.
+        fetch: path of a new or empty local folder for the best model; "" to copy no model.
+        report: path of the HTML report to write about the runs; None for no report.
         hub_token: True if the hosts may use the user's token for the Hugging Face Hub.
     """
 

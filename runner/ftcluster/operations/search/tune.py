@@ -102,7 +102,8 @@ def tune(request: TuneRequest, view: View, steps_view: View) -> TuneResult:
         steps_view: view for the progress of each trial.
 
     Raises:
-        ClusterChanged: the cluster has changed since the trials were planned; see `again`.
+        ClusterChanged: the cluster has changed since the trials were planned. `again`
+            retries the operation.
         FtclusterError: the request is not valid, or the plan's default failed twice.
     """
     trials = _Trials(request, view, steps_view)
@@ -147,8 +148,8 @@ class _Trials:
     """The training runs of a search.
 
     Attributes:
-        recipe: the recipe in the form in which tunings store it.
-        ids: ids of the runs, which are removed at the end.
+        recipe: the recipe as tunings store it, with the requested number of ranks per host.
+        ids: ids of the trials' runs, which `clean` removes.
     """
 
     def __init__(self, request: TuneRequest, view: View, steps_view: View) -> None:
@@ -205,7 +206,8 @@ class _Trials:
         """Train `steps` steps and return their speed.
 
         Raises:
-            FtclusterError, Interrupted: see `training_run.train`.
+            FtclusterError: the trial failed, see `training_run.train`.
+            Interrupted: the trial was stopped.
         """
         began = time.monotonic()
         one = self.prepared(settings, steps)
@@ -231,7 +233,7 @@ class _Trials:
         change_record(self.cluster, changes, self._connection_options, self.view)
 
     def clean(self) -> None:
-        """Remove the runs from the hosts."""
+        """Remove the trials' runs from the hosts."""
         clean_runs(
             replace(run_hosts_of(self.cluster), options=self._connection_options), tuple(self.ids)
         )

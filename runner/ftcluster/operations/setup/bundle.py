@@ -31,7 +31,7 @@ from ftcluster.paths import collection
 from ftcluster.progress.format import duration
 from ftcluster.stacks.catalog import NODE_PYTHON, Stack, find_stack, load_stacks, numbers
 
-OLDEST_GLIBC = "2.28"  # torch's wheels require it: manylinux_2_28
+OLDEST_GLIBC = "2.28"  # minimum version for torch's wheels (manylinux_2_28)
 DEFAULT_PYTHON = "3.11"
 MACHINE = "x86_64"
 

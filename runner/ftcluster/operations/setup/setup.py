@@ -97,7 +97,7 @@ class SetupResult:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster as it was saved.
+        """The saved cluster.
 
         Raises:
             FtclusterError: the cluster was not verified, so it was not saved.
@@ -138,7 +138,7 @@ class SetupResult:
 
 
 def setup(request: SetupRequest, view: View) -> SetupResult:
-    """Set a cluster up and save it for later operations, or roll it back.
+    """Set up a cluster and save it for later operations; or roll its stack back.
 
     Raises:
         UsageError: there is no such stack, bundle or inventory.

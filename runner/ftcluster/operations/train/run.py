@@ -68,8 +68,9 @@ class RunRequest:
             script's folder is copied to the hosts.
         force: True to run the script even if it requires versions that the stack does not have.
         fast: True if the script uses ftcluster's kernels, as trainings do.
-        requirements: file with packages that the script needs in addition to the stack, or None.
-        wheels: folder with wheels of these packages, or None.
+        requirements: path of a requirements file with packages that the script needs in addition to
+            the stack; None for none.
+        wheels: path of a folder with wheels of these packages; None to download the wheels.
         hub_token: True if the hosts may use the user's token for the Hugging Face Hub.
         detach: True if the command returns once the run is launched.
     """
@@ -208,7 +209,8 @@ def run(
             several times a second.
 
     Raises:
-        ClusterChanged: the cluster has changed since the run was planned; see `again`.
+        ClusterChanged: the cluster has changed since the run was planned. `again`
+            retries the operation.
         Detached: a signal has ended this process only; the script continues.
         Interrupted: the script was stopped.
         BrokenPipeError: nobody reads rank 0's output any more.

@@ -165,7 +165,8 @@ def train(request: TrainRequest, view: View) -> TrainResult:
     """Train to the end, or return after the launch if the request says so.
 
     Raises:
-        ClusterChanged: the cluster has changed since the training was planned; see `again`.
+        ClusterChanged: the cluster has changed since the training was planned. `again`
+            retries the operation.
         Detached: a signal has ended this process only; the training continues.
         Interrupted: the training was stopped.
         FtclusterError: the request is not valid, or the training failed.
@@ -222,7 +223,8 @@ def _train_with_failover(attempt: _Attempt, view: View) -> TrainResult:
 
     Raises:
         HeadLost: the head was lost, and `watch` is not set or the restarts are used up.
-        FtclusterError, Interrupted: see `training_run.train`.
+        FtclusterError: the training failed, see `training_run.train`.
+        Interrupted: the training was stopped.
     """
     request, cluster, connection_options = (
         attempt.request,
