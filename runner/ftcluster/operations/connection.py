@@ -48,7 +48,7 @@ class Connection:
         inventories: inventories of a cluster that was set up from another control node; if empty,
             the cluster that was set up last from this control node is used.
         options: arguments of ansible-playbook. Option names are long, and each value is a separate
-            argument. `setup` saves the options in CONNECTION.
+            argument. `setup` saves the options that CONNECTION lists.
         passwords: arguments of ansible-playbook that are never saved.
         cluster: a cluster that `setup` has returned. If set, `inventories` is ignored.
     """
@@ -130,8 +130,8 @@ def cluster_of(connection: Connection, view: View) -> Cluster:
     If the connection names inventories, the cluster has only the hosts that respond.
 
     Raises:
-        FtclusterError: no host responds or has an active stack, or no cluster has been set up from
-            this control node.
+        FtclusterError: no host responds, no host has an active stack, or no cluster has been set up
+            from this control node.
     """
     if saved := connection.cluster:  # another process may have changed the cluster since
         return recall_of(saved.inventories) or saved

@@ -26,7 +26,7 @@ class AllReduceRequest:
     Attributes:
         sizes: sizes of the tensors in bytes, with K, M or G for powers of 1024.
         backends: names of the backends; if empty, all backends are measured.
-        nodes: number of hosts, the head first; None for all hosts.
+        nodes: number of hosts, including the head; None for all hosts.
         ranks_per_host: number of ranks on each host; None for the same number as in a training.
         seconds: time limit; sizes that would exceed the limit are skipped.
     """
@@ -41,7 +41,9 @@ class AllReduceRequest:
 
 
 def bench_allreduce(request: AllReduceRequest, view: View) -> Result:
-    """Measure the backends, and save the result on the head. Later plans read the result there.
+    """Measure the time of an all-reduce with each backend.
+
+    The result is saved on the head. Later plans read it to choose a backend.
 
     Raises:
         ClusterChanged: the cluster has changed since the run was planned. `again`
@@ -64,7 +66,7 @@ def bench_allreduce(request: AllReduceRequest, view: View) -> Result:
 def _keep(
     result: dict[str, Any], cluster: Cluster, connection_options: tuple[str, ...], view: View
 ) -> None:
-    """Save the result on the head, where plans choose a backend by it.
+    """Save the result on the head, so that later plans can choose the fastest backend.
 
     A result without a tensor size of at least BUCKET bytes is not saved.
     """

@@ -29,7 +29,7 @@ class CleanRequest:
         done: True if runs that have succeeded are removed too.
         resumable: True if runs that can be resumed are removed too.
         all: True if the runs of other users are removed too.
-        older_than: minimum time in seconds since the end of a run that is removed.
+        older_than: only runs that ended at least this number of seconds ago are removed.
     """
 
     connection: Connection = field(default_factory=Connection)
@@ -40,7 +40,7 @@ class CleanRequest:
     older_than: float = 0
 
     def __post_init__(self) -> None:
-        """Check that names are not combined with the other choices.
+        """Check that `runs` is not combined with other fields.
 
         Raises:
             UsageError: `runs` is combined with other fields.

@@ -94,7 +94,7 @@ class LogsRequest:
 
     Attributes:
         run: the run's id or the beginning of it; "" for the newest run.
-        rank: the rank whose output is shown; None for all ranks.
+        rank: number of the rank whose output is shown, counted from 0; None for all ranks.
         follow: True if the output is shown until the run ends.
     """
 
@@ -156,7 +156,7 @@ def fetch(
 
     Args:
         run: the run's id or the beginning of it; "" for the newest run.
-        folder: a new or empty folder; "" for a folder named after the run.
+        folder: path of a new or empty local folder; "" for a folder named after the run.
         reports: True to copy the files of the run's trackers instead.
 
     Raises:

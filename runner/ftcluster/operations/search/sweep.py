@@ -108,7 +108,7 @@ class _Sweep:
         view.say(f"{runs} of {first.name}, {where}, {shape}")
 
     def _add(self, settings: Sequence[Settings]) -> tuple[list[TrainingRun], list[SweepRun]]:
-        """Add a row for each combination that has none yet.
+        """Add a row for each combination that does not have a row yet.
 
         Returns:
             The added runs as they would be launched, and a row for each element of `settings`.
@@ -233,8 +233,8 @@ class _Sweep:
         """Train these combinations, except those that are trained already.
 
         Returns:
-            The cost of each combination, with None for a run without the metric. None instead of
-            the list if a run has not ended.
+            The cost of each combination, where None means that a run has no metric. If a run has
+            not ended, None is returned instead of the list.
         """
         _, rows = self._add(settings)
         self.find()

@@ -25,7 +25,7 @@ NAME_LENGTH, DIGEST_LENGTH = 29, 10  # a run's name has at most 40 characters
 
 @dataclass(frozen=True)
 class SweepRequest(RecipeRequest):
-    """Trainings of one recipe; an argument `key=a,b,c` lists the values of a field.
+    """A request for several trainings of one recipe. `key=a,b,c` lists the values of a field.
 
     Attributes:
         nodes: number of hosts of each run. Disjoint groups of hosts train in parallel. With None,

@@ -75,7 +75,7 @@ def add(request: HostsRequest, view: View) -> Result:
     """Set up hosts of the inventory and make them part of the cluster.
 
     Raises:
-        FtclusterError: a host is not in the inventory, is part of the cluster already, fails or
+        FtclusterError: a host is not in the inventory, is already part of the cluster, fails, or
             does not respond.
     """
     names, cluster = list(request.names), recall()

@@ -174,10 +174,13 @@ def setup(request: SetupRequest, view: View) -> SetupResult:
 
 
 def find_inventories(given: Sequence[str]) -> tuple[Path, ...]:
-    """Return the given inventories; if there are none, the saved cluster's or this machine's.
+    """Return the paths of the given inventories.
+
+    If no inventory is given, return the inventories of the saved cluster. If no cluster is saved,
+    return the inventory of this machine.
 
     Raises:
-        UsageError: no inventory is given or saved, and Ansible is configured with another one.
+        UsageError: no inventory is given or saved, but Ansible's configuration names an inventory.
         FtclusterError: no inventory is given, and the saved cluster cannot be read.
     """
     if given:

@@ -49,13 +49,13 @@ AnyRun = TypeVar("AnyRun", bound=ClusterRun)
 
 @dataclass(frozen=True)
 class RecipeRequest:
-    """The recipe to train, and the number of hosts.
+    """A recipe to run, and the number of its hosts and ranks.
 
     Attributes:
         words: name or file of a recipe, and `key=value` arguments for its fields.
         data: folder or name that replaces the recipe's data; None for the recipe's data.
         model: folder or name that replaces the recipe's model; None for the recipe's model.
-        nodes: number of hosts with ranks, the head first; None for all hosts.
+        nodes: number of hosts with ranks, including the head; None for all hosts.
         spares: number of further hosts that may replace a lost host.
         ranks_per_host: number of ranks on each host; None if the plan decides.
         run_name: beginning of the run's id; None for the recipe's name.
@@ -156,7 +156,9 @@ class RecipeRequest:
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """The options of a launch; None leaves the choice to the plan. See Launch for each field.
+    """The options of a launch. None leaves the choice to the plan.
+
+    Launch describes the fields that are not listed here.
 
     Attributes:
         env: environment variables for the ranks. NAME=VALUE sets a value. NAME alone passes the
@@ -238,15 +240,15 @@ def resumed_run(
 
     Args:
         job: the run to continue.
-        nodes: number of hosts with ranks, the head first; None for the number that run had.
+        nodes: number of hosts with ranks, including the head; None for the number that run had.
         spares: number of further hosts that may replace a lost host.
         ranks_per_host: number of ranks on each host; None if the plan decides.
         must_resume: True to raise an error if the run has saved no state to continue from.
         name: beginning of the new run's id; None for the name of the continued run.
 
     Raises:
-        FtclusterError: no host responds, the run has saved no state, IPEX optimizes its model, or
-            the plan is not valid.
+        FtclusterError: no host responds, the run has saved no state, IPEX optimized the run's
+            model, or the plan is not valid.
     """
     if must_resume and not job.saved and not job.recipe.training.resume_from_checkpoint:
         raise FtclusterError(

@@ -60,7 +60,7 @@ class RunRequest:
     Attributes:
         words: a Python file with its arguments, or -m and a module with its arguments.
         connection: the cluster, and the arguments for reaching its hosts.
-        nodes: number of hosts with ranks, the head first; None for all hosts.
+        nodes: number of hosts with ranks, including the head; None for all hosts.
         spares: number of further hosts that may replace a lost host.
         ranks_per_host: number of ranks on each host; None if the plan decides.
         run_name: beginning of the run's id; None for the script's name.
