@@ -118,7 +118,7 @@ class HostFacts:
 
 
 def stack_name(folder: str) -> str:
-    """Return the name of the stack that a stack's folder contains.
+    """Return the name of a stack, given the path of its folder.
 
     >>> stack_name("/opt/ftcluster/stacks/intel-2.8-1b2c3d4e5f60")
     'intel-2.8'

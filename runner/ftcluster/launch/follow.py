@@ -186,7 +186,7 @@ def attach(
 ) -> Followed:
     """Follow a run that was launched before, from its first event to its end.
 
-    Signals end only this command, never the run.
+    A signal ends this command, and the run continues.
 
     Raises:
         Detached: a signal, such as Ctrl-C, has ended this command only.

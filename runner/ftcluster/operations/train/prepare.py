@@ -315,7 +315,7 @@ def shape_of(run: TrainingRun, runs: Sequence[PastRun], name: str = "") -> Shape
 
     Args:
         runs: measured trainings, the newest first.
-        name: name of the cluster for the comparison.
+        name: path of the facts file that describes the hosts; "" without a file.
     """
     hosts = run.cluster.facts.hosts
     fields = json.loads(json.dumps(asdict(run.recipe)))  # in the form in which records store them
