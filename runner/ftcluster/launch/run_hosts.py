@@ -67,7 +67,7 @@ class RunHosts:
 
     @property
     def is_here(self) -> bool:
-        """True if the head is this machine, and runs belong to this user."""
+        """True if the head is this machine, and this user owns the runs."""
         return self.inventories == (BUNDLED_LOCALHOST,) and not self.rank_user
 
     def is_here_as(self, known: Mapping[str, str]) -> bool:

@@ -97,10 +97,10 @@ def _page_here(page: Runs) -> tuple[tuple[RunState, ...], int]:
 
 
 def find_run(run_hosts: RunHosts, run: str) -> RunState:
-    """Return the run with this id, or with an id that begins like this.
+    """Return the run whose id is or begins with `run`.
 
     Raises:
-        FtclusterError: there is no such run, or several ids begin like this.
+        FtclusterError: there is no such run, or several ids begin with `run`.
     """
     runs = {one.run: one for one in list_runs(run_hosts, (run,), MOST_ALIKE)[0]}
     matching = [run] if run in runs else [name for name in runs if name.startswith(run)]

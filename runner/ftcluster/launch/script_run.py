@@ -143,8 +143,8 @@ def run_script(
     Args:
         connection_options: arguments of ansible-playbook for reaching the hosts.
         show: function that is called with pieces of rank 0's output: the stream and the text.
-        cancelled: function that returns True once nobody reads rank 0's output any more. The run is
-            then stopped, just as a local program would end. Called several times a second.
+        cancelled: function that returns True once nobody reads rank 0's output any more, so that
+            the run is stopped. It is called several times a second.
         detach: True to return once the script is launched.
 
     Raises:

@@ -37,7 +37,8 @@ def next_hosts(facts: ClusterFacts, nodes: int | None, count: int) -> tuple[Host
         count: number of spare hosts.
 
     Raises:
-        UsageError: there are too few hosts; or `nodes` is 1, and no spare can replace the head.
+        UsageError: there are too few hosts; or only the head has ranks, and no spare can replace
+            the head.
     """
     nodes = nodes or len(facts.hosts)
     left = facts.hosts[nodes:]

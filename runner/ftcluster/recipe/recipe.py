@@ -407,8 +407,8 @@ def _accept(key: str, value: Any, schema: Mapping[str, Key]) -> Any:
     """Return the value of a key, converted to the type of its field.
 
     Raises:
-        ValueError: there is no such key, or the value is not allowed. The message has the similar
-            key or the allowed values.
+        ValueError: there is no such key, or the value is not allowed. The message has a similar key
+            or the allowed values.
     """
     section, dot, _ = key.partition(".")
     if dot and section == "config_overrides":
