@@ -28,9 +28,9 @@ MAY_HAVE_LINES = ("hint", "message", "text")
 def read_event_line(line: bytes) -> dict[str, Any] | None:
     """Return the event that a line contains; None if the line is not valid.
 
-    Events of unknown types, from later versions of ftcluster, are valid. Control characters are
-    removed from texts, except from the output of a user's script. Folders, hosts and activities are
-    limited to one line, because further lines would look like ftcluster's own output.
+    Events of unknown types, from later versions of ftcluster, are valid. Control characters in
+    texts are escaped, except in the output of a user's script. Only the texts of MAY_HAVE_LINES may
+    have several lines, because other texts would then look like ftcluster's own output.
     """
     try:
         event: dict[str, Any] = json.loads(line)
@@ -146,7 +146,10 @@ class EventReader:
 
 
 def _parts(file: BinaryIO, offset: int) -> Iterator[tuple[int, int]]:
-    """Yield the beginning and the end of each part of the file to read, starting at `offset`."""
+    """Yield the beginning and the end of each part of the file to read, starting at `offset`.
+
+    Holes are skipped. Of a part longer than WHOLE_BYTES, only samples are read.
+    """
     end = os.fstat(file.fileno()).st_size
     while offset < end:
         try:

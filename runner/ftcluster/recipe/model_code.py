@@ -95,7 +95,7 @@ def code_problems(folder: Path) -> list[str]:
 
 
 def listed(names: list[str]) -> str:
-    """Return the first few names as text, without control characters."""
+    """Join the first few names to one line of text, with control characters escaped."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(in_one_line(name) for name in names[:SHOWN]) + more
 

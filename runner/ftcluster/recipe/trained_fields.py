@@ -86,7 +86,7 @@ def trained_fields(folder: Path) -> TrainedFields:
 
 
 def shortened(value: str) -> str:
-    """Return untrusted text for a note: shortened, on one line, without control characters."""
+    """Shorten untrusted text for a note: one line, with control characters escaped."""
     text = in_one_line(value)
     return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}..."
 

@@ -105,7 +105,7 @@ class LogsRequest:
 
 
 def logs(request: LogsRequest, show: Callable[[str], None], view: View) -> None:
-    """Show the output of a run's ranks, without control characters that affect a terminal.
+    """Show the output of a run's ranks, with control characters escaped.
 
     Args:
         show: function that is called with whole lines as they arrive. The last line may be
