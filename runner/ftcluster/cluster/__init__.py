@@ -1,1 +1,1 @@
-"""The facts of a cluster's hosts, and the file in which setup saves them."""
+"""The facts of a cluster's hosts, the cluster that setup saves, and the record on its head."""

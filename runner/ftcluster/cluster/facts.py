@@ -1,4 +1,4 @@
-"""The facts of each host, which preflight gathers and plan() uses. Plain data."""
+"""The facts of each host. The role preflight gathers them, and `plan` uses them. Plain data."""
 
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -9,7 +9,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer impo
 
 from ftcluster_common.protocol.network import AUTO, HostNetwork, RdmaDevice
 
-MOST_SAID = 3  # maximum number of problems to show of a host
+MOST_SAID = 3  # maximum number of problems to show per host
 SETUP, BENCH = "setup", "bench"  # the commands that measure an all-reduce
 
 
@@ -20,9 +20,10 @@ class NumaNode:
     Attributes:
         cores: number of physical cores within the host's CPU set; 0 for a node with only memory.
         cpus: CPU numbers of the cores' first usable hardware threads, such as "0-15,32".
-        near: nearest node with cores, if this node has none; nearest node with memory, if this node
-            has none.
-        socket_cpus: all usable hardware threads by socket; empty in facts of older setups.
+        near: number of the nearest node with cores if this node has no cores, or of the nearest
+            node with memory if this node has no memory.
+        socket_cpus: CPU numbers of all usable hardware threads by socket; empty in facts of older
+            setups.
         distances: distance to each node of the host; empty if not known.
     """
 
@@ -37,23 +38,25 @@ class NumaNode:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "NumaNode":
-        """Read a node from the module's result; unknown keys are ignored."""
+        """Return a node from the result of the module host_facts. Unknown keys are ignored."""
         values = {key.name: data[key.name] for key in fields(cls) if key.name in data}
         return cls(**{**values, "distances": tuple(values.get("distances", ()))})
 
 
 @dataclass(frozen=True)
 class HostFacts:
-    """The facts of a host: those of the module `ftcluster.cluster.host_facts`, and the following.
+    """The facts of a host.
+
+    The module `ftcluster.cluster.host_facts` documents the facts that are not listed here.
 
     Attributes:
         name: name of the host in the inventory.
         connection: Ansible's connection plugin (local, ssh, ...).
-        can_become_root: True if `become` works on the host.
-        rank_user: the account that ranks run as, or "" for the login user.
+        can_become_root: True if Ansible's `become` works on the host.
+        rank_user: the account that ranks run as; "" for the login user.
         stack: name of the host's active stack.
-        network_provider: libfabric's provider that the inventory sets, or "auto".
-        price_per_hour: price in the inventory's form, such as "4.08 USD"; "" if there is none.
+        network_provider: libfabric provider that the inventory sets; "auto" if the plan chooses.
+        price_per_hour: price as in the inventory, such as "4.08 USD"; "" if there is none.
     """
 
     name: str
@@ -97,7 +100,7 @@ class HostFacts:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "HostFacts":
-        """Read facts from the module's result; unknown keys are ignored.
+        """Return facts from the result of the module host_facts. Unknown keys are ignored.
 
         Raises:
             KeyError, TypeError, ValueError: the facts are not valid.
@@ -115,7 +118,7 @@ class HostFacts:
 
 
 def stack_name(folder: str) -> str:
-    """Return the stack of a folder such as /opt/ftcluster/stacks/native-1b2c3d4e5f60.
+    """Return the name of a stack, given the path of its folder.
 
     >>> stack_name("/opt/ftcluster/stacks/intel-2.8-1b2c3d4e5f60")
     'intel-2.8'
@@ -128,10 +131,11 @@ class AllReduce:
     """The measured time of an all-reduce in fp32 over the hosts of a cluster.
 
     Attributes:
-        ms: milliseconds by backend of torch.distributed.
+        ms: time in milliseconds for `bytes` bytes, by backend of torch.distributed.
         hosts: number of hosts that took part.
-        by: the command that has measured it, SETUP or BENCH.
-        sizes: milliseconds by backend for other sizes, which are bytes as text.
+        by: the command that made the measurement, SETUP or BENCH.
+        sizes: times in milliseconds by backend, for other tensor sizes. The keys are sizes in bytes
+            as text.
     """
 
     ms: dict[str, float]
@@ -141,7 +145,7 @@ class AllReduce:
     sizes: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def nearest(self, size: int) -> "AllReduce":
-        """Return the measurement of the size whose ratio to `size` bytes is nearest to 1."""
+        """Return the measurement for the tensor size nearest to `size` bytes, by ratio."""
         rows = {self.bytes: self.ms} | {int(text): ms for text, ms in self.sizes.items()}
         best = min(rows, key=lambda measured: abs(math.log(measured / max(size, 1))))
         return replace(self, bytes=best, ms=rows[best])
@@ -152,7 +156,7 @@ class ClusterFacts:
     """All hosts of a cluster, the head first.
 
     Attributes:
-        all_reduce: the measurement over these hosts; None if there is none.
+        all_reduce: the all-reduce measurement over these hosts; None if there is none.
     """
 
     hosts: tuple[HostFacts, ...]
@@ -160,12 +164,15 @@ class ClusterFacts:
 
     @property
     def head(self) -> HostFacts:
-        """The host that starts runs and holds rank 0."""
+        """The host that starts runs and has rank 0."""
         return self.hosts[0]
 
     @property
     def known_all_reduce(self) -> AllReduce | None:
-        """The measurement; None if it was within a host but there are several, or the reverse."""
+        """The all-reduce measurement, if it applies to these hosts.
+
+        A measurement within one host does not apply to several hosts, nor the reverse.
+        """
         measured = self.all_reduce
         return measured if measured and (measured.hosts > 1) == (len(self.hosts) > 1) else None
 
@@ -175,7 +182,7 @@ class ClusterFacts:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "ClusterFacts":
-        """Read the result of `to_dict`."""
+        """Return the facts that `to_dict` has written as data."""
         hosts = tuple(HostFacts.from_dict(host) for host in data["hosts"])
         measured = data.get("all_reduce")
         return cls(hosts, AllReduce(**measured) if measured else None)

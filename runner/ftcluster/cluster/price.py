@@ -10,11 +10,11 @@ HOUR = 3600.0  # seconds
 
 @dataclass(frozen=True)
 class Price:
-    """The price of some hosts together.
+    """The total price of a group of hosts.
 
     Attributes:
-        per_hour: price per hour in the inventory's currency.
-        currency: currency in the inventory's spelling, or "".
+        per_hour: price per hour, in units of `currency`.
+        currency: name of the currency as in the inventory; "" if the inventory has none.
     """
 
     per_hour: float
@@ -51,11 +51,12 @@ def read_price(text: str) -> Price:
 
 
 def price_of(hosts: Sequence[tuple[str, str]]) -> tuple[Price | None, str]:
-    """Return the sum of the prices of hosts; None and the reason if it cannot be computed.
+    """Return the total price of hosts; or None, and the reason why it cannot be computed.
+
+    If no host has a price, the reason is "".
 
     Args:
-        hosts: name and price of each host, "" without a price. If no host has a price, the reason
-            is "".
+        hosts: name and price of each host; a price is "" if the inventory has none.
     """
     given = {name: text for name, text in hosts if text}
     if not given:
@@ -79,7 +80,7 @@ def price_document(price: Price | None) -> dict[str, Any] | None:
 
 
 def epoch_document(seconds: float | None, price: Price | None) -> dict[str, Any]:
-    """Return time and cost of an epoch for `--json`; unknown values are None."""
+    """Return the time and the cost of an epoch for `--json`. Unknown values are None."""
     return {
         "seconds": None if seconds is None else round(seconds, 3),
         "cost": round(price.cost(seconds), 6) if price and seconds is not None else None,

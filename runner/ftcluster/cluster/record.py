@@ -1,7 +1,7 @@
-"""The cluster's record, PREFIX/cluster.json on the head, which all its control nodes share.
+"""Read and change the cluster's record, PREFIX/cluster.json on the head.
 
-The module `ftcluster.cluster.cluster_record` changes it. A host could respond with anything, so the
-form is checked here, once for all readers.
+All control nodes of the cluster share the record. The module `ftcluster.cluster.cluster_record`
+changes it. This module validates the record for all readers, because a host could send anything.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 @dataclass(frozen=True)
 class Drained:
-    """The reason why a host is drained, and the date, such as 2026-11-23."""
+    """The reason why a host is drained, and the day of the change, such as 2026-11-23."""
 
     why: str
     since: str
@@ -34,12 +34,16 @@ class Drained:
 
 @dataclass(frozen=True)
 class MeasuredOn:
-    """The times of an all-reduce in fp32, with its size, hosts and stack, and its reliability.
+    """The measured times of an all-reduce in fp32, and the conditions of the measurement.
 
     Attributes:
-        spread: distance between the quartiles, relative to the median.
-        load: processes per CPU of the busiest host before the measurement.
-        sizes: times for other sizes, which are bytes as text.
+        ms: time in milliseconds for `bytes` bytes, by backend.
+        bytes: size of the tensor in bytes.
+        hosts: names of the hosts.
+        stack: name of the hosts' stack.
+        spread: distance between the quartiles relative to the median, by backend.
+        load: number of processes per CPU of the busiest host before the measurement.
+        sizes: times for other tensor sizes. The keys are sizes in bytes as text.
     """
 
     ms: Mapping[str, float]
@@ -53,11 +57,11 @@ class MeasuredOn:
 
 @dataclass(frozen=True)
 class ClusterRecord:
-    """The content of the record.
+    """The content of the cluster's record.
 
     Attributes:
         drained: drained hosts, by name.
-        all_reduce: measurements by the command that made them, SETUP or BENCH.
+        all_reduce: all-reduce measurements, by the command that made them (SETUP or BENCH).
         tunings: the tunings, the newest last.
     """
 
@@ -66,7 +70,11 @@ class ClusterRecord:
     tunings: tuple[Tuning, ...] = ()
 
     def measured(self, facts: ClusterFacts) -> AllReduce | None:
-        """Return the measurement for these hosts: bench's if its hosts are equal, else setup's."""
+        """Return the all-reduce measurement for these hosts; None if there is none.
+
+        The measurement of BENCH is used if it has the same hosts and stack. Otherwise, the
+        measurement of SETUP is used if it has the same stack.
+        """
         names, stack = tuple(host.name for host in facts.hosts), facts.head.stack
         bench, setup = (self.all_reduce.get(by) for by in (BENCH, SETUP))
         if bench and (bench.hosts, bench.stack) == (names, stack):
@@ -80,10 +88,10 @@ def _as_fact(measured: MeasuredOn, by: str) -> AllReduce:
 
 
 def record_of(text: object) -> ClusterRecord:
-    """Return the record in a file's text; empty for an empty text.
+    """Parse the text of a record. An empty text gives an empty record.
 
     Raises:
-        ValueError: the text is not a record, or has another format; says which part.
+        ValueError: the text is not a valid record; the message names the invalid part.
     """
     if not isinstance(text, str) or len(text) > MOST:
         raise ValueError(f"it is not a text of at most {MOST} characters")
@@ -105,23 +113,23 @@ def record_of(text: object) -> ClusterRecord:
 
 
 def key_of(tuning: Tuning) -> str:
-    """Return the name of a tuning in the record, unique for each recipe and hosts."""
+    """Return the key of a tuning in the record. It identifies the recipe and the hosts."""
     what = json.dumps([tuning.recipe, tuning.hosts], sort_keys=True)
     return hashlib.sha256(what.encode()).hexdigest()[:16]
 
 
 def with_drained(names: Mapping[str, Drained | None]) -> dict[str, Any]:
-    """Return the change that drains hosts, or takes them back if the value is None."""
+    """Return the change that drains hosts. A host with the value None is undrained."""
     return {"drained": {name: asdict(host) if host else None for name, host in names.items()}}
 
 
 def with_bench(measured: MeasuredOn) -> dict[str, Any]:
-    """Return the change that stores a measurement of bench."""
+    """Return the change that stores a measurement of `bench allreduce`."""
     return {"all_reduce": {BENCH: {**asdict(measured), "hosts": list(measured.hosts)}}}
 
 
 def with_tuning(tuning: Tuning) -> dict[str, Any]:
-    """Return the change that stores a tuning, replacing the tuning of the same recipe and hosts."""
+    """Return the change that stores a tuning, in place of one for the same recipe and hosts."""
     return {"tunings": {key_of(tuning): asdict(tuning)}}
 
 
@@ -178,7 +186,7 @@ def _measured(entry: Mapping[str, Any]) -> MeasuredOn:
     return MeasuredOn(ms, size, hosts, _text(entry["stack"]), spread, load, of_sizes)
 
 
-# the fields of a recipe that a search tries, see search/candidates.py, and their types
+# types of the recipe's fields that `tune` varies, see search/candidates.py
 _SETTINGS: Mapping[str, tuple[type, ...]] = {
     "ranks_per_host": (int,),
     "communication_cores": (int,),

@@ -1,6 +1,6 @@
-"""The cluster of the last setup, saved on the control node.
+"""Save the cluster of the last setup on the control node, and read it again.
 
-It has what later commands need to reach the hosts, and a copy of the head's record.
+The file has the arguments for reaching the hosts, their facts, and a copy of the head's record.
 """
 
 import hashlib
@@ -24,23 +24,26 @@ _WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionErr
 
 
 class NoCluster(FtclusterError):
-    """No cluster has been set up from this control node."""
+    """The error if no cluster has been set up from this control node."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that was set up, as far as this control node knows it.
+    """A cluster that was set up, as known to this control node.
 
     Attributes:
-        inventories: the inventories that it was made from.
+        inventories: the inventories that the cluster was set up from.
+        facts: the facts of the cluster's hosts.
         options: arguments of ansible-playbook for reaching the hosts.
-        pattern: pattern of the inventories' hosts that belong to it, or "" for all.
-        slurm_job: the Slurm job that has the hosts, or ""; all of them see the head's folders, and
-            the inventory has only the head.
-        drained: hosts that are set up, but that new runs skip.
+        pattern: Ansible pattern that selects the cluster's hosts in the inventories; "" for all
+            hosts.
+        slurm_job: id of the Slurm job whose nodes are the hosts; "" without Slurm. With Slurm, all
+            hosts see the head's folders, and the inventory has only the head.
+        drained: hosts that are set up, but that new runs do not use.
         tunings: results of `tune` on the cluster, the newest last.
-        record: the text of the head's record, the source of these three, as it was last read.
-        as_of: time of that reading, such as 2026-11-23 14:05 UTC; "" if no head was asked.
+        record: text of the head's record when it was last read. `drained`, `tunings` and the
+            all-reduce measurement come from this text.
+        as_of: time when the record was last read, such as 2026-11-23 14:05 UTC; "" if it never was.
     """
 
     inventories: tuple[Path, ...]
@@ -55,25 +58,25 @@ class Cluster:
 
     @property
     def usable(self) -> ClusterFacts:
-        """The hosts that new runs may use; the head is always among them."""
+        """The hosts that new runs may use, always including the head."""
         hosts = tuple(host for host in self.facts.hosts if host.name not in self.drained)
         return replace(self.facts, hosts=hosts)
 
     @property
     def known(self) -> dict[str, str]:
-        """The stack and the record's SHA-256, which a launch compares with the head's."""
+        """The stack and the record's SHA-256. A launch compares both with the head's values."""
         digest = hashlib.sha256(self.record.encode()).hexdigest()
         return {"stack": self.facts.head.stack, "record": digest}
 
     def addressed(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the inventory's hosts through which these hosts of the cluster are reached."""
+        """Return the names of the inventory's hosts through which these hosts are reached."""
         return (LOCALHOST,) if self.slurm_job else tuple(names)
 
     def with_record(self, text: object) -> "Cluster":
         """Return the cluster with a record that its head has just sent.
 
         Raises:
-            FtclusterError: the record is not valid; names the head and the file.
+            FtclusterError: the record is not valid; the message names the head and the file.
         """
         now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
         try:
@@ -90,7 +93,7 @@ class Cluster:
 def _with_record(cluster: Cluster, text: object, as_of: str) -> Cluster:
     record = record_of(text)
     facts = replace(cluster.facts, all_reduce=record.measured(cluster.facts))
-    others = {host.name for host in facts.hosts[1:]}  # without the head nothing can run
+    others = {host.name for host in facts.hosts[1:]}  # the head is never drained
     drained = {name: reason for name, reason in record.drained.items() if name in others}
     return replace(
         cluster, facts=facts, drained=drained, tunings=record.tunings, record=str(text), as_of=as_of
@@ -98,9 +101,9 @@ def _with_record(cluster: Cluster, text: object, as_of: str) -> Cluster:
 
 
 def remember(cluster: Cluster) -> None:
-    """Save the cluster for later commands; an unreadable older file is kept as .damaged."""
+    """Save the cluster for later commands. An unreadable older file is renamed to .damaged."""
     document = {
-        # the bundled inventory by its name: its path differs between installations
+        # save only the name of the bundled inventory, because its path depends on the installation
         "inventories": [
             LOCALHOST if p == BUNDLED_LOCALHOST else str(p) for p in cluster.inventories
         ],
@@ -121,8 +124,8 @@ def recall() -> Cluster:
     """Return the cluster of the last setup.
 
     Raises:
-        NoCluster: there is none.
-        FtclusterError: its file cannot be read.
+        NoCluster: no cluster has been set up.
+        FtclusterError: the file of the saved cluster cannot be read.
     """
     try:
         return _read()
@@ -142,7 +145,10 @@ def recall() -> Cluster:
 
 
 def damage() -> str:
-    """Return why the saved cluster cannot be read; "" if it can, or if there is none."""
+    """Return the reason why the saved cluster cannot be read.
+
+    Return "" if it can be read, or if no cluster is saved.
+    """
     try:
         recall()
     except NoCluster:
@@ -153,7 +159,10 @@ def damage() -> str:
 
 
 def recall_of(inventories: Sequence[Path]) -> Cluster | None:
-    """Return the cluster of the last setup, if it is readable and has these inventories."""
+    """Return the saved cluster if it has these inventories.
+
+    Return None if it has other inventories or cannot be read.
+    """
     try:
         cluster = recall()
     except FtclusterError:
@@ -165,12 +174,12 @@ def recall_of(inventories: Sequence[Path]) -> Cluster | None:
 def change(
     inventories: Sequence[Path], changed: Callable[[Cluster | None], Cluster | None]
 ) -> None:
-    """Save the result of a function of the saved cluster; None changes nothing.
-
-    No other command can change the cluster meanwhile.
+    """Change the saved cluster under a lock, so that no other command can change it meanwhile.
 
     Args:
-        changed: function of the cluster of the last setup; gets None for other inventories.
+        inventories: inventories of the cluster to change.
+        changed: function that returns the new cluster, or None to change nothing. Its argument is
+            the saved cluster; None if no cluster with these inventories is saved.
     """
     with locked_state():
         cluster = changed(recall_of(inventories))
@@ -179,10 +188,13 @@ def change(
 
 
 def learn(inventories: Sequence[Path], stack: str, record: object) -> None:
-    """Save what a cluster's head has sent, if it is the cluster of the last setup.
+    """Update the saved cluster with its head's stack and record.
+
+    If the last setup had other inventories, change nothing.
 
     Args:
-        stack: name of the stack that all its hosts have now.
+        inventories: inventories of the cluster.
+        stack: name of the stack that all hosts have now.
         record: text of the head's record.
 
     Raises:
@@ -199,7 +211,7 @@ def learn(inventories: Sequence[Path], stack: str, record: object) -> None:
 
 
 def forget(inventories: Sequence[Path]) -> None:
-    """Delete the saved cluster, if it was made from these inventories."""
+    """Delete the saved cluster if it was set up from these inventories."""
     with locked_state():
         if recall_of(inventories):
             _file().unlink()
@@ -216,7 +228,7 @@ def _read() -> Cluster:
     )
     options, pattern = _texts(document["options"]), str(document["hosts"])
     cluster = Cluster(inventories, facts, options, pattern)
-    # files from before the record existed have none: the next command that asks the head adds it
+    # files of older versions have no record; the next command that contacts the head adds it
     return _with_record(cluster, document.get("record", ""), str(document.get("as_of", "")))
 
 

@@ -1,7 +1,8 @@
-"""The hosts of a Slurm job: their names, the job's CPUs on each of them, and their facts.
+"""Read the nodes of a Slurm job: their names, the job's CPUs on each node, and their facts.
 
-Slurm's environment variables: sbatch(1), OUTPUT ENVIRONMENT VARIABLES. All nodes must see the same
-ftcluster and the same prefix. srun reaches the nodes, so no SSH is needed.
+All nodes must see the same ftcluster and the same prefix. Commands reach the nodes with srun, so
+SSH is not needed. Slurm's environment variables are documented in sbatch(1), OUTPUT ENVIRONMENT
+VARIABLES.
 """
 
 import json
@@ -26,22 +27,22 @@ from ftcluster_common.given_files import parse_json
 from ftcluster_common.protocol.launch import SLURM_VARIABLE, SRUN_OPTIONS
 
 NODES, CPUS = "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE"
-# the names become arguments of srun, lines of a hostfile and commands in messages
+# names are checked because they become arguments of srun, lines of a hostfile and parts of messages
 JOB = re.compile(r"\d{1,10}", re.ASCII)
 NODE = re.compile(r"[A-Za-z0-9_][\w.-]{0,252}", re.ASCII)  # slurm.conf(5): NodeName
 REPEATED = re.compile(r"(\d{1,7})(?:\(x(\d{1,6})\))?", re.ASCII)
 MOST_NODES = 65533  # maximum number of nodes of a job (MAX_SLURM_NODES)
-AT_ONCE = 32
-SECONDS = 120  # time for srun to start a step on a busy node
+AT_ONCE = 32  # number of nodes whose facts are gathered in parallel
+SECONDS = 120  # time limit for srun on one node, which may be busy
 MODULE = "ansible_collections.ftcluster.cluster.plugins.modules.host_facts"
 CLOCK = ("clock_offset_seconds", "clock_error_seconds")  # facts that an action plugin measures
 SHARED = (
     "set it up in a folder that all nodes see: ftcluster setup localhost -e ftcluster_root=false "
     "-e ftcluster_prefix=DIR"
 )
-# arguments: the file that the first node has written, then the command
+# a shell script whose arguments are a file that the first node has written, and a command
 SEES_FILE = '[ -e "$1" ] || exit 3; shift; exec "$@"'
-UNSEEN = 3  # exit code if the node does not see the file
+UNSEEN = 3  # exit code of this script if the node does not see the file
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,11 @@ class Allocation:
 
     Attributes:
         job: id of the job.
-        nodes: Slurm's names of the nodes, this node first.
+        nodes: Slurm's names of the nodes, beginning with this node.
         cpus: number of the job's CPUs on each node.
-        memory: the job's memory on each node in bytes; empty if not known.
+        memory: size of the job's memory on each node in bytes; empty if not known.
         here: Slurm's name of this node; "" if this machine is not one of the nodes.
-        copies: number of tasks of the job's step that run this command.
+        copies: number of tasks in the job's step that run this command.
         restarts: number of times that Slurm has requeued the job.
     """
 
@@ -68,10 +69,10 @@ class Allocation:
 
 
 def allocation(environment: Mapping[str, str]) -> Allocation | None:
-    """Return the allocation of the Slurm job that this command runs in; None outside of one.
+    """Return the allocation of the Slurm job that this command runs in; None outside of a job.
 
     Raises:
-        UsageError: see `allocated`.
+        UsageError: the allocation cannot be used, see `allocated`.
         FtclusterError: scontrol fails.
     """
     if SLURM_VARIABLE not in environment or NODES not in environment:
@@ -81,11 +82,15 @@ def allocation(environment: Mapping[str, str]) -> Allocation | None:
 
 
 def allocated(environment: Mapping[str, str], nodes: Sequence[str]) -> Allocation:
-    """Read an allocation from a job's environment and its nodes in Slurm's order.
+    """Read an allocation from a job's environment variables.
+
+    Args:
+        environment: environment variables of the job.
+        nodes: names of the job's nodes, in Slurm's order.
 
     Raises:
         UsageError: the job is heterogeneous (the message lists the nodes of its parts), or its
-            variables are inconsistent or not in Slurm's form.
+            variables are inconsistent or not in Slurm's format.
     """
     if not JOB.fullmatch(environment[SLURM_VARIABLE]):
         raise _not_slurms(environment, SLURM_VARIABLE)
@@ -126,13 +131,13 @@ def allocated(environment: Mapping[str, str], nodes: Sequence[str]) -> Allocatio
 
 
 def _bytes(text: str) -> int:
-    """Return memory in the form of sbatch's --mem, in MB without a unit; 0 if there is none."""
+    """Convert a size as in sbatch's --mem to bytes; 0 for no size. The default unit is MB."""
     found = re.fullmatch(r"(\d{1,12})([KMGT]?)", text)
     return int(found[1]) << 10 * (1 + "KMGT".index(found[2] or "M")) if found else 0
 
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:
-    """Return a whole number that Slurm has set.
+    """Return a whole number from a variable that Slurm has set.
 
     Raises:
         UsageError: the value is not a whole number.
@@ -152,7 +157,7 @@ def _not_slurms(environment: Mapping[str, str], *names: str) -> UsageError:
 
 
 def repeated(text: str) -> tuple[int, ...]:
-    """Expand Slurm's compressed list of numbers to a number per node.
+    """Expand Slurm's compressed list of numbers to one number per node.
 
     Raises:
         ValueError: the text is not such a list, or exceeds the maximum number of nodes.
@@ -170,7 +175,11 @@ def repeated(text: str) -> tuple[int, ...]:
 
 
 def on_first_node(job: Allocation, terminal: bool, command: Sequence[str]) -> list[str]:
-    """Return the command that runs a command on the first node of a job, as after `salloc`."""
+    """Return the srun command that runs `command` on a job's first node, for use after `salloc`.
+
+    Args:
+        terminal: True if the command needs a terminal.
+    """
     pty = ["--pty"] if terminal else []
     return [*_srun(job.job, job.nodes[0]), *pty, *command]
 
@@ -180,7 +189,7 @@ def cluster_of_job(job: Allocation) -> Cluster:
 
     Raises:
         UsageError: several tasks of a step run this command.
-        FtclusterError: nodes cannot be used; lists each with its reason.
+        FtclusterError: nodes cannot be used; lists each such node with the reason.
     """
     if job.copies > 1:
         raise UsageError(
@@ -202,20 +211,20 @@ def cluster_of_job(job: Allocation) -> Cluster:
 
 
 def requeue(name: str) -> None:
-    """Have Slurm end a job, or a task of a job array, and start it again.
+    """Requeue a job, or a task of a job array: Slurm ends it and starts it again.
 
     Raises:
-        FtclusterError: Slurm refuses, for example without sbatch's --requeue if that is required.
+        FtclusterError: Slurm refuses, for example because the job was submitted without --requeue.
     """
     _output(["scontrol", "requeue", name])
 
 
 def gather(job: Allocation, prefix: str) -> tuple[HostFacts, ...]:
-    """Return the facts of a job's nodes, in the form in which preflight gathers them.
+    """Return the facts of a job's nodes, in the same form as the facts that preflight gathers.
 
     Raises:
-        FtclusterError: nodes do not respond properly, or do not see the same prefix; lists all of
-            them.
+        FtclusterError: nodes give no valid response, or do not see the same prefix; lists all such
+            nodes.
     """
     if not Path(prefix, "current").exists():
         raise FtclusterError(f"{job.nodes[0]}: no stack is set up in {prefix}", SHARED)
@@ -242,15 +251,16 @@ def gather(job: Allocation, prefix: str) -> tuple[HostFacts, ...]:
 
 
 def host_facts(node: str, facts: Mapping[str, Any], cpus: int, memory: int = 0) -> HostFacts:
-    """Return the facts of a node, limited to the CPUs and memory that the job has there.
+    """Return the facts of a node, limited to the job's CPUs and memory on the node.
 
-    If Slurm does not confine a job to its CPUs, they are a share of the node's time, like the quota
-    of a container.
+    If Slurm does not bind the job to specific CPUs, the number of its CPUs is treated as a CPU
+    quota, like the quota of a container.
 
     Args:
-        facts: see `ftcluster.cluster.host_facts`.
+        node: name of the node.
+        facts: result of the module `ftcluster.cluster.host_facts` on the node.
         cpus: number of the job's CPUs on the node; 0 if not known.
-        memory: the job's memory on the node in bytes; 0 if not known.
+        memory: size of the job's memory on the node in bytes; 0 if not known.
     """
     values = {
         **facts,
@@ -277,7 +287,7 @@ def _srun(job: str, node: str) -> list[str]:
 
 
 def _facts(srun: list[str], seen: str, command: list[str], prefix: str) -> dict[str, Any] | str:
-    """Return the facts of a node, or the reason why there are none."""
+    """Return the facts of a node, or the reason why they cannot be gathered."""
     argv = [*srun, "sh", "-c", SEES_FILE, "sh", seen, *command]
     try:
         done = subprocess.run(

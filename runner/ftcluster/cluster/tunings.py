@@ -1,7 +1,7 @@
-"""Results of `ftcluster tune`, which the cluster's record on the head stores.
+"""Results of `ftcluster tune`. The cluster's record on the head stores them.
 
-A tuning applies to all recipes whose steps take the same time, and to equal hosts. The fields and
-facts listed here decide what is equal.
+A tuning applies to all recipes and hosts that are equal in the fields and facts that influence the
+time of a step. This module defines these fields and facts.
 """
 
 import json
@@ -24,7 +24,7 @@ TRAINING_FIELDS_WITHOUT_EFFECT = (
     "metric_for_best_model", "greater_is_better", "seed", "data_seed", "report_to", "run_name",
     "outer_learning_rate", "outer_momentum",
 )  # fmt: skip
-# facts of a host that influence it
+# facts of a host that influence the time of a step
 HOST_FACTS = (
     "name", "cpu_model", "amx", "cores", "threads", "cpu_quota", "stack", "tcmalloc", "openmp",
     "network_interface", "network_provider",
@@ -33,17 +33,18 @@ HOST_FACTS = (
 
 @dataclass(frozen=True)
 class Tuning:
-    """The fastest settings of a recipe on hosts.
+    """The fastest settings of a recipe on some hosts.
 
     Attributes:
         name: name of the recipe, for messages.
-        recipe: see `recipe_of`.
-        hosts: see `hosts_of`.
+        recipe: the recipe's fields that influence the time of a step, from `recipe_of`.
+        hosts: the hosts' facts that influence the time of a step, from `hosts_of`.
         date: day of the measurement, such as 2026-11-23.
-        settings: fields of the recipe, see Tuned; empty if the plan's default is the fastest.
-        speed_up: speed with these settings relative to the plan's default.
-        spread: largest difference between the deciding repeated trials, relative to their mean.
-        trials: number of trials.
+        settings: values of the recipe's fields, see Tuned; empty if the plan's default is the
+            fastest.
+        speed_up: speed with these settings relative to the speed of the plan's default.
+        spread: largest relative difference between repeated trials of the same settings.
+        trials: total number of trials.
     """
 
     name: str
@@ -57,7 +58,7 @@ class Tuning:
 
 
 def recipe_of(recipe: Recipe) -> dict[str, Any]:
-    """Return the fields of a recipe, and the release, that influence the time of a step."""
+    """Return the recipe's fields that influence the time of a step, and ftcluster's release."""
     data = asdict(recipe)
     training = {
         key: value
@@ -70,7 +71,7 @@ def recipe_of(recipe: Recipe) -> dict[str, Any]:
 
 
 def hosts_of(hosts: Sequence[HostFacts]) -> list[dict[str, Any]]:
-    """Return the facts of hosts that influence the time of a step, in the order of their ranks."""
+    """Return the hosts' facts that influence the time of a step, in the order of their ranks."""
     return [
         {
             **{key: getattr(host, key) for key in HOST_FACTS},

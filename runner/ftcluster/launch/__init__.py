@@ -1,1 +1,1 @@
-"""Launch a LaunchPlan and follow its events."""
+"""Launch a LaunchPlan, follow the run's events, and read and stop runs."""

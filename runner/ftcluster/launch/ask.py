@@ -1,4 +1,4 @@
-"""Ask the hosts about their stack and a script before `ftcluster run` launches."""
+"""Ask the hosts about their stack and a script before `ftcluster run` launches the script."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ class HostStack:
 
     Attributes:
         name: name of the stack's folder.
-        target: the platform that packages must be compatible with on all hosts.
-        packages: versions by normalized name.
-        extras: requirements of the package's extras, by the extra's name.
+        target: the platform of all hosts, which packages must be compatible with.
+        packages: versions of the stack's packages by normalized name.
+        extras: requirement lines of each package that belong to its extras, by normalized name.
     """
 
     name: str
@@ -34,7 +34,10 @@ class HostStack:
 
 
 def find_script(run_hosts: RunHosts, look: Sequence[str]) -> list[str]:
-    """Check that hosts have a script, a path or -m and a module; return hosts that are silent.
+    """Check that the hosts have a script. Return the hosts that do not respond.
+
+    Args:
+        look: path of the script, or -m and the name of a module.
 
     Raises:
         FtclusterError: a host does not have the script.
@@ -47,7 +50,8 @@ def read_stack(run_hosts: RunHosts) -> HostStack:
     """Return the stack of the hosts.
 
     Raises:
-        FtclusterError: a host does not respond, its response is not valid, or the hosts differ.
+        FtclusterError: a host does not respond, a response is not valid, or the hosts have
+            different stacks.
     """
     described = _ask(run_hosts, (), True, STACK_DESCRIBED)
     silent = [host for host in run_hosts.hosts if host not in described]
@@ -64,11 +68,14 @@ def read_stack(run_hosts: RunHosts) -> HostStack:
 
 
 def common_stack(described: dict[str, dict[str, Any]]) -> HostStack:
-    """Return the stack that all hosts have described, the head first.
+    """Return the stack that all hosts have.
+
+    Args:
+        described: each host's description of its stack by host name, the head first.
 
     Raises:
-        FtclusterError: the hosts differ.
-        LookupError, TypeError, AttributeError, ValueError: a response has another form.
+        FtclusterError: the hosts have different stacks.
+        LookupError, TypeError, AttributeError, ValueError: a description has the wrong format.
     """
     for key in ("stack", "python", "machine"):
         values = {host: one[key] for host, one in described.items()}

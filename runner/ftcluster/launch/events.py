@@ -1,4 +1,4 @@
-"""Read a run's events.jsonl, which the head writes; each line is checked before use."""
+"""Read a run's events.jsonl. The head writes the file, so each line is checked before use."""
 
 import contextlib
 import fcntl
@@ -16,19 +16,21 @@ from ftcluster_common.protocol.events import EVENTS, is_event
 from ftcluster_common.protocol.formats import EVENTS as EVENTS_KIND
 from ftcluster_common.protocol.formats import opened
 
-MOST_BYTES = 4 << 20  # longest accepted line; events are shorter
-PIPE_BYTES = 1 << 20
-LAST_SECOND = 1e11  # in the year 5138
-# values that become infinite or NaN if a training diverges
+MOST_BYTES = 4 << 20  # maximum length of an accepted line; events are shorter
+PIPE_BYTES = 1 << 20  # requested capacity of the output pipe
+LAST_SECOND = 1e11  # latest accepted time, in the year 5138
+# fields that become infinite or NaN if a training diverges
 MAY_DIVERGE = ("grad_norm", "loss", "metrics")
-MAY_HAVE_LINES = ("hint", "message", "text")  # text: output of a language model
+# fields that may have several lines; "text" is the output of a language model
+MAY_HAVE_LINES = ("hint", "message", "text")
 
 
 def read_event_line(line: bytes) -> dict[str, Any] | None:
-    """Return an event, or None for an invalid line; events of later versions are passed on.
+    """Return the event that a line contains; None if the line is not valid.
 
-    Text is made safe for a terminal, except the output of a user's own script. A folder, a host or
-    an activity is limited to one line, because further lines would look like ftcluster's output.
+    Events of unknown types, from later versions of ftcluster, are valid. Control characters in
+    texts are escaped, except in the output of a user's script. Only the texts of MAY_HAVE_LINES may
+    have several lines, because other texts would then look like ftcluster's own output.
     """
     try:
         event: dict[str, Any] = json.loads(line)
@@ -44,7 +46,7 @@ def read_event_line(line: bytes) -> dict[str, Any] | None:
 
 
 def _refusal(first: Mapping[str, Any]) -> str:
-    """Return why the events after the first one are not shown; "" if they are."""
+    """Return the reason why the events after the first event are not shown; "" if they are."""
     try:
         opened(EVENTS_KIND, first)
     except ValueError as error:
@@ -70,11 +72,11 @@ def _is_one_line(item: tuple[str, Any]) -> bool:
 class EventReader:
     """A reader that returns each event of a growing file once.
 
-    Damaged lines are skipped, and a notice among the events reports this once. Of a long file that
-    exists already, or a file with a hole, only parts are read; a notice reports this, too.
+    The reader skips damaged lines, and reports this once with a notice among the events. It reads
+    only parts of an existing file that is long or has a hole, and reports this with a notice too.
 
     Attributes:
-        offset: number of bytes that have been read.
+        offset: position in the file up to which events have been read, in bytes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,7 +84,7 @@ class EventReader:
         self.offset = 0
         self._line = 0  # number of the last complete line
         self._time = 0.0
-        self._too_long = False  # the line at `offset` began earlier and is too long
+        self._too_long = False  # True while skipping a line that is too long
         self._said = False
         self._refused = False  # a newer ftcluster has written the file
 
@@ -144,13 +146,16 @@ class EventReader:
 
 
 def _parts(file: BinaryIO, offset: int) -> Iterator[tuple[int, int]]:
-    """Yield the beginning and end of each part of a file that is read from `offset` on."""
+    """Yield the beginning and the end of each part of the file to read, starting at `offset`.
+
+    Holes are skipped. Of a part longer than WHOLE_BYTES, only samples are read.
+    """
     end = os.fstat(file.fileno()).st_size
     while offset < end:
         try:
             start = os.lseek(file.fileno(), offset, os.SEEK_DATA)
             offset = os.lseek(file.fileno(), start, os.SEEK_HOLE)
-        except OSError:  # only a hole follows, or the file system does not report holes
+        except OSError:  # the rest is a hole, or the file system does not report holes
             start, offset = offset, end
         if offset - start > WHOLE_BYTES:
             yield from ((start + at, start + at + count) for at, count in samples(offset - start))
@@ -159,14 +164,14 @@ def _parts(file: BinaryIO, offset: int) -> Iterator[tuple[int, int]]:
 
 
 class OutputPipe:
-    """The output of a script, from a named pipe in a folder, which `follow` writes to."""
+    """A named pipe through which the playbook passes the output of a script to this command."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "output"
         os.mkfifo(self.path, 0o600)
-        # opened for writing too, so that reading never meets the end of the file
+        # opened for writing too, so that reading never reaches the end of the file
         self._pipe = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
-        with contextlib.suppress(OSError):  # the user's limit for pipes is reached
+        with contextlib.suppress(OSError):  # the user's limit for pipe capacity is reached
             fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._rest = b""
 
@@ -182,7 +187,7 @@ class OutputPipe:
         return [event for event in events if event["event"] == "output"]
 
     def begin(self) -> None:
-        """Request all output from the beginning, instead of only new output and the last part."""
+        """Request all output from the beginning, instead of the last part and new output only."""
         self.path.with_name(f"{self.path.name}.at").write_text('[0, "0"]')
 
     def close(self) -> None:

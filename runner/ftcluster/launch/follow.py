@@ -1,7 +1,7 @@
 """Launch a run, follow it to its end, and stop it.
 
-The head's supervisor runs it. The control node only gets its events.jsonl, which the playbook
-copies while it grows.
+The head's supervisor controls the run. The control node only reads events.jsonl, which a playbook
+copies from the head as the file grows.
 """
 
 import contextlib
@@ -58,18 +58,19 @@ from ftcluster_common.protocol.formats import JOB, LAUNCH, RUN_FORMAT, later_fie
 from ftcluster_common.protocol.launch import SLURM_VARIABLE, pack_env
 from ftcluster_common.protocol.run_state import RunState
 
-STOP_LIMIT_SECONDS = 3600  # the supervisor has its own limit, from the run's grace time
-RECONNECT_LIMIT_SECONDS = 900.0  # for a head that does not respond; the run continues meanwhile
+STOP_LIMIT_SECONDS = 3600  # for the playbook `stop`; the supervisor limits the grace time
+RECONNECT_LIMIT_SECONDS = 900.0  # time to wait for a head that does not respond
 RECONNECT_PAUSE_SECONDS = 5.0
-# actions that change nothing on a host; the events of a followed run are more precise
+# actions whose tasks are not shown, because they do no work that the user waits for
 NO_WORK = (FOLLOW, REFUSE, "ansible.builtin.debug", SET_FACT)
-SHOWN_SECONDS = 1.0  # a task that takes longer is shown
+SHOWN_SECONDS = 1.0  # minimum duration of a task before it is shown
 
 
 def new_run_id(name: str) -> str:
-    """Return an id of name, time and a random part; a cluster may have several control nodes.
+    """Return a new id that consists of a name, the time and a random part.
 
-    For example quickstart-20260131-101500-7f3a.
+    For example quickstart-20260131-101500-7f3a. The random part makes ids unique if a cluster has
+    several control nodes.
     """
     while True:
         run = f"{plain_name(name)}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
@@ -87,21 +88,24 @@ def launch_and_follow(
     head_seconds: float = RECONNECT_LIMIT_SECONDS,
     may_detach: bool = True,
 ) -> Followed:
-    """Launch a run and follow it to its end; Ctrl-C stops it, or detaches from it.
+    """Launch a run and follow it to its end. Ctrl-C stops the run or detaches from it.
 
-    SIGTERM and SIGHUP detach once the run is launched: a restart of the control node, or a lost
-    connection, must not end a training. In a Slurm job they stop the run, as Slurm intends.
+    Once the run is launched, SIGTERM and SIGHUP end only this command: neither a restart of the
+    control node nor a lost connection may end a training. In a Slurm job, these signals stop the
+    run, because Slurm sends them to end the job.
 
     Args:
         connection_options: arguments of ansible-playbook for reaching the hosts.
-        on_event: called for each of the run's events.
-        cancelled: called several times a second; True ends the run as Ctrl-C does.
+        on_event: function that is called with each event of the run.
+        cancelled: function that returns True to stop the run. It is called several times a second.
         detach: True to return once the run is launched.
         head_seconds: time in seconds to wait for a head that does not respond.
-        may_detach: True if Ctrl-C asks and other signals detach; False if all of them stop the run.
+        may_detach: True if Ctrl-C asks the user and other signals detach; False if all signals stop
+            the run.
 
     Raises:
-        ClusterChanged: the head's stack or record differs from the plan's, so nothing was started.
+        ClusterChanged: the head's stack or record has changed since the plan was made, so nothing
+            was started.
         Detached: a signal has ended this command only.
         FtclusterError: the run could not be stopped, and may still be running.
     """
@@ -139,12 +143,12 @@ def launch_and_follow(
 
 
 def _changed(before: Cluster, answer: Mapping[str, Any]) -> ClusterChanged:
-    """Return the error that describes the change, and save the change for the next plan.
+    """Save the cluster's change for the next plan, and return the error that describes the change.
 
     Raises:
         FtclusterError: the head's response is not valid.
     """
-    from ftcluster.stacks.catalog import load_stacks  # as below
+    from ftcluster.stacks.catalog import load_stacks  # slow to import
 
     stack, stacks = str(answer.get("stack")), load_stacks()
     if stack not in stacks:
@@ -166,7 +170,7 @@ def _changed(before: Cluster, answer: Mapping[str, Any]) -> ClusterChanged:
 
 
 def this_user() -> str:
-    """Return the user and host of this command: `ops on bastion`."""
+    """Return the user and the host of this command, such as `ops on bastion`."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # the account has no name
@@ -180,7 +184,9 @@ def attach(
     view: View,
     on_event: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> Followed:
-    """Follow a run that was launched before, from its first event to its end; never stops it.
+    """Follow a run that was launched before, from its first event to its end.
+
+    A signal ends this command, and the run continues.
 
     Raises:
         Detached: a signal, such as Ctrl-C, has ended this command only.
@@ -205,11 +211,13 @@ def _events_of(run_hosts: RunHosts, run: str, output: OutputPipe | None = None) 
 
 
 class Follower:
-    """A follower of one run: plays playbooks, shows events, and does what `follow_states` decides.
+    """A follower of one run. It runs playbooks, shows events, and changes its state.
+
+    The module `follow_states` decides the next state.
 
     Attributes:
-        state: see `follow_states`.
-        progress: the state of the run, from its events so far.
+        state: current state, see `FollowState`.
+        progress: the run's progress, from its events so far.
     """
 
     def __init__(
@@ -232,10 +240,10 @@ class Follower:
         self._reader = EventReader(events_file(run))
         self._interrupts = Interrupts()
         self._changed: Mapping[str, Any] | None = None
-        self._task, self._task_began = "", 0.0  # not shown yet: the task may be short
+        self._task, self._task_began = "", 0.0  # the current task, until it is shown
 
     def follow(self, playbook: Playbook) -> Followed:
-        """Play the playbook that launches or attaches to the run, and follow it to a final state.
+        """Run the playbook that launches or attaches to the run, and follow it to a final state.
 
         Raises:
             Detached: a signal has ended this command only.
@@ -268,7 +276,7 @@ class Follower:
         self.state = after(self.state, event)
 
     def _play_to_its_end(self, playbook: Playbook, attaches: bool) -> tuple[PlaybookOutcome, Event]:
-        """Play the playbook, and attach to the run again while that may succeed."""
+        """Run the playbook. If the connection is lost, attach again while that may succeed."""
         outcome, event = self._play(playbook, attaches)
         came, deadline = self._reader.offset, time.monotonic() + self._head_seconds
         while self.state in RECONNECTS:
@@ -303,7 +311,7 @@ class Follower:
             ),
             supervisor_gone=any(
                 (failure.action, failure.host) == (FOLLOW, self._run_hosts.head)
-                and SUPERVISOR_GONE in failure.message  # otherwise the problem is on this machine
+                and SUPERVISOR_GONE in failure.message  # other failures are of this machine
                 for failure in outcome.failures
             ),
             signalled=self._interrupts.count > 0,
@@ -332,7 +340,8 @@ class Follower:
         self._view.task_event(event)
 
     def _on_tick(self) -> None:
-        events = self._reader.new_events()  # a script's earlier output is already in the pipe
+        # read events before the pipe: a script's output before an event is then in the pipe
+        events = self._reader.new_events()
         for event in (*self._output.new_events(), *events):
             self._add(event)
             if self.state in PLAYS:
@@ -351,7 +360,7 @@ class Follower:
     def _stop(self) -> None:
         with Interrupts() as interrupts:
             self._view.say("stopping the ranks ... (press Ctrl-C again to leave at once)")
-            # Slurm sends SIGTERM several times
+            # Slurm may send SIGTERM several times, so a second signal does not end the command
             patient = SLURM_VARIABLE in os.environ
             stop(
                 self._run_hosts,
@@ -369,7 +378,7 @@ def _reconnect_line(state: FollowState, head: str) -> str:
 
 
 def _wants_to_detach(run: str, view: View) -> bool:
-    """Return True if the user lets a run continue; without an answer it is stopped."""
+    """Ask the user. Return True if the run continues; without an answer, the run is stopped."""
     question = f"run {run} is still running: [d]etach from it, or [s]top it? "
     try:
         return view.ask(question).lower() in ("d", "detach")
@@ -388,16 +397,18 @@ def stop(
     """End a run on its head, and its remaining processes on the other hosts.
 
     Returns:
-        The head's state of the run afterwards, if the head knows the run.
+        The state of the run afterwards, as reported by the head; None if the head does not know it.
 
     Args:
-        force: True to end the supervisor too, without waiting for it or for silent hosts.
-        on_tick: called several times a second.
-        cancelled: called several times a second; True returns before the run has ended.
-        output: pipe that gets a script's output at its end.
+        force: True to kill the supervisor too, without waiting for it or for hosts that do not
+            respond.
+        on_tick: function that is called several times a second.
+        cancelled: function that returns True to return before the run has ended. It is called
+            several times a second.
+        output: pipe for the last output of a script.
 
     Raises:
-        FtclusterError: the run may still be running; says how to end it.
+        FtclusterError: the run may still be running; the message says how to end it.
     """
     begin_events(run)
     playbook = Stop(_events_of(run_hosts, run, output), force)
@@ -425,7 +436,7 @@ def stop(
 
 
 def _record(run: ClusterRun) -> dict[str, Any]:
-    """Return everything that is known before the launch, for the record."""
+    """Return the fields of the run's record that are known before the launch."""
     from ftcluster.planning.backends import stack_of  # slow to import, and only launches need it
     from ftcluster.stacks.catalog import load_stacks
 

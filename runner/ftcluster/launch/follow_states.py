@@ -1,6 +1,7 @@
-"""The states in which this command follows a run, and the events that lead from state to state.
+"""The state machine of a command that follows a run: its states, events and transitions.
 
-A pure table: `follow` plays playbooks, reads events and asks the user; `after` decides the rest.
+All functions are pure. `follow` runs playbooks, reads events and asks the user; `after` decides the
+next state:
 
     state      | followed   news    end   | done     failed   away     gone     timeout  | unwatch  leave    ask      stop
     launching  | supervised running ended | finished finished finished finished finished | left     stopping stopping stopping
@@ -24,21 +25,21 @@ from ftcluster.ansible.playbook import PlaybookOutcome
 
 
 class FollowState(Enum):
-    """A state of following a run: the known state of the run, and the command's activity.
+    """A state of a command that follows a run.
 
     Attributes:
-        LAUNCHING: the run's playbook is active; the run has no supervisor yet.
-        SUPERVISED: the run has a supervisor, so it no longer needs this command.
+        LAUNCHING: the playbook is launching the run; the run has no supervisor yet.
+        SUPERVISED: the run has a supervisor, so the run no longer needs this command.
         RUNNING: the head has sent an event of the run.
-        ENDED: the head has sent the event of the run's end.
+        ENDED: the head has sent the last event of the run.
         AWAY: the head does not respond; the command waits to connect again.
         GONE: the head's supervisor is gone; the command waits to start it again.
         ASKING: the user is asked whether the run continues.
         STOPPING: the playbook `stop` ends the run.
-        FINISHED: the run's outcome is the playbook's outcome.
-        LOST: the head did not respond for too long.
-        LEFT: a signal ends this command only.
-        DETACHED: the user lets the run continue.
+        FINISHED: the playbook has ended, and its outcome is the outcome of the run.
+        LOST: the head did not respond within the time limit.
+        LEFT: a signal ends this command, and the run continues.
+        DETACHED: the user ends this command, and lets the run continue.
         STOPPED: no rank is running any more.
     """
 
@@ -58,23 +59,26 @@ class FollowState(Enum):
 
 
 class Event(Enum):
-    """An event of a run that is followed.
+    """An event that may change the state of a command that follows a run.
 
     Attributes:
         FOLLOWED: the playbook has reached the task that follows the supervisor.
         NEWS: the head has sent an event of the run.
-        END: the head has sent the event of the run's end.
-        DONE, FAILED, TIMEOUT: the playbook has ended by itself, with this outcome.
+        END: the head has sent the last event of the run.
+        DONE: the playbook has succeeded.
+        FAILED: the playbook has failed for another reason than AWAY or GONE.
+        TIMEOUT: the playbook has exceeded its time limit.
         AWAY: the playbook has failed because the head does not respond.
         GONE: the playbook has failed because the supervisor on the head is gone.
-        UNWATCH: the user ends a command that only follows.
+        UNWATCH: the user ends a command that follows a run which was launched before.
         LEAVE: a signal ends the command that launched the run, but not the run.
-        ASK: the user has pressed Ctrl-C, and is asked if somebody can answer.
+        ASK: the user has pressed Ctrl-C, and is asked at the terminal whether the run continues.
         STOP: the run must be stopped.
-        AGAIN: the pause before the next connection is over.
-        GIVEN_UP: the time to wait for the head is over.
-        DETACH, REFUSED: the user's answer.
-        STOPPED: the playbook `stop` is done.
+        AGAIN: the pause before the next attempt to connect is over.
+        GIVEN_UP: the time limit for connecting to the head is over.
+        DETACH: the user answers that the run continues.
+        REFUSED: the user answers that the run is stopped, or nobody answers.
+        STOPPED: the playbook `stop` has ended.
     """
 
     FOLLOWED = "followed"
@@ -127,7 +131,7 @@ _NEXT = {(state, event): then for state in PLAYS for event, then in _WHILE_PLAYI
     (
         FollowState.LAUNCHING,
         Event.LEAVE,
-    ): FollowState.STOPPING,  # otherwise nothing would end ranks that start now
+    ): FollowState.STOPPING,  # or ranks that start now would never be ended
     (FollowState.RUNNING, Event.FOLLOWED): FollowState.RUNNING,
     (FollowState.RUNNING, Event.AWAY): FollowState.AWAY,
     (FollowState.RUNNING, Event.GONE): FollowState.GONE,
@@ -160,14 +164,14 @@ def after(state: FollowState, event: Event) -> FollowState:
 def request_of(
     number: int, attaches: bool, may_detach: bool, cancelled: bool, in_slurm: bool
 ) -> Event:
-    """Return the event of a playbook that was cancelled.
+    """Return the event for a playbook that was cancelled by a signal or by the caller.
 
     Args:
-        number: number of the first signal.
+        number: number of the first signal that was received.
         attaches: True if the command only follows a run that was launched before.
-        may_detach: True if the launched run may continue without the command.
-        cancelled: True if the caller has cancelled the run, rather than a signal.
-        in_slurm: True if the command runs in a Slurm job, whose signals announce the job's end.
+        may_detach: True if the run may continue without the command that launched it.
+        cancelled: True if the caller, rather than a signal, has cancelled the run.
+        in_slurm: True if the command runs in a Slurm job; signals then announce the job's end.
     """
     if attaches:
         return Event.UNWATCH
@@ -183,13 +187,15 @@ def outcome_event(
     supervisor_gone: bool,
     signalled: bool,
 ) -> Event | None:
-    """Return the event of a playbook that has ended by itself; None if the user has ended it.
+    """Return the event for a playbook that has ended by itself; None if the user has ended it.
 
     Args:
+        state: the current state.
+        outcome: outcome of the playbook.
         head_off: True if the head is among the hosts that do not respond.
-        supervisor_gone: True if following failed because the supervisor is gone.
-        signalled: True if this command has received a signal. The terminal sends it to Ansible's
-            processes too, and the playbook may fail because of it.
+        supervisor_gone: True if the playbook failed because the supervisor is gone.
+        signalled: True if this command has received a signal. A terminal sends the signal to
+            Ansible's processes too, so the playbook may fail because of the signal.
     """
     if outcome.state == "stopped":
         return None

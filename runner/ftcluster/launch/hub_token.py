@@ -9,10 +9,11 @@ from ftcluster.errors import UsageError
 
 
 def find_token(environ: Mapping[str, str] = os.environ, option: str = "--hf-token") -> str:
-    """Return the token from the places where huggingface_hub looks for it.
+    """Return the token from the environment variables and files that huggingface_hub reads.
 
     Args:
-        option: the option that needs the token, for messages.
+        environ: environment variables.
+        option: name of the option that needs the token, for messages.
 
     Raises:
         UsageError: there is no token, or it is malformed.

@@ -45,7 +45,7 @@ from ftcluster.launch.source_build import build_wheel
 from ftcluster.user_script.requirements import Requirements
 
 LOCK = "requirements.txt"  # file name in the folder with the wheels
-BESIDE_TORCH = ("torchvision", "torchaudio")  # their compiled code is linked with torch
+BESIDE_TORCH = ("torchvision", "torchaudio")  # packages whose compiled code is linked with torch
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 _EXTRA = re.compile(r"extra == ['\"]([^'\"]+)")
 OLDEST_PIP = Version("23.1")  # as in pyproject.toml
@@ -57,11 +57,11 @@ class Layer:
     """An overlay of packages that extends a stack.
 
     Attributes:
-        name: name of the overlay's folder on the hosts; changes with the stack and with any file.
+        name: name of the overlay's folder on the hosts, with a digest of the stack and the wheels.
         stack: name of the stack.
-        folder: local folder with the wheels and their list, LOCK.
-        packages: versions by normalized name.
-        size_bytes: size of all wheels.
+        folder: local folder with the wheels, and with their list in the file LOCK.
+        packages: versions of the overlay's packages by normalized name.
+        size_bytes: total size of the wheels in bytes.
         notes: facts about the packages that the user should know.
     """
 
@@ -90,16 +90,20 @@ class Layer:
 def make_layer(
     requirements: Requirements, wheels: Path | None, stack: HostStack, cache: Path | None = None
 ) -> Layer | None:
-    """Return an overlay of the packages of a requirements file that a stack lacks; None for none.
+    """Return an overlay with the packages of a requirements file that the stack lacks.
 
-    For an unchanged file and stack the packages come from `cache` again.
+    Return None if the stack lacks no package. If neither the file nor the stack has changed since
+    the last call, the packages come from the cache.
 
     Args:
-        wheels: folder with all wheels, or None to download them.
-        cache: folder of the cache; None for the cache of all downloads.
+        requirements: content of the requirements file.
+        wheels: folder with all required wheels; None to download the wheels.
+        stack: the stack of the hosts.
+        cache: folder of the cache; None for ftcluster's download cache.
 
     Raises:
-        UsageError: a package of the stack would need another version; lists all such packages.
+        UsageError: the file needs another version of a package of the stack; lists all such
+            packages.
         FtclusterError: pip finds no matching versions, or a package is not available.
     """
     cache = cache or cache_dir()
@@ -128,7 +132,7 @@ def make_layer(
 
 
 def _key(requirements: Requirements, wheels: Path | None, stack: HostStack) -> str:
-    """Return a key of everything that decides the choice of packages, except an index's content."""
+    """Return a digest of all inputs of the choice of packages, except the content of indexes."""
     what = [
         *(requirements.for_pip(stack.packages, constraints) for constraints in (False, True)),
         requirements.options,
@@ -145,7 +149,7 @@ def _key(requirements: Requirements, wheels: Path | None, stack: HostStack) -> s
 def _fill(
     folder: Path, requirements: Requirements, wheels: Path | None, stack: HostStack
 ) -> Wheelhouse:
-    """Choose and download packages into a folder, which is renamed when it is complete."""
+    """Choose packages, download them, and store them in `folder` once all files are complete."""
     shutil.rmtree(folder, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
@@ -169,10 +173,10 @@ def _fill(
 def _download(
     scratch: Path, requirements: Requirements, wheels: Path | None, stack: HostStack
 ) -> tuple[DownloadOutcome, list[Requirement]]:
-    """Download into scratch/new, and build the packages without a wheel.
+    """Download wheels to scratch/new, and build wheels of packages that have none.
 
     Returns:
-        pip's outcome, and the packages that exist only as sources and may not be built.
+        pip's outcome, and the packages that have no wheel and must not be built.
     """
     if not (wheels or requirements.wheels_only):
         _refuse_old_pip()
@@ -202,14 +206,14 @@ def _download(
         for one in left:
             tried.add(str(one))
             _build(one, requirements, scratch, stack)
-        for path in new.iterdir():  # pip chose them without the built wheels
+        for path in new.iterdir():  # pip must choose again, with the built wheels
             path.unlink()
 
 
 def _refuse_old_pip() -> None:
-    """Refuse a pip that is too old to report packages without wheels.
+    """Raise an error if pip is too old to report packages without wheels.
 
-    Such a pip would silently choose an older version of the package that needs them.
+    An older pip silently chooses an older version of a package whose dependency has no wheel.
     """
     version = pip_version()
     if version < OLDEST_PIP:
@@ -224,10 +228,10 @@ def _refuse_old_pip() -> None:
 def _only_sources(
     outcome: DownloadOutcome, folder: Path, requirements: Requirements, stack: HostStack
 ) -> list[Requirement]:
-    """Return the packages that pip would choose if it were allowed to build them.
+    """Return packages without wheels that pip would choose if it were allowed to build them.
 
-    Otherwise pip fails, or chooses older versions of the packages that need them, or a development
-    version if all releases are sources.
+    Without these packages, pip fails, or chooses older versions of packages that depend on them. If
+    all releases of a package exist only as sources, pip may also choose a pre-release wheel.
     """
     lacking = [one for one in outcome.lacking if canonicalize_name(one.name) not in stack.packages]
     asked = _prereleases_asked_for(folder, requirements, stack)
@@ -239,7 +243,7 @@ def _only_sources(
 
 
 def _chosen(folder: Path) -> list[tuple[NormalizedName, Version]]:
-    """Return names and versions of a folder's wheels, by name."""
+    """Return the names and versions of a folder's wheels, sorted by name."""
     return sorted(parse_wheel_filename(path.name)[:2] for path in folder.glob("*.whl"))
 
 
@@ -251,9 +255,9 @@ def _has_release(versions: Mapping[str, Collection[Version]], name: str) -> bool
 def _prereleases_asked_for(
     folder: Path, requirements: Requirements, stack: HostStack
 ) -> set[NormalizedName]:
-    """Return the packages for which the file or a wheel of a folder asks for a pre-release.
+    """Return the packages whose pre-releases the requirements or the folder's wheels request.
 
-    This follows pip: a range such as ">=2.0b1" or a pin such as "==0.66b2" asks for a pre-release.
+    As in pip, a range such as ">=2.0b1" or a pin such as "==0.66b2" requests a pre-release.
     """
     return {
         canonicalize_name(needed.name)
@@ -263,7 +267,7 @@ def _prereleases_asked_for(
 
 
 def _build(one: Requirement, requirements: Requirements, scratch: Path, stack: HostStack) -> None:
-    """Build a wheel of a package into the folder for built wheels."""
+    """Build a wheel of a package, and store it in the folder for built wheels."""
     name, python = str(canonicalize_name(one.name)), stack.target.python
     hashes = requirements.hashes(python)
     if hashes and name not in hashes:
@@ -273,7 +277,7 @@ def _build(one: Requirement, requirements: Requirements, scratch: Path, stack: H
 
 
 def _notes(made_here: Collection[str], not_built: Collection[Requirement]) -> tuple[str, ...]:
-    """Return notes about wheels that were built, and about packages that may not be built."""
+    """Return notes about wheels that were built, and about packages that must not be built."""
     built = sorted(parse_wheel_filename(name)[:2] for name in made_here)
     return (
         *(f"{name} {version} was built here from its sources" for name, version in built),
@@ -287,7 +291,7 @@ def _notes(made_here: Collection[str], not_built: Collection[Requirement]) -> tu
 def _version_notes(
     folder: Path, requirements: Requirements, stack: HostStack, outcome: DownloadOutcome
 ) -> Iterator[str]:
-    """Yield a sentence for each pre-release, and for each version that is not the newest."""
+    """Yield a note for each chosen pre-release, and for each version that is not the newest."""
     python = stack.target.python
     ranges: dict[NormalizedName, SpecifierSet] = {}
     for needed in (*requirements_in(folder, python), *requirements.asked(python)):
@@ -316,10 +320,10 @@ def _version_notes(
 
 
 def _write_stub(folder: Path, name: str, stack: HostStack) -> str:
-    """Write a wheel that stands for a package of the stack; return its pin.
+    """Write a stub: an empty wheel that represents a package of the stack. Return a pin for it.
 
-    It has the package's extras, but no other requirements, because the stack is complete. No index
-    has its version.
+    The stub has the package's extras, but no other requirements, because the stack is complete. Its
+    version exists in no package index.
     """
     version = stack.packages[name]
     version += f"{'.' if '+' in version else '+'}{PINNED}"
@@ -339,11 +343,11 @@ def _lock(
     folder: Path, made_here: Collection[str], requirements: Requirements, stack: HostStack,
     outcome: DownloadOutcome,
 ) -> str:  # fmt: skip
-    """Return the list of the downloaded wheels, and of the wheels that were built here.
+    """Return the content of LOCK: a list of the downloaded wheels and the wheels built here.
 
     Raises:
-        WheelhouseError: a wheel has a hash that the file does not allow, is an unrequested
-            pre-release although there are releases, or is made for CUDA; lists all of them.
+        WheelhouseError: a wheel has a hash that the requirements do not allow, is an unrequested
+            pre-release although there are releases, or is made for CUDA; lists all such wheels.
     """
     asked = _prereleases_asked_for(folder, requirements, stack)
     lines, problems = [], []
@@ -387,7 +391,7 @@ def _layer(house: Wheelhouse, stack: HostStack) -> Layer:
 
 
 def _failure(file: Path, words: str, python: str) -> FtclusterError:
-    """Return the error for pip's output, with the names that the user knows and with advice."""
+    """Return the error for pip's output, with the user's file names and advice."""
     _, conflict, lines = words.partition(CONFLICT)
     hint = "ask for versions that are compatible with the stack's"
     if not conflict:

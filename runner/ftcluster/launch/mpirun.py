@@ -1,4 +1,4 @@
-"""Make the launch of a plan, and its commands for a shell. Pure functions only."""
+"""Make a Launch from a plan, and format it as shell commands. Pure functions only."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,25 +11,26 @@ from ftcluster.text.shell_words import shell_line, shell_word
 from ftcluster_common.protocol.launch import CCL, Launch, RankCores, RankHost, mpirun_command
 
 FREE_PORT = "from ftcluster_train.host.supervisor import free_port; print(free_port())"
-SETVARS = "oneccl_bindings_for_pytorch/env/setvars.sh"  # sets oneccl_bind_pt's variables
+SETVARS = "oneccl_bindings_for_pytorch/env/setvars.sh"  # sets the variables of oneccl_bind_pt
 
 
 def stack_link(plan: LaunchPlan) -> str:
-    """Return the path of the link to the active stack, the same on every host."""
+    """Return the path of the link to the active stack. It is the same on every host."""
     return f"{plan.prefix}/current"
 
 
 def run_dir(plan: LaunchPlan, run: str) -> str:
-    """Return the run's folder on the head."""
+    """Return the path of the run's folder on the head."""
     return f"{plan.prefix}/runs/{run}"
 
 
 def render(plan: LaunchPlan, run: str, program: Sequence[str] = (), slurm_job: str = "") -> Launch:
-    """Return the launch of a run.
+    """Return the launch of a planned run.
 
     Args:
-        program: arguments of the stack's Python for each rank; if empty, those of a training.
-        slurm_job: the Slurm job that has the hosts; "" without Slurm.
+        run: the run's id.
+        program: arguments of the stack's Python for each rank; if empty, a training is launched.
+        slurm_job: id of the Slurm job whose nodes are the hosts; "" without Slurm.
     """
     folder = run_dir(plan, run)
     several = len(plan.hosts) > 1
@@ -48,12 +49,12 @@ def render(plan: LaunchPlan, run: str, program: Sequence[str] = (), slurm_job: s
 
 
 def launch_host(plan: LaunchPlan, host: HostPlan) -> RankHost:
-    """Return one host of a launch, with its ranks."""
+    """Return the part of a launch for one host, with its ranks."""
     return RankHost(
         host.name,
         host.address,
         tuple(RankCores(rank.cpus, rank.threads, tuple(rank.memory)) for rank in host.placement),
-        # relative, because a launch keeps using the stack that the link leads to when it starts
+        # relative paths, because a run keeps using the stack that was active at its start
         tuple(library.removeprefix(f"{stack_link(plan)}/") for library in host.preload),
         host_variables(plan, host),
     )
@@ -63,7 +64,7 @@ def as_shell(launch: Launch, plan: LaunchPlan, job: Mapping[str, Any] | None = N
     """Return the launch as commands to paste into a shell on the head.
 
     Args:
-        job: content of job.json; if None, nothing is prepared for the ranks.
+        job: content of job.json. If None, the commands do not prepare model and data.
     """
     command = mpirun_command(launch)
     folder, hostfile = shell_word(launch.run_dir), shell_word(launch.hostfile_path)

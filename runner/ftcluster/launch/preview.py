@@ -20,7 +20,7 @@ from ftcluster_common.protocol.launch import Launch
 from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe
 
 HEAD = ("host", "rank", "CPUs", "threads", "memory", "samples")
-SHOWN = ("name", "task", "model", "data", "batch_size")  # fields of a recipe for `--json`
+SHOWN = ("name", "task", "model", "data", "batch_size")  # recipe fields to show in `--json`
 SHOWN_TRAINING = ("learning_rate", "num_train_epochs", "max_steps", "seed")
 HUB = "Hugging Face Hub"
 COMMANDS_HINT = "the shell commands: --commands"
@@ -66,7 +66,7 @@ def headline(
 
 
 def counted_epochs(epochs: float) -> str:
-    """Return a number of epochs, which may be a fraction, as text.
+    """Format a number of epochs, which may be a fraction.
 
     >>> counted_epochs(1.0), counted_epochs(2.5)
     ('1 epoch', '2.5 epochs')
@@ -75,7 +75,9 @@ def counted_epochs(epochs: float) -> str:
 
 
 def origin(value: str, folders: Sequence[tuple[str, str]] = ()) -> str:
-    """Return a model or data in the user's terms, with its origin; paths are absolute.
+    """Return the name of a model or of data as the user knows it, with its origin.
+
+    A path on the hosts is replaced by the absolute path of the local file or folder.
 
     >>> origin("nyu-mll/glue"), origin("/opt/d/a.csv", [("/home/me/a.csv", "/opt/d")])
     ('nyu-mll/glue (Hugging Face Hub)', '/home/me/a.csv')
@@ -93,7 +95,7 @@ def origin(value: str, folders: Sequence[tuple[str, str]] = ()) -> str:
 
 
 def table(plan: LaunchPlan) -> list[str]:
-    """Return a line for each rank of a host; equal hosts share their lines."""
+    """Return a table with a line for each rank. Equal hosts share their lines."""
     alike: dict[tuple[Any, ...], list[HostPlan]] = {}
     for host in plan.hosts:
         alike.setdefault((host.placement, host.preload, host.interface), []).append(host)
@@ -115,12 +117,12 @@ def _rows(hosts: Sequence[HostPlan]) -> Iterator[tuple[str, ...]]:
 
 
 def reasons(plan: LaunchPlan) -> list[Text]:
-    """Return a line for each decision with its reason."""
+    """Return a line for each decision of the plan, with its reason."""
     return [reason(decision.subject, decision.value, decision.why) for decision in plan.decisions]
 
 
 def reason(subject: str, value: str, why: str) -> Text:
-    """Return a line with a value and its reason."""
+    """Format the subject, the value and the reason of a decision as one line."""
     return Text.assemble((subject, "bold"), f": {value} ", (f"({why})", "dim"))
 
 
@@ -133,9 +135,9 @@ def as_lines(
     """Return the plan as lines of text, without the commands.
 
     Args:
-        head: see `headline`.
+        head: first lines, from `headline`.
         folders: local files and folders, and their paths on the hosts.
-        more: subject, value and reason of facts in addition to the plan.
+        more: subject, value and reason of each decision that is not part of the plan.
     """
     columns, *ranks = table(plan)
     copies = [f"copied before: {source} to {path} on every host" for source, path in folders]
@@ -150,7 +152,7 @@ def as_lines(
 def as_commands(
     lines: Sequence[Text | str], launch: Launch, plan: LaunchPlan, job: Mapping[str, Any]
 ) -> str:
-    """Return the plan as text for a shell; everything except the commands is a comment."""
+    """Return the plan as text for a shell: the plan's lines as comments, and the commands."""
     head = comments(line for line in lines if line != COMMANDS_HINT)
     return "\n".join([*head, as_shell(launch, plan, job)])
 
@@ -175,11 +177,11 @@ def as_document(
     facts: ClusterFacts,
     more: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the plan for `--json`; `ftcluster plan --facts` reads its `facts`.
+    """Return the plan for `--json`. `ftcluster plan --facts` can read the field `facts`.
 
     Args:
-        columns: columns of the data by their use; the document has null if they are not known.
-        more: facts in addition to the plan.
+        columns: columns of the data by their use; if empty, the document has null.
+        more: further fields of the document.
     """
     return {
         "run": run,

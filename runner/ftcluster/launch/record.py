@@ -1,4 +1,7 @@
-"""The record of a run on this control node: run.json, and a copy of the run's events."""
+"""Read and write the records of runs on this control node.
+
+A record is a folder with run.json and a copy of the run's events.
+"""
 
 import contextlib
 import json
@@ -27,8 +30,8 @@ from ftcluster_common.protocol.run_state import RunState, is_run_id
 
 LOG = logging.getLogger(__name__)
 
-END_LINE = b'\n "end": {'  # in the form in which `_write` writes it
-LOOKED_AT = 500  # number of records to read for the heads of other runs
+END_LINE = b'\n "end": {'  # the beginning of the field `end`, as formatted by `_write`
+LOOKED_AT = 500  # maximum number of records that `other_heads` reads
 
 FORMS: dict[str, type | tuple[type, ...]] = {  # JSON types of a record's fields
     "run": str, "ftcluster": str, "command": list, "started": (int, float), "kind": str,
@@ -50,18 +53,18 @@ def record_dir(run: str) -> Path:
 
 
 def events_file(run: str) -> Path:
-    """Return the copy of a run's events.jsonl."""
+    """Return the path of the local copy of a run's events.jsonl."""
     return record_dir(run) / "events.jsonl"
 
 
 def begin_events(run: str) -> None:
-    """Create the copy of a run's events, before something follows it."""
+    """Create an empty copy of a run's events, so that a reader can open the file."""
     make_state_dir(record_dir(run))
     events_file(run).touch(mode=PRIVATE_FILE)
 
 
 def begin_record(run: str, content: Mapping[str, Any]) -> None:
-    """Write run.json, with everything known about a run before its launch."""
+    """Write run.json with the fields that are known before the run's launch."""
     document = {
         "run": run,
         "ftcluster": __version__,
@@ -72,7 +75,7 @@ def begin_record(run: str, content: Mapping[str, Any]) -> None:
 
 
 def complete_record(run: str, end: Mapping[str, Any]) -> None:
-    """Add a run's end to its run.json, if this control node has one."""
+    """Add the field `end` to a run's run.json, if this control node has the file."""
     with locked_state():
         document = read_record(run)
         if document is not None and document.get("end") != end:
@@ -80,7 +83,7 @@ def complete_record(run: str, end: Mapping[str, Any]) -> None:
 
 
 def complete_from(listed: RunState) -> None:
-    """Add the head's report of a run's end, if nobody here has followed the run to its end."""
+    """Add the run's end that the head has reported, if the record does not have the end yet."""
     if listed.state == "running" or _has_end(listed.run):
         return
     record = read_record(listed.run)
@@ -92,7 +95,7 @@ def complete_from(listed: RunState) -> None:
 
 
 def end_of(progress: RunProgress) -> dict[str, Any]:
-    """Return the fields of a record about the end of a run that was followed."""
+    """Return the field `end` of the record of a run that was followed."""
     return {
         **progress.document(),
         "exit_code": progress.end.get("exit_code"),
@@ -102,22 +105,27 @@ def end_of(progress: RunProgress) -> dict[str, Any]:
 
 
 def recorded_runs(beginning: str = "", newest: int = 0) -> list[str]:
-    """Return ids of this control node's runs by their beginning; of all or of the newest runs."""
+    """Return the sorted ids of the runs that have a record on this control node.
+
+    Args:
+        beginning: beginning of the ids to return.
+        newest: maximum number of ids; the newest runs are returned. 0 for all.
+    """
     found: dict[str, float] = {}
     with contextlib.suppress(FileNotFoundError), os.scandir(state_dir() / "runs") as folders:
         for folder in folders:
             if folder.name.startswith(beginning):
                 with contextlib.suppress(OSError):
-                    # making a Path for each of thousands would double the time
+                    # there may be thousands of records; a Path for each would double the time
                     found[folder.name] = os.stat(f"{folder.path}/run.json").st_mtime  # noqa: PTH116
     return sorted(sorted(found, key=lambda run: found[run])[-newest:])
 
 
 def other_heads(run_hosts: RunHosts) -> list[RunHosts]:
-    """Return where this control node's runs are whose head is another host of the cluster.
+    """Return the hosts of recorded runs whose head is not the cluster's first host.
 
-    The first host is not the head of a run that continues another run after that host was lost.
-    Only the newest LOOKED_AT runs are read.
+    If the cluster's head is lost, a run may continue with another host as its head. Return one
+    entry for each such head. Only the newest LOOKED_AT records are read.
     """
     heads = {}
     for run in recorded_runs(newest=LOOKED_AT):
@@ -128,22 +136,23 @@ def other_heads(run_hosts: RunHosts) -> list[RunHosts]:
 
 
 def read_record(run: str) -> dict[str, Any] | None:
-    """Return the run.json of a run; None if there is none that can be read here."""
+    """Return the content of a run's run.json; None if the file is missing or cannot be read."""
     try:
         return read_state(_file(run), _record)
-    except FtclusterError as error:  # written by another version: the other runs are still listed
+    # another version of ftcluster has written the file; an error would hide all other runs
+    except FtclusterError as error:
         LOG.warning("note: %s", error.message)
         return None
 
 
 def recorded_digests(run: str) -> set[str]:
-    """Return the SHA-256 of the user's own files with which this control node started a run."""
+    """Return the SHA-256 of the user's Python files with which this control node started a run."""
     files = (read_record(run) or {}).get("code", [])
     return {str(file.get("sha256")) for file in files if isinstance(file, dict)}
 
 
 def recorded_run_hosts(run: str) -> RunHosts | None:
-    """Return the hosts of a run of this control node; None if it has no record."""
+    """Return the hosts of a run that has a record on this control node; None without a record."""
     record = read_record(run) or {}
     plan = record.get("plan")
     if not plan or "inventories" not in record:
@@ -159,7 +168,10 @@ def recorded_run_hosts(run: str) -> RunHosts | None:
 
 
 def _has_end(run: str) -> bool:
-    """Return True if a record needs no end added; does not parse it, as there may be thousands."""
+    """Return True if a run's record has the field `end`, or if there is no record.
+
+    There may be thousands of records, so the file is searched for END_LINE instead of parsed.
+    """
     try:
         return END_LINE in _file(run).read_bytes()
     except OSError:
@@ -171,11 +183,11 @@ def _file(run: str) -> Path:
 
 
 def _record(document: Any) -> dict[str, Any]:
-    """Return a record after checking the forms of all parts that its readers rely on.
+    """Return a record after checking the types of all fields that its readers use.
 
     Raises:
-        ValueError, TypeError, LookupError, AttributeError: it has another form.
-        FormatError: a newer ftcluster has written it.
+        ValueError, TypeError, LookupError, AttributeError: a field has the wrong type.
+        FormatError: a newer ftcluster has written the record.
     """
     document = opened(RUN_RECORD, document)
     for name, kind in FORMS.items():

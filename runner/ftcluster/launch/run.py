@@ -1,4 +1,4 @@
-"""The common parts of all runs: launch, outcome and reasons for a failure."""
+"""The common parts of trainings and scripts: launch, outcome and reasons for a failure."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from ftcluster_common.protocol.launch import Launch
 if TYPE_CHECKING:  # following a run needs no plan
     from ftcluster.planning.plan import LaunchPlan
 
-RUN_LIMIT_SECONDS = 30 * 24 * 3600  # a run may take long; the playbook only follows it
+RUN_LIMIT_SECONDS = 30 * 24 * 3600  # time limit of the playbook that follows a run
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,12 @@ class ClusterRun(ABC):
 
     Attributes:
         id: id of the run, see `new_run_id`.
+        cluster: the cluster that the run was planned for.
+        plan: the plan of the run.
+        launch: the launch of the run.
         kind: "train" or "run".
         command: command line that started the run, for its record.
-        secrets: the user's variables for the ranks that no record gets.
+        secrets: values of the user's secret variables by name; no record gets them.
     """
 
     id: str
@@ -53,20 +56,21 @@ class ClusterRun(ABC):
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
-        """The fields of run.json for this kind of run."""
+        """The additional fields of run.json for this kind of run."""
 
 
 @dataclass(frozen=True)
 class Followed:
-    """A run that has ended, or could not be started.
+    """The result of following a run.
 
     Attributes:
         progress: the state that the run's events describe.
-        outcome: outcome of the playbook; "stopped" means that no rank is running any more, unless
+        outcome: outcome of the playbook. "stopped" means that no rank is running any more, unless
             the run is detached.
         detached: True if the run continues without this command.
-        head_lost: True if the head has not responded for too long.
-        changed: the head's description of the cluster, if it differs from the plan's.
+        head_lost: True if the head did not respond within the time limit.
+        changed: the head's description of the cluster if the cluster has changed since the plan was
+            made; the run was then not started.
     """
 
     progress: RunProgress
@@ -85,14 +89,18 @@ def raise_if_stopped(followed: Followed, details: dict[str, Any]) -> None:
 
 
 def failure(run: ClusterRun, followed: Followed) -> FtclusterError:
-    """Return why a run failed: the ranks' errors, else the failed tasks, else Ansible's output."""
+    """Return the error for a failed run.
+
+    The reason comes from the ranks' errors; without these, from the playbook's failed tasks;
+    without these, from Ansible's output.
+    """
     progress, outcome = followed.progress, followed.outcome
     failed = f"run {run.id} failed"
     if progress.errors:
         first = progress.errors[0]
         number, host = first["rank"], first["host"]
         if number is not None and host not in {one.name for one in run.plan.prepared}:
-            host = host_of(run.plan, number)  # the error has the hostname
+            host = host_of(run.plan, number)  # the error itself has only the hostname
         return FtclusterError(*why_failed(progress, host))
     if outcome.failures:
         reasons = [f"{event.host}: {event.problem}" for event in outcome.failures]
@@ -106,10 +114,10 @@ def failure(run: ClusterRun, followed: Followed) -> FtclusterError:
 
 
 def why_failed(progress: RunProgress, host: str = "") -> tuple[str, str]:
-    """Return why a run failed, from its errors, and what to do.
+    """Return the reason why a run failed, from its errors, and a hint for the user.
 
     Args:
-        host: the inventory's name of the first error's host; "" to show the name in the error.
+        host: inventory name of the host of the first error; "" to use the hostname in the error.
     """
     first, *others = progress.errors
     number = first["rank"]
@@ -124,6 +132,6 @@ def why_failed(progress: RunProgress, host: str = "") -> tuple[str, str]:
 
 
 def host_of(plan: "LaunchPlan", rank: int) -> str:
-    """Return the inventory's name of a rank's host; ranks are numbered in the order of hosts."""
+    """Return the inventory name of a rank's host. Ranks are numbered in the order of hosts."""
     names = [host.name for host in plan.hosts for _ in range(host.ranks)]
     return names[rank] if 0 <= rank < len(names) else "an unknown host"

@@ -1,4 +1,4 @@
-"""The hosts of a cluster's runs, and the access of the control node to them."""
+"""The hosts of a cluster's runs, and the control node's access to these hosts."""
 
 import hashlib
 import re
@@ -19,7 +19,7 @@ ASKS_PASSWORD = re.compile(r"sudo.*password|password.*sudo", re.IGNORECASE | re.
 
 
 def sudo_hint(messages: Iterable[str]) -> str:
-    """Return what to do if a host's sudo asks for a password, from its messages; else "".
+    """Return a hint if messages of a host show that sudo needs a password; "" otherwise.
 
     >>> sudo_hint(["Task failed: Missing sudo password"])
     'sudo asks for a password there: give -K'
@@ -31,7 +31,7 @@ def sudo_hint(messages: Iterable[str]) -> str:
 
 
 def off_hint(hosts: Sequence[str], head: str) -> str:
-    """Return what to do about hosts that do not respond; without the head nothing can run.
+    """Return a hint about hosts that do not respond. No run is possible without the head.
 
     >>> off_hint(["node2"], "node0").partition("; ")[2]
     'to continue without it: ftcluster hosts drain node2'
@@ -47,10 +47,10 @@ class RunHosts:
     """The hosts of a cluster's runs.
 
     Attributes:
-        inventories: paths of inventories, in any form that Ansible supports.
-        hosts: names in the inventory, the head first.
-        rank_user: the account that ranks run as, or "" for the login user.
-        prefix: the cluster's folder on the head.
+        inventories: paths of inventories, in any format that Ansible supports.
+        hosts: names of the hosts in the inventory, the head first.
+        rank_user: the account that ranks run as; "" for the login user.
+        prefix: path of the cluster's folder on the head.
         options: arguments of ansible-playbook for reaching the hosts.
     """
 
@@ -67,13 +67,16 @@ class RunHosts:
 
     @property
     def is_here(self) -> bool:
-        """True if the head is this machine, with this user's runs."""
+        """True if the head is this machine, and this user owns the runs."""
         return self.inventories == (BUNDLED_LOCALHOST,) and not self.rank_user
 
     def is_here_as(self, known: Mapping[str, str]) -> bool:
-        """Return True if the head is this machine, with the stack and record of `Cluster.known`.
+        """Return True if the head is this machine, and its stack and record equal `known`.
 
-        Otherwise the head is asked, and reports its own (playbooks/tasks/same-cluster.yml).
+        Otherwise, a playbook compares them on the head (playbooks/tasks/same-cluster.yml).
+
+        Args:
+            known: the stack and the record's digest, from `Cluster.known`.
         """
         if not self.is_here:
             return False
@@ -88,7 +91,7 @@ class RunHosts:
 
     @property
     def runs(self) -> str:
-        """The folder of all runs, the same on every host."""
+        """The path of the folder of all runs. It is the same on every host."""
         return f"{self.prefix}/runs"
 
     @property
@@ -97,7 +100,7 @@ class RunHosts:
         return ("--limit", pattern_of(self.hosts))
 
     def at(self, run: str = "") -> RunFolder:
-        """Return the variables that every playbook about runs gets.
+        """Return the variables that all playbooks about runs need.
 
         Args:
             run: the run's id; "" if the playbook is about all runs.
@@ -121,7 +124,7 @@ def play_on(
     cancelled: Callable[[], bool] = lambda: False,
     time_limit_seconds: float,
 ) -> PlaybookOutcome:
-    """Play a playbook of runs on their hosts; see `run_playbook` for the arguments."""
+    """Run a playbook about runs on their hosts. See `run_playbook` for the other arguments."""
     return run_playbook(
         playbook.qualified,
         run_hosts.inventories,
@@ -136,7 +139,7 @@ def play_on(
 
 
 def head_lost_hint(run: str) -> str:
-    """Return what to do about a run whose head does not respond."""
+    """Return a hint about a run whose head does not respond."""
     return f"continue it on the hosts that answer: ftcluster train --resume {run}"
 
 

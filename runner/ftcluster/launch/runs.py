@@ -32,22 +32,23 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_common.user_code import NO_CODE, UserCode, code_of, declared_metrics
 
 SHORT_SECONDS = 120
-MOST_RUNS = 100_000  # a head that lists more is hostile
+MOST_RUNS = 100_000  # maximum number of runs to accept from a head, which may be hostile
 LIST = "list them: ftcluster ps"
 OTHER_PACKAGE = "if the hosts' package is of another version: run ftcluster setup"
-MOST_ALIKE = 20  # runs whose ids begin alike: more are too ambiguous to list
-CLEAN_RUNS = 1000  # number of ids that one command line can hold
-LONG_SECONDS = 24 * 3600  # for a model over a slow connection, or a log being followed
+MOST_ALIKE = 20  # maximum number of matching runs to list for an ambiguous beginning of an id
+CLEAN_RUNS = 1000  # number of runs to remove with one playbook, limited by the command line
+LONG_SECONDS = 24 * 3600  # time limit for copying over a slow connection, or following a log
 
 
 def list_runs(
     run_hosts: RunHosts, beginnings: Sequence[str] = (), most: int = 0
 ) -> tuple[list[RunState], int]:
-    """Return the runs that the head knows, newest first, and the number of older runs omitted.
+    """Return the runs that the head knows, newest first, and the number of omitted runs.
 
     Args:
         beginnings: beginnings of the ids to list; if empty, all runs.
-        most: maximum number of runs; 0 for all. Running ones come before newer ones.
+        most: maximum number of runs to return; 0 for all. Running runs are returned first, then the
+            newest.
 
     Raises:
         FtclusterError: the head does not respond, or its response is not valid.
@@ -64,8 +65,11 @@ def list_runs(
 
 
 def _page(run_hosts: RunHosts, page: Runs) -> tuple[tuple[RunState, ...], int]:
-    """Return a page of the runs, and how many remain; raises the errors of `list_runs`."""
-    if run_hosts.is_here:  # starting Ansible would take three times as long as the rest
+    """Return one page of the runs, and the number of remaining runs.
+
+    Raises the errors of `list_runs`.
+    """
+    if run_hosts.is_here:  # without Ansible, which would take most of the time
         return _page_here(page)
     answered = play(page, run_hosts, SHORT_SECONDS, RUNS_LISTED)
     if run_hosts.head not in answered:
@@ -93,10 +97,10 @@ def _page_here(page: Runs) -> tuple[tuple[RunState, ...], int]:
 
 
 def find_run(run_hosts: RunHosts, run: str) -> RunState:
-    """Return a run by its id, or by a beginning that only one id has.
+    """Return the run whose id is or begins with `run`.
 
     Raises:
-        FtclusterError: there is no such run, or there are several.
+        FtclusterError: there is no such run, or several ids begin with `run`.
     """
     runs = {one.run: one for one in list_runs(run_hosts, (run,), MOST_ALIKE)[0]}
     matching = [run] if run in runs else [name for name in runs if name.startswith(run)]
@@ -113,18 +117,18 @@ def _only(beginning: str, matching: Sequence[str], where: str) -> str:
 
 @dataclass(frozen=True)
 class FoundJob:
-    """A training as the hosts know it.
+    """A training that was found on the hosts.
 
     Attributes:
         run: id of the training.
-        recipe: the recipe, with folders on the hosts.
-        hosts: names of the hosts that respond: first the hosts that it was prepared on, otherwise
-            in the cluster's order.
+        recipe: the recipe, with the hosts' paths of folders.
+        hosts: names of the hosts that respond. Hosts that the training was prepared on come first,
+            and then the other hosts, both in the cluster's order.
         nodes: number of these hosts that had ranks, or could have had ranks.
-        resume: ids of the runs that it has continued itself.
-        ipex: True if IPEX optimized its model.
-        saved: True if one of the hosts has a checkpoint or a snapshot.
-        code: the user's own files that it executes.
+        resume: ids of the runs that the training itself continued.
+        ipex: True if IPEX optimized the model.
+        saved: True if at least one host has a checkpoint or a snapshot.
+        code: the user's Python files that the training executes.
     """
 
     run: str
@@ -138,17 +142,19 @@ class FoundJob:
 
 
 def find_job(run_hosts: RunHosts, run: str, given: UserCode = NO_CODE) -> FoundJob:
-    """Find a training by its id or the beginning of it, on any host: the head may be lost.
+    """Find a training by its id, or by the beginning of its id.
 
-    The user's own files that it executes come from a host. They are accepted if this control node
-    started the run with the same files, or if the user names them.
+    All hosts are searched, because the head may be lost. The user's Python files that the training
+    executes come from a host. These files are accepted if this control node started the run with
+    the same files, or if the user names the same files.
 
     Args:
-        given: files that the user names.
+        run: the run's id, or the beginning of the id.
+        given: Python files that the user names.
 
     Raises:
-        FtclusterError: no host responds, there is no such run, it is a script's run, or its files
-            are not known here.
+        FtclusterError: no host responds, there is no such run, the run is not a training, or its
+            Python files are not known here.
     """
     jobs = play(Jobs(run_hosts.at(run)), run_hosts, SHORT_SECONDS, JOBS_FOUND, unreachable=True)
     hosts = tuple(host for host in run_hosts.hosts if host in jobs)
@@ -179,7 +185,7 @@ def find_job(run_hosts: RunHosts, run: str, given: UserCode = NO_CODE) -> FoundJ
 
 
 def _check_code(run: str, code: UserCode, given: UserCode) -> None:
-    """Refuse files that neither this control node has recorded for a run nor the user names.
+    """Check that each Python file of a run is recorded on this control node or named by the user.
 
     Raises:
         FtclusterError: a file differs, or is not known here.
@@ -217,23 +223,26 @@ def copy_logs(
     """Copy logs of a run to local files.
 
     Args:
-        copies: the local file to append to, by the log's name in the run's folder.
-        follow: True to copy until the run's end; only for a single log.
+        copies: local files to append to, by the log's path in the run's folder.
+        follow: True to continue copying until the run's end; allowed for a single log only.
+        on_tick: function that is called several times a second.
 
     Raises:
         FtclusterError: the head does not respond.
-        Interrupted: the user stopped it.
+        Interrupted: the user stopped the command.
     """
     playbook = Logs(run_hosts.at(run), {name: str(copies[name]) for name in copies}, follow)
     play(playbook, run_hosts, LONG_SECONDS, on_tick=on_tick)
 
 
 def fetch_model(run_hosts: RunHosts, run: str, path: str, destination: Path) -> None:
-    """Copy a folder of a run to a new or empty local folder, which appears only once complete.
+    """Copy a folder of a run to a new or empty local folder.
+
+    The local folder gets its name only once it is complete.
 
     Raises:
-        FtclusterError: the folder cannot be copied; says why.
-        Interrupted: the user stopped it.
+        FtclusterError: the folder cannot be copied; the message has the reason.
+        Interrupted: the user stopped the command.
     """
     play(Fetch(run_hosts.at(run), path, str(destination.absolute())), run_hosts, LONG_SECONDS)
 
@@ -242,8 +251,8 @@ def fetch_outputs(run_hosts: RunHosts, run: str, destination: Path) -> None:
     """Copy the files that a script has written into its run's folder on the head.
 
     Raises:
-        FtclusterError: the script has written nothing there, or the files cannot be copied.
-        Interrupted: the user stopped it.
+        FtclusterError: the script has written no files there, or the files cannot be copied.
+        Interrupted: the user stopped the command.
     """
     at = run_hosts.at(run)
     folder, started = f"{at.train_run_dir}/script", f"{at.train_run_dir}/started"
@@ -253,15 +262,16 @@ def fetch_outputs(run_hosts: RunHosts, run: str, destination: Path) -> None:
 def read_data(
     run_hosts: RunHosts, job: Mapping[str, Any], folders: Sequence[tuple[str, str]], hub_token: str
 ) -> dict[str, Any]:
-    """Return the head's report on a training's data: `report` and `notices`.
+    """Read a training's data on the head, and return the head's `report` and `notices`.
 
     Args:
         job: content of job.json.
-        folders: local folders, and their paths on the head.
+        folders: local folders to copy, and their paths on the head.
+        hub_token: token for the Hugging Face Hub; "" for none.
 
     Raises:
-        FtclusterError: the head does not respond, or model or data cannot be used; says why.
-        Interrupted: the user stopped it.
+        FtclusterError: the head does not respond, or the model or the data cannot be used.
+        Interrupted: the user stopped the command.
     """
     copied = [{"source": source, "path": path} for source, path in folders]
     head = replace(run_hosts, hosts=run_hosts.hosts[:1])
@@ -275,20 +285,21 @@ def read_data(
 def clean_runs(
     run_hosts: RunHosts, runs: tuple[str, ...], on_removed: Callable[[str], None] = lambda _: None
 ) -> list[str]:
-    """Remove the folders of ended runs from all hosts; return the ids of the removed runs.
+    """Remove the folders of ended runs from all hosts. Return the ids of the removed runs.
 
     Args:
-        on_removed: gets each id as soon as it is removed; a later part may fail.
+        on_removed: function that is called with the id of each run once the run is removed. A later
+            removal may still fail.
 
     Raises:
         FtclusterError: a host does not respond.
-        Interrupted: the user stopped it.
+        Interrupted: the user stopped the command.
     """
     removed: list[str] = []
     for first in range(0, len(runs), CLEAN_RUNS):
         some = runs[first : first + CLEAN_RUNS]
         playbook = Clean(run_hosts.at(), list(some))
-        found = play(playbook, run_hosts, LONG_SECONDS, clean_removed(some))  # slow disks
+        found = play(playbook, run_hosts, LONG_SECONDS, clean_removed(some))  # disks may be slow
         for run in found.get(run_hosts.head, []):
             on_removed(run)
             removed.append(run)
@@ -298,10 +309,15 @@ def clean_runs(
 def clear_caches(
     run_hosts: RunHosts, running: Sequence[str], clear: bool
 ) -> dict[str, dict[str, tuple[int, int]]]:
-    """Return by host and cache: its bytes, and the bytes that no run uses, which `clear` removes.
+    """Return the sizes of the caches on each host. If `clear` is True, empty the caches.
 
     Args:
-        running: ids of the runs whose files are in use.
+        running: ids of the active runs; files that they use are not removed.
+        clear: True to remove all files that no active run uses.
+
+    Returns:
+        For each host, by name of the cache: the total size in bytes, and the size in bytes of the
+        files that no active run uses.
 
     Raises:
         FtclusterError: a host does not respond.
@@ -317,15 +333,17 @@ def play(
     on_tick: Callable[[], None] = lambda: None,
     unreachable: bool = False,
 ) -> dict[str, Answered]:
-    """Run a playbook of runs; return each host's response.
+    """Run a playbook about runs, and return each host's response by host name.
 
     Args:
-        answer: the expected kind of response.
-        unreachable: True if hosts need not respond.
+        time_limit_seconds: time limit of the playbook.
+        answer: expected type of the responses; None if hosts return nothing.
+        on_tick: function that is called several times a second.
+        unreachable: True if it is not an error that hosts do not respond.
 
     Raises:
-        FtclusterError: a host failed, does not respond, or its response is refused.
-        Interrupted: the user stopped it.
+        FtclusterError: a host failed or does not respond, or a response is not valid.
+        Interrupted: the user stopped the command.
     """
     answered: dict[str, Answered] = {}
 

@@ -1,4 +1,4 @@
-"""The run of a user's own script, and its result."""
+"""Launch and follow the run of a user's script, and return its result."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -26,10 +26,10 @@ class ScriptRun(ClusterRun):
 
     Attributes:
         script: the script that every rank runs.
-        copied: local files that the ranks get a copy of, or None.
-        local_rank: the option that passes each rank its local rank, or "".
-        layer: overlay with the packages of the script's own requirements, or None.
-        hub_token: the ranks' token for the Hugging Face Hub, or "".
+        copied: local files to copy to the hosts; None if the hosts have the script.
+        local_rank: option of the script that gets the local rank of each rank; "" for none.
+        layer: overlay with the packages of --requirements; None for none.
+        hub_token: the ranks' token for the Hugging Face Hub; "" for none.
     """
 
     script: Script
@@ -42,7 +42,7 @@ class ScriptRun(ClusterRun):
 
     @property
     def logs(self) -> str:
-        """The folder on the head with each rank's output."""
+        """The path of the folder on the head with the output of each rank."""
         return f"{self.launch.run_dir}/logs"
 
     @property
@@ -53,7 +53,10 @@ class ScriptRun(ClusterRun):
 
     @property
     def look(self) -> tuple[str, ...]:
-        """A path, or -m and a module, that the hosts must have; empty if the script is copied."""
+        """The path of the script, or -m and its module, that the hosts must have already.
+
+        Empty if the script is copied to the hosts.
+        """
         program = self.script.program
         return () if self.copied else program[: 2 if program[0] == "-m" else 1]
 
@@ -82,17 +85,17 @@ class ScriptRun(ClusterRun):
 
 
 def script_folder(plan: LaunchPlan, copied: Copied | None) -> str:
-    """Return the copy of a script's folder on the hosts, which each run copies again."""
+    """Return the path on the hosts of the copy of a script's folder; "" if it is not copied."""
     return f"{plan.prefix}/scripts/{copied.name}" if copied else ""
 
 
 def layer_folder(plan: LaunchPlan, layer: Layer | None) -> str:
-    """Return the hosts' folder of the packages of a script's own requirements; "" without any."""
+    """Return the path of the overlay's folder on the hosts; "" without an overlay."""
     return f"{plan.prefix}/layers/{layer.name}" if layer else ""
 
 
 class ScriptFailed(FtclusterError):
-    """A script has ended with an error on a rank; its exit code becomes the command's."""
+    """The error if a script has failed on a rank. The command exits with the script's exit code."""
 
     def __init__(self, error: FtclusterError, exit_code: int) -> None:
         super().__init__(error.message, error.hint)
@@ -110,7 +113,7 @@ def render_script(
 
     Args:
         hub_token: True if the ranks have a token for the Hub.
-        layer: overlay with the packages of the script's own requirements, or None.
+        layer: overlay with the packages of --requirements; None for none.
         fast: True if the script uses ftcluster's kernels.
     """
     program = ("-m", "ftcluster_train.host.script", "run", run_dir(plan, run))
@@ -121,7 +124,7 @@ def render_script(
 
 
 def start_folder(plan: LaunchPlan, run: str, script: Script) -> str:
-    """Return the folder that the ranks start in."""
+    """Return the path of the ranks' working directory."""
     return script.start or f"{run_dir(plan, run)}/script"
 
 
@@ -133,20 +136,22 @@ def run_script(
     cancelled: Callable[[], bool],
     detach: bool = False,
 ) -> RunProgress:
-    """Launch a script and follow it to its end; a result with state "running" is detached.
+    """Launch a script and follow it to its end.
+
+    If this command detaches from the script, the result has the state "running".
 
     Args:
         connection_options: arguments of ansible-playbook for reaching the hosts.
-        show: function that takes the stream and text of rank 0's output.
-        cancelled: function that returns True once nobody reads rank 0's output any more, which ends
-            the run as it would end a local program; called several times a second.
+        show: function that is called with pieces of rank 0's output: the stream and the text.
+        cancelled: function that returns True once nobody reads rank 0's output any more, so that
+            the run is stopped. It is called several times a second.
         detach: True to return once the script is launched.
 
     Raises:
         Detached: a signal has ended this command only; the script continues.
-        ScriptFailed: the script ended with an error on a rank; has that rank's exit code.
+        ScriptFailed: the script failed on a rank; the error has the exit code of that rank.
         FtclusterError: the script could not be run.
-        Interrupted: the user stopped it, or it was stopped elsewhere; no rank is running any more.
+        Interrupted: the script was stopped, here or elsewhere; no rank is running any more.
         BrokenPipeError: nobody reads rank 0's output any more.
     """
 
@@ -174,7 +179,8 @@ def run_script(
 def script_result(run: ScriptRun, progress: RunProgress) -> dict[str, Any]:
     """Return the result of `run --json`.
 
-    exit_code is None if no rank was started; backend is None if the script made no process group.
+    `exit_code` is None if no rank was started. `backend` is None if the script made no process
+    group.
     """
     return {
         "run": run.id,

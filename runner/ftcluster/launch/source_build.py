@@ -1,4 +1,4 @@
-"""Build wheels of a script's packages that package indexes only have as sources."""
+"""Build wheels of packages that a script requires, and that indexes have only as sources."""
 
 import platform
 import subprocess
@@ -16,9 +16,10 @@ from packaging.requirements import Requirement
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-LAST_LINES = 5  # lines of a failed build's output to show
+LAST_LINES = 5  # number of lines to show of a failed build's output
 OUTPUT_END = "[end of output]"  # marker in pip's messages
-# the timestamp of files in a wheel, so that equal sources give equal wheels: 1980, zip's first
+# a fixed timestamp for files in wheels, so that equal sources give equal wheels: 1980, the first
+# year that zip supports
 BUILD_TIME = {"SOURCE_DATE_EPOCH": "315532800"}
 
 
@@ -26,21 +27,24 @@ def build_wheel(
     requirement: Requirement, hashes: Collection[str], options: Sequence[str], folder: Path,
     target: Target,
 ) -> None:  # fmt: skip
-    """Build the wheel of a package into a folder, which has a folder "built" for wheels.
+    """Build the wheel of a package from its sources.
 
-    pip makes an environment with the build requirements, and removes it afterwards. The code of the
-    package runs as this user, as when pip installs a package from sources.
+    pip makes an environment with the build requirements, and removes it afterwards. The package's
+    build code runs as this user, just as when pip installs a package from sources.
 
     Args:
-        hashes: SHA-256 of the accepted sources; if empty, any sources.
-        options: lines for pip about indexes.
+        requirement: the package to build.
+        hashes: SHA-256 digests of the accepted sources; if empty, all sources are accepted.
+        options: lines for pip's requirements file with options about indexes.
+        folder: folder for files of the build; the wheel is stored in its subfolder "built".
+        target: the platform of the hosts.
 
     Raises:
-        DownloadError: the sources cannot be built, or the wheel is not for the target.
+        DownloadError: the sources cannot be built, or the wheel does not fit the target.
     """
     before = set((folder / "built").iterdir())
     line = " ".join([str(requirement), *(f"--hash=sha256:{digest}" for digest in sorted(hashes))])
-    # a file, because it may contain credentials
+    # the options are in a file rather than on the command line, because they may have credentials
     (folder / "build").write_text("\n".join([*options, line]) + "\n", encoding="utf-8")
     done = subprocess.run(
         [
@@ -64,7 +68,7 @@ def build_wheel(
 
 
 def unsuited(name: str, target: Target) -> str:
-    """Return why a wheel that was built here may not run on hosts; "" if it does."""
+    """Return the reason why a wheel built here may not run on the hosts; "" if it runs there."""
     own = platform.libc_ver()[1] or "0"
     wanted = f"cp{target.python.replace('.', '')}"
     for tag in parse_wheel_filename(name)[3]:

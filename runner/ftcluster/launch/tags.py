@@ -1,4 +1,4 @@
-"""Tags of a run, as shown by ranks, `ps`, reports and trackers: `team=nlp ticket=42`."""
+"""Read the tags of a run, such as `team=nlp ticket=42`. `ps`, reports and trackers show them."""
 
 import re
 from collections import Counter
@@ -12,10 +12,11 @@ TAG = re.compile(f"{NAME}={VALUE}")
 
 
 def read_tags(words: Sequence[str]) -> str:
-    """Return tags in one line; "" without any.
+    """Join tags to one line; "" without tags.
 
     Raises:
-        UsageError: tags are not valid (lists all), a name is used twice, or there are too many.
+        UsageError: tags are not valid (lists all of them), a name is used twice, or there are too
+            many tags.
 
     >>> read_tags(["team=nlp", "ticket=42"])
     'team=nlp ticket=42'

@@ -1,4 +1,4 @@
-"""The run of a training, and its result."""
+"""Launch and follow the run of a training, and return its result."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -24,20 +24,20 @@ LOG_SAMPLES_VARIABLE = "FTCLUSTER_LOG_SAMPLES"  # see bench/notes/reliability.md
 
 @dataclass(frozen=True)
 class TrainingRun(ClusterRun):
-    """A training.
+    """A run of a training, an evaluation, a prediction or a generation of texts.
 
     Attributes:
-        recipe: the recipe of the training.
-        folders: local files and folders, and their folders on the hosts.
-        columns: columns of the data by their use, if they are known.
+        recipe: the recipe of the run.
+        folders: local files and folders to copy, and their paths on the hosts.
+        columns: columns of the data by their use; empty if they are not known.
         notes: facts that the user should know before the run begins.
-        purpose: see Job.
-        resume: ids of the runs that it continues, see Job.
-        must_resume: see Job.
-        generation: see Job.
-        prompts: local file that gets further prompts while the run is active, or "".
-        hub_token: token for downloading model and data on each host, or "".
-        code: the user's own files that the hosts execute.
+        purpose: purpose of the run: train, evaluate, predict or generate; see Job.
+        resume: ids of the runs that this run continues, the newest first.
+        must_resume: True to raise an error if none of these runs has saved a state.
+        generation: prompts and sampling settings of a generation, see Job.
+        prompts: path of a local file with further prompts, which grows during the run; "" for none.
+        hub_token: token with which each host downloads model and data; "" for none.
+        code: the user's Python files that the hosts execute.
     """
 
     recipe: Recipe
@@ -72,7 +72,7 @@ class TrainingRun(ClusterRun):
 
     @property
     def prices(self) -> list[tuple[str, str]]:
-        """The hosts that the run is prepared on, with their prices."""
+        """The names and prices of the hosts that the run is prepared on."""
         names = {host.name for host in self.plan.prepared}
         hosts = self.cluster.facts.hosts
         return [(host.name, host.price_per_hour) for host in hosts if host.name in names]
@@ -94,7 +94,7 @@ class TrainingRun(ClusterRun):
 
 
 class HeadLost(FtclusterError):
-    """The head of a training has not responded for too long."""
+    """The error if the head of a training has not responded within the time limit."""
 
 
 def train(
@@ -106,20 +106,23 @@ def train(
     on_event: Callable[[dict[str, Any]], None] = lambda _: None,
     may_detach: bool = True,
 ) -> RunProgress:
-    """Launch a training and follow it to its end; a result with state "running" is detached.
+    """Launch a training and follow it to its end.
+
+    If this command detaches from the training, the result has the state "running".
 
     Args:
         connection_options: arguments of ansible-playbook for reaching the hosts.
         detach: True to return once the training is launched.
         head_seconds: time in seconds to wait for a head that does not respond.
-        on_event: called for each of the run's events.
-        may_detach: True if Ctrl-C asks and other signals detach; False if all of them stop the run.
+        on_event: function that is called with each event of the run.
+        may_detach: True if Ctrl-C asks the user and other signals detach; False if all signals stop
+            the run.
 
     Raises:
         Detached: a signal has ended this command only; the training continues.
-        HeadLost: the head did not respond in time.
-        FtclusterError: the training failed; has the ranks' or hosts' messages.
-        Interrupted: the user stopped it, or it was stopped elsewhere; no rank is running any more.
+        HeadLost: the head did not respond within `head_seconds`.
+        FtclusterError: the training failed; the error has messages of ranks or hosts.
+        Interrupted: the training was stopped, here or elsewhere; no rank is running any more.
     """
     followed = launch_and_follow(
         run, view, connection_options, on_event=on_event, detach=detach, head_seconds=head_seconds,
@@ -150,7 +153,7 @@ def train(
 
 
 def _known(run: TrainingRun, progress: RunProgress) -> dict[str, Any]:
-    """Return the known details of a run that failed or was stopped."""
+    """Return details of a run that failed or was stopped, for the error."""
     evaluations = progress.evaluations
     return {
         **progress.document(),

@@ -1,7 +1,8 @@
-"""Read the user's variables for the ranks: `--env NAME=VALUE`, or NAME with the local value.
+"""Read the user's variables for the ranks: `--env NAME=VALUE`, or `--env NAME`.
 
-A local value takes the same path as the Hub's token: into a file that only the ranks' account can
-read, never into a record, an argument or a log.
+NAME alone passes the variable's local value and treats it as a secret, like the token for the Hub.
+Secret values are written to a file that only the ranks' account can read. They are never in a
+record, a command line or a log.
 """
 
 import os
@@ -12,8 +13,8 @@ from ftcluster.errors import UsageError
 from ftcluster_common.protocol.launch import may_hold_credentials
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-MOST_BYTES = 32 << 10  # longest accepted value; the kernel accepts 128 KiB
-# names that are refused, and the reasons
+MOST_BYTES = 32 << 10  # maximum length of a value; the kernel's limit is 128 KiB
+# refused names, and the reasons
 REFUSED = {
     r"FTCLUSTER_\w*": "ftcluster sets these for the ranks",
     r"I_MPI_\w*|HYDRA_\w*|PMI_\w*": "mpirun is started with these",
@@ -29,10 +30,14 @@ REFUSED = {
 def read_env(
     words: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the variables with a value in `words`, and the variables with the local value.
+    """Return the plain variables, and the secret variables, which have local values.
+
+    Args:
+        words: arguments of `--env`: NAME=VALUE or NAME.
+        environ: environment variables of this process.
 
     Raises:
-        UsageError: some variables are refused; lists all of them without their values.
+        UsageError: variables are refused; the message lists all of them, without their values.
     """
     plain: dict[str, str] = {}
     secret: dict[str, str] = {}
@@ -54,7 +59,7 @@ def read_env(
 
 
 def _problem(name: str, value: str, given: bool, known: bool) -> str:
-    """Return why a variable is refused; "" if it is accepted."""
+    """Return the reason why a variable is refused; "" if it is accepted."""
     if not NAME.fullmatch(name):
         return "a name has letters, digits and underscores: NAME=VALUE, or NAME"
     if why := next((why for names, why in REFUSED.items() if re.fullmatch(names, name)), ""):

@@ -42,15 +42,15 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Connection:
-    """The cluster that is meant, and how its hosts are reached.
+    """The requested cluster, and the arguments for reaching its hosts.
 
     Attributes:
         inventories: inventories of a cluster that was set up from another control node; if empty,
             the cluster that was set up last from this control node is used.
-        options: arguments of ansible-playbook, with long option names and each value as a separate
-            argument; `setup` saves those that say how to reach the hosts.
+        options: arguments of ansible-playbook. Option names are long, and each value is a separate
+            argument. `setup` saves the options that CONNECTION lists.
         passwords: arguments of ansible-playbook that are never saved.
-        cluster: the cluster that `setup` has returned, used instead of `inventories`.
+        cluster: a cluster that `setup` has returned. If set, `inventories` is ignored.
     """
 
     inventories: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class Connection:
         return (*self.options, *self.passwords)
 
     def to(self, cluster: Cluster) -> tuple[str, ...]:
-        """Return ansible-playbook's arguments for a cluster: its setup's arguments, then these."""
+        """Return the cluster's saved ansible-playbook arguments, followed by the connection's."""
         return (*cluster.options, *self.arguments)
 
 
@@ -72,7 +72,7 @@ def again(operation: Callable[[], Result], view: View) -> Result:
     """Call an operation, and call it again if the cluster has changed since it was planned.
 
     Raises:
-        ClusterChanged: the cluster has changed each time.
+        ClusterChanged: the cluster has changed during every attempt.
         FtclusterError: the operation failed.
     """
     for _ in range(AGAIN):
@@ -84,7 +84,7 @@ def again(operation: Callable[[], Result], view: View) -> Result:
 
 
 def remembered(options: Sequence[str]) -> tuple[str, ...]:
-    """Return the CONNECTION options with absolute paths, and the variables of PLACE.
+    """Return the options to save: CONNECTION options with absolute paths, and PLACE variables.
 
     >>> remembered(("--check", "--user", "ops", "--extra-vars", "a=1 ftcluster_prefix=/data"))
     ('--user', 'ops', '--extra-vars', 'ftcluster_prefix=/data')
@@ -98,7 +98,7 @@ def remembered(options: Sequence[str]) -> tuple[str, ...]:
 
 
 def place_of(options: Sequence[str]) -> dict[str, str]:
-    """Return the variables of PLACE that options of ansible-playbook set; their files are not read.
+    """Return the PLACE variables that --extra-vars options set. Files (@FILE) are not read.
 
     >>> place_of(("--extra-vars", '{"ftcluster_prefix": "/a", "x": 1}', "--extra-vars", "@file"))
     {'ftcluster_prefix': '/a'}
@@ -125,13 +125,15 @@ def _words(variables: Mapping[str, str]) -> Iterator[str]:
 
 
 def cluster_of(connection: Connection, view: View) -> Cluster:
-    """Return the requested cluster; if inventories are given, with only the hosts that respond.
+    """Return the requested cluster.
+
+    If the connection names inventories, the cluster has only the hosts that respond.
 
     Raises:
-        FtclusterError: no host responds or has an active stack, or no cluster has been set up from
-            this control node.
+        FtclusterError: no host responds, no host has an active stack, or no cluster has been set up
+            from this control node.
     """
-    if saved := connection.cluster:  # others may have changed it since
+    if saved := connection.cluster:  # another process may have changed the cluster since
         return recall_of(saved.inventories) or saved
     if not connection.inventories:
         return recall()
@@ -152,12 +154,12 @@ def cluster_of(connection: Connection, view: View) -> Cluster:
 
 
 def cluster_run_hosts(connection: Connection, view: View) -> RunHosts:
-    """Return where the runs of the requested cluster are. Raises the errors of `cluster_of`."""
+    """Return the hosts of the requested cluster's runs. Raises the errors of `cluster_of`."""
     return reached(run_hosts_of(cluster_of(connection, view)), connection)
 
 
 def reached(run_hosts: RunHosts, connection: Connection) -> RunHosts:
-    """Return the hosts, reached with the connection's arguments of ansible-playbook too."""
+    """Return the same hosts, with the connection's ansible-playbook arguments appended."""
     return replace(run_hosts, options=(*run_hosts.options, *connection.arguments))
 
 
@@ -166,7 +168,7 @@ def all_runs(
 ) -> tuple[list[RunState], int]:
     """Return the runs on a cluster's head, and on other heads that this control node has used.
 
-    See `list_runs` for arguments and result.
+    The arguments and the result are the same as for `ftcluster.launch.runs.list_runs`.
 
     Raises:
         FtclusterError: the cluster's head does not respond.

@@ -1,4 +1,4 @@
-"""The result of operations that return only a document and its text."""
+"""The result type of operations that return only a JSON document and its text."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Result:
-    """A document and the same content as text.
+    """A JSON document, and the same content as text.
 
     Attributes:
         found: the document that `--json` prints.

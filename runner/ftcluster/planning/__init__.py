@@ -1,1 +1,1 @@
-"""Make a LaunchPlan from facts and a recipe. Pure functions."""
+"""Make a LaunchPlan from the facts of hosts and a recipe. Pure functions only."""

@@ -1,8 +1,8 @@
-"""Choose IPEX and the backend of torch.distributed. Pure functions only.
+"""Choose the backend of torch.distributed, and whether IPEX is used. Pure functions only.
 
-oneCCL runs collectives in its own threads, the workers, which poll all the time. Its guide asks
-for cores that do not compute (oneCCL Developer Guide, Execution of Communication Operations). Each
-rank has one worker, which is the default, on the last of its cores, where oneCCL would place it.
+oneCCL runs collectives in its own threads, called workers, which poll continuously. The workers
+need cores that do not compute (oneCCL Developer Guide, Execution of Communication Operations). Each
+rank has one worker, on its last core. Both are oneCCL's defaults.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from ftcluster_common.recipe import Recipe
 
 BITSANDBYTES = "bitsandbytes"
 IPEX_FLAG = "avx512f"  # required by IPEX's training kernels
-WORKERS = 1  # oneCCL's workers of each rank
+WORKERS = 1  # number of oneCCL workers of each rank
 NO_WORKER = "; not ccl: a rank with one core has none for oneCCL's worker"
 WHY = {
     IMPI: "on one host Intel MPI averages gradients faster than gloo, see docs/speed.md",
@@ -28,7 +28,8 @@ def stack_of(facts: ClusterFacts, stacks: Mapping[str, Stack]) -> Stack:
     """Return the stack that all hosts have.
 
     Raises:
-        PlanError: the hosts have different stacks, or a stack that this ftcluster does not know.
+        PlanError: the hosts have different stacks, or this version of ftcluster does not know the
+            stack.
     """
     name = facts.head.stack
     others = [f"{host.name} has {host.stack}" for host in facts.hosts if host.stack != name]
@@ -48,14 +49,14 @@ def stack_of(facts: ClusterFacts, stacks: Mapping[str, Stack]) -> Stack:
 def choose_ipex(
     recipe: Recipe | None, hosts: Sequence[HostFacts], stack: Stack, stacks: Mapping[str, Stack]
 ) -> tuple[bool, str]:
-    """Decide whether IPEX optimizes the model; return the decision and its reason.
+    """Decide whether IPEX optimizes the model. Return the decision and its reason.
 
     Args:
-        recipe: None for a user's own script.
+        recipe: recipe of the training; None for a user's script.
 
     Raises:
-        PlanError: the recipe requires IPEX, but the stack lacks it, or the recipe also resumes,
-            takes local steps or tunes for instructions.
+        PlanError: the recipe requires IPEX, but the stack lacks it, or the recipe also resumes a
+            training, takes local steps or tunes a model for instructions.
     """
     if recipe is None:
         return False, "the script decides"
@@ -91,7 +92,7 @@ def check_quantization(recipe: Recipe, stack: Stack, stacks: Mapping[str, Stack]
     """Check that the stack has bitsandbytes, if the recipe needs it.
 
     Raises:
-        PlanError: the stack does not have it.
+        PlanError: the recipe needs bitsandbytes, and the stack does not have it.
     """
     if recipe.load_in_4bit and not stack.version(BITSANDBYTES):
         raise PlanError(
@@ -110,13 +111,14 @@ def choose_backend(
     sent: int,
     tuned: Tuned = UNTUNED,
 ) -> tuple[str, str]:
-    """Return the torch.distributed backend, and the reason.
+    """Return the torch.distributed backend, and the reason for this choice.
 
     Args:
-        recipe: None for a user's own script.
-        cores: number of cores of the rank with the fewest.
-        measured: measured all-reduce times of these hosts, or None.
-        sent: bytes of the largest all-reduce of a step.
+        recipe: recipe of the training; None for a user's script.
+        world: number of ranks on all hosts.
+        cores: number of cores of the rank with the fewest cores.
+        measured: measured all-reduce times of these hosts; None if there is no measurement.
+        sent: size in bytes of the largest all-reduce of a step.
 
     Raises:
         PlanError: the recipe requires a backend that the stack does not have.

@@ -28,26 +28,27 @@ BUCKET = 25 << 20  # bytes of a gradient bucket, as in torch's DistributedDataPa
 
 @dataclass(frozen=True)
 class StepWorkload:
-    """The samples of one optimizer step, and what determines their cost.
+    """The samples of one optimizer step, and the settings that determine memory and traffic.
 
     Attributes:
-        samples: number of samples of all ranks together; None for a user's own script.
-        each: number of samples of a rank and a part, instead of `samples`; 0 if `samples` counts.
+        samples: global batch size, over all ranks; None for a user's script.
+        each: number of samples of a rank in one gradient accumulation step. If 0, `samples`
+            determines the batch.
         parts: number of gradient accumulation steps.
         tokens: maximum number of tokens of a text.
-        texts: number of texts of a sample, computed one by one.
+        texts: number of texts in a sample; the model computes each text separately.
         predicts_tokens: True if the loss is over the vocabulary, at the target tokens.
         learned: fraction of a text's tokens that are target tokens.
         precision: bf16 or fp32.
-        model: size of the model, if known.
+        model: size of the model; None if it is not known.
         sharded: True if the optimizer is sharded over the ranks.
         local: True if hosts take local steps.
-        adapter_rank: rank of low-rank adapters, if only adapters are trained.
+        adapter_rank: rank of low-rank adapters; None if all weights are trained.
         checkpointing: True if activations are recomputed in the backward pass.
         in_4bit: True if frozen weights are in NF4.
-        merged: True if adapters are merged into the weights at the end.
+        merged: True if adapters are merged into the weights at the end of the training.
         evaluated: number of tokens that a rank evaluates at once; 0 without evaluation.
-        targets: maximum number of target tokens of an encoder-decoder model; 0 without decoder.
+        targets: maximum number of target tokens of an encoder-decoder model; 0 for other models.
     """
 
     samples: int | None = None
@@ -77,7 +78,7 @@ class StepWorkload:
         longest = (model and model.positions) or recipe.max_length
         tokens = min(recipe.max_length, longest)  # longer texts are truncated, see tasks.base
         training, spec = recipe.training, recipe.spec
-        # compares with the model before a step, or with a teacher
+        # the loss compares outputs with those of the initial model, or with those of a teacher
         compared = spec.compares_with_start or recipe.teacher is not None
         evaluates = compared or training.eval_strategy != "no" or training.eval_on_start
         most = training.per_device_eval_batch_size
@@ -102,18 +103,18 @@ class StepWorkload:
         )
 
     def total(self, world: int) -> int | None:
-        """Return the number of samples of all ranks together; None if it is not known."""
+        """Return the global batch size for `world` ranks; None if it is not known."""
         return self.each * self.parts * world if self.each else self.samples
 
     def is_enough(self, world: int) -> bool:
-        """Return True if each of `world` ranks has a sample, or if the batch is not known."""
+        """Return True if each of `world` ranks has a sample, or if the batch size is not known."""
         samples = self.total(world)
         return samples is None or samples >= world
 
     def share(self, rank: int, world: int) -> int:
-        """Return the number of samples of a batch that a rank has; 0 if it is not known.
+        """Return a rank's number of samples in a batch; 0 if the batch size is not known.
 
-        The first ranks have one more if the batch is not divisible.
+        If the batch size is not divisible by `world`, the first ranks have one more sample.
         """
         each, more = divmod(self.total(world) or 0, world)
         return each + (rank < more)
@@ -123,7 +124,7 @@ class StepWorkload:
         return math.ceil(self.share(0, world) / self.parts)
 
     def need(self, world: int) -> Need | None:
-        """Return the memory of the rank with the most samples; None if it is not known."""
+        """Return the memory that the rank with the most samples needs; None if not known."""
         if self.model is None or self.samples is None:
             return None
         texts = self.at_once(world) * self.texts
@@ -135,7 +136,11 @@ class StepWorkload:
         )  # fmt: skip
 
     def sent_at_once(self, bucket_mib: int | None) -> int:
-        """Return the bytes of the largest all-reduce of fp32 gradients, at most a whole bucket."""
+        """Return the bytes of the largest all-reduce of fp32 gradients: at most one bucket.
+
+        Args:
+            bucket_mib: bucket size in MiB; None for torch's default.
+        """
         most = bucket_mib << 20 if bucket_mib else BUCKET
         if self.model is None:
             return most
@@ -166,10 +171,11 @@ class StepWorkload:
         )
 
     def check_memory(self, facts: ClusterFacts, counts: dict[str, int]) -> None:
-        """Check that the model fits every host.
+        """Check that the model fits into the memory of every host.
 
         Raises:
-            PlanError: it does not; lists the memory of each host and the need of its ranks.
+            PlanError: a host has too little memory; lists the memory of each such host, and the
+                memory that its ranks need.
         """
         world = sum(counts.values())
         needed = self.need(world)
@@ -189,7 +195,7 @@ class StepWorkload:
         if not self.checkpointing:
             advice.append("no kept activations (training.gradient_checkpointing=true)")
         whole = self.ipex or self.adapter_rank is not None
-        shared = self.sharded or (world == 1 and not whole)  # or it would be sharded on more hosts
+        shared = self.sharded or (world == 1 and not whole)  # sharded on more hosts
         better = ["more hosts"] * shared + ["hosts with more memory"]
         if world > 1 and not (self.sharded or whole or self.local):
             better.insert(0, "a sharded optimizer (training.shard_optimizer=true)")
@@ -205,7 +211,7 @@ class StepWorkload:
         )
 
     def explain(self, needed: Need, world: int) -> str:
-        """Return the memory of a rank as text, with its parts."""
+        """Return the memory that a rank needs as text, with a list of its parts."""
         assert self.model is not None
         each: float
         if self.adapter_rank is not None:
@@ -247,7 +253,7 @@ class StepWorkload:
         return words
 
     def decision(self, samples: int, world: int) -> tuple[str, str]:
-        """Return the samples of each rank, and the reason."""
+        """Return the number of samples of each rank as text, and the reason."""
         if self.each:
             parts = f" x {self.parts} accumulation steps" if self.parts > 1 else ""
             why = f"per_device_train_batch_size {self.each} x {counted(world, 'rank')}{parts}"
@@ -270,7 +276,7 @@ class StepWorkload:
         )
 
     def memory_decision(self, world: int) -> tuple[str, str]:
-        """Return the memory of a rank, and its parts."""
+        """Return the memory that a rank needs as text, and its parts as the reason."""
         needed = self.need(world)
         if needed is None:
             a_parameter = BYTES_A_PARAMETER + (LOCAL if self.local and world > 1 else 0)
@@ -288,10 +294,11 @@ class StepWorkload:
 
 
 def _learned(recipe: Recipe, ipex: bool) -> float:
-    """Return the largest fraction of a text's tokens that have logits.
+    """Return the largest fraction of a text's tokens for which logits are computed.
 
-    These are the masked tokens in masked language models, unless the last layer is not fused with
-    the loss. In conversations they are the answers, which may be nearly all tokens.
+    If the last layer is fused with the loss, only target tokens have logits. Masked language models
+    have the masked tokens as targets. In conversations, the answers are the targets, which may be
+    nearly all tokens. If the last layer is not fused, all tokens have logits.
     """
     fused = not ipex and not recipe.training.label_smoothing_factor
     return recipe.spec.learned_share(recipe.options) if fused else 1.0

@@ -1,6 +1,6 @@
-"""Explain the decisions for a host as texts. Pure functions only.
+"""Explain the plan's decisions in words. Pure functions only.
 
-Each function returns the value of a decision and its reason.
+Each public function returns the value of a decision and its reason, both as text.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,15 @@ from ftcluster_common.protocol.network import TCP
 from ftcluster_common.recipe import Recipe
 
 Reason = tuple[str, str]
-WORTH_LEAVING_OUT = 1.2  # speed-up without small hosts from which it is mentioned
+WORTH_LEAVING_OUT = 1.2  # minimum speed-up without small hosts that is worth mentioning
 
 
 def threads(host: HostFacts, layout: Layout, world: int, workers: int, asked: str) -> Reason:
     """Explain the number of OpenMP threads of each rank.
 
     Args:
-        asked: reason for the number of cores reserved for communication, or "" if the plan chose.
+        workers: number of oneCCL workers of each rank; 0 without oneCCL.
+        asked: source of the number of cores reserved for communication; "" if the plan chose it.
     """
     counts = sorted({rank.threads for rank in layout.ranks})
     value = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
@@ -62,7 +63,7 @@ def _communication(layout: Layout, world: int, workers: int, asked: str) -> str:
 
 
 def system(host: HostFacts, layout: Layout) -> Reason:
-    """Explain the number of cores without ranks, for the host's own services."""
+    """Explain the number of cores that are reserved for the host's own services."""
     if layout.system:
         return "1", "its services would slow down a thread that all others wait for"
     if layout.floating:
@@ -114,8 +115,8 @@ def allocator(host: HostFacts, preloaded: str, asked: str) -> Reason:
     """Explain the choice of the preloaded allocator.
 
     Args:
-        preloaded: the allocator's library, or "".
-        asked: reason for this allocator, or "" if the plan chose.
+        preloaded: path of the allocator's library; "" if none is preloaded.
+        asked: source of the choice; "" if the plan chose the allocator.
     """
     if asked:
         return preloaded or "libc's", asked
@@ -147,7 +148,7 @@ def interface(host: HostFacts, hosts: int) -> Reason:
 
 
 def provider(network: Reason, backend: str) -> Reason:
-    """Explain libfabric's provider between hosts, which gloo does not use."""
+    """Explain the choice of libfabric's provider between hosts. gloo does not use libfabric."""
     value, why = network
     only_mpi = "; for MPI only, gloo uses TCP" if backend == GLOO and value != TCP else ""
     return value, why + only_mpi
@@ -166,7 +167,7 @@ def synchronization(recipe: Recipe, hosts: int, world: int) -> Reason:
 
 
 def rendezvous(facts: ClusterFacts) -> Reason:
-    """Explain the address at which ranks find each other."""
+    """Explain the address at which the ranks connect to each other."""
     return (
         f"{facts.head.network_address}, a free port from {RENDEZVOUS_PORTS.start} on",
         f"{facts.head.name} is the head; the port is chosen at the launch",
@@ -174,16 +175,16 @@ def rendezvous(facts: ClusterFacts) -> Reason:
 
 
 def pace(hosts: Sequence[tuple[str, Sequence[int]]]) -> Reason | None:
-    """Return the ranks that slow down the others, and by how much; None if they hardly do.
+    """Explain which ranks slow down the other ranks, and by how much; None if none does noticeably.
 
-    Ranks have equal parts of a batch, so all are as slow as the rank with the fewest threads.
+    Ranks have equal parts of a batch, so all ranks wait for the rank with the fewest threads.
 
     Args:
-        hosts: name of each host, and the threads of each of its ranks.
+        hosts: name of each host, and the number of threads of each of its ranks.
     """
 
     def speed(least: int) -> int:
-        """Return the busy threads if only hosts with `least` threads per rank take part."""
+        """Return the number of busy threads without hosts that have less than `least` per rank."""
         return least * sum(len(threads) for _, threads in hosts if min(threads) >= least)
 
     smallest = sorted({min(threads) for _, threads in hosts})

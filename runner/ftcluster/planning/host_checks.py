@@ -1,4 +1,4 @@
-"""Check hosts before a launch: addresses, allocator, bf16. Pure functions only."""
+"""Check the hosts' addresses, allocators and support of bf16. Pure functions only."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ LOOPBACKS = ("127.", "::1", "localhost")
 
 
 def check_addresses(facts: ClusterFacts) -> None:
-    """Check that several hosts can reach each other.
+    """Check that the hosts' addresses allow several hosts to reach each other.
 
     Raises:
         PlanError: an address is a loopback or IPv6 address, or two hosts have the same address.
@@ -54,7 +54,7 @@ def check_allocator(facts: ClusterFacts, recipe: Recipe | None) -> None:
     """Check that all hosts have the allocator that the recipe names.
 
     Raises:
-        PlanError: some hosts do not have it.
+        PlanError: some hosts do not have the allocator.
     """
     without = [host.name for host in facts.hosts if not host.tcmalloc]
     if recipe and recipe.allocator == "tcmalloc" and without:
@@ -65,7 +65,7 @@ def check_allocator(facts: ClusterFacts, recipe: Recipe | None) -> None:
 
 
 def choose_precision(recipe: Recipe | None, hosts: Sequence[HostFacts]) -> tuple[str, str]:
-    """Choose bf16 or fp32; return the choice and its reason."""
+    """Choose bf16 or fp32. Return the choice and its reason."""
     if recipe and recipe.precision != "auto":
         return recipe.precision, f"set in recipe {recipe.name}"
     without = [host.name for host in hosts if not _has_bf16(host)]
@@ -77,5 +77,8 @@ def choose_precision(recipe: Recipe | None, hosts: Sequence[HostFacts]) -> tuple
 
 
 def _has_bf16(host: HostFacts) -> bool:
-    """Return True if bf16 is faster than fp32; a kernel may refuse AMX, but not AVX512."""
+    """Return True if bf16 is faster than fp32 on a host.
+
+    AMX needs the kernel's permission, AVX512 does not.
+    """
     return BF16_FLAG in host.cpu_flags or (AMX_FLAG in host.cpu_flags and host.amx == "usable")

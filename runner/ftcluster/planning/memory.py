@@ -1,7 +1,7 @@
 """Estimate the memory of a rank. Pure functions only.
 
-Measured with AdamW and dropout for BERT, DistilBERT, MiniLM and GPT-2 with 23 to 124 million
-parameters and 128 to 512 tokens per sample: the peak was within 10 % of the estimate.
+The measured peak was within 10 % of the estimate for BERT, DistilBERT, MiniLM and GPT-2 with 23 to
+124 million parameters, 128 to 512 tokens per sample, AdamW and dropout.
 """
 
 from dataclasses import dataclass
@@ -13,22 +13,25 @@ BYTES_A_PARAMETER = 16
 BF16_COPY = 2  # bytes of each weight in bf16, for the forward and backward pass
 FP32 = 4  # bytes
 TRAINED_BYTES = {"bf16": BYTES_A_PARAMETER + BF16_COPY, "fp32": BYTES_A_PARAMETER}
-ADAPTED_WIDTHS = 26  # 4 matrices of 2 widths, 3 of 1 + 5
+# adapter parameters per layer, feature and adapter rank: 4 * 2 + 3 * (1 + 5). A layer has 4 square
+# matrices of its width, and 3 matrices with one dimension that is INNER times its width
+ADAPTED_WIDTHS = 26
 # bytes of a weight in NF4: 4 bits, one byte per 64 weights, and an fp32 value per 256 such bytes
 NF4 = 0.5 + 1 / 64 + FP32 / (64 * 256)
-INNER = 5  # the widest layer of a model has at most this times features^2 weights
-QUANTIZING = 20  # bytes per weight of the layer that bitsandbytes quantizes
-LOCAL = 4 * FP32  # sync: local keeps common weights, momentum, the update and its mean
+INNER = 5  # the largest matrix of a model has at most INNER * features^2 weights
+QUANTIZING = 20  # peak bytes per weight while bitsandbytes quantizes a layer
+# bytes per parameter of `sync: local`: common weights, momentum, the update and its mean
+LOCAL = 4 * FP32
 # send buffers of a rank with a sharded optimizer: a few gradient buckets of 25 MB in fp32
 BUFFERS = 7 * 25 * 2**20
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Bytes of a training other than weights, gradients and optimizer states.
+    """Memory costs of a training other than weights, gradients and optimizer states.
 
     Attributes:
-        runtime: bytes of Python with torch and transformers, and of temporary values of a layer.
+        runtime: bytes of Python with torch and transformers, and of a layer's temporary tensors.
         activations: bytes per token, layer and feature.
         attention: bytes per pair of tokens, layer and head.
         logits: bytes per token and vocabulary entry.
@@ -42,9 +45,11 @@ class Costs:
 
 # torch 2.13 with glibc's malloc; with tcmalloc the peak is 7 to 20 % lower
 OURS = {"bf16": Costs(620 * 10**6, 50, 5, 3), "fp32": Costs(620 * 10**6, 85, 8, 7)}
-# with IPEX, residuals and loss are transformers'; torch 2.8 in bf16, assumed for fp32
+# with IPEX, transformers computes residuals and the loss. Measured with torch 2.8 in bf16; the
+# values for fp32 are assumed
 WITH_IPEX = {"bf16": Costs(730 * 10**6, 37, 5, 16), "fp32": Costs(730 * 10**6, 70, 8, 16)}
-# relative to an encoder's layer with as many tokens: it has another attention and another norm
+# activations of a decoder layer relative to an encoder layer with the same number of tokens: the
+# decoder layer has one more attention and one more norm
 OF_A_DECODER_LAYER = 1.5
 OF_A_LAYER = 0.5  # fraction of a layer's backward-pass memory that an evaluation needs at once
 USABLE = 0.9  # usable fraction of a host's memory; the system and its page cache need the rest
@@ -52,16 +57,16 @@ USABLE = 0.9  # usable fraction of a host's memory; the system and its page cach
 
 @dataclass(frozen=True)
 class ModelSize:
-    """The size of a model; unknown values are 0.
+    """The size of a model. Unknown values are 0.
 
     Attributes:
-        layers: number of layers of the encoder or decoder.
-        features: width of a layer, hidden_size.
+        layers: number of layers; in encoder-decoder models, of the encoder only.
+        features: width of a layer (hidden_size in transformers).
         heads: number of attention heads of a layer.
         positions: maximum number of tokens of an input.
         embeddings: number of parameters of the embedding matrix.
         decoder_layers: number of layers of the decoder of an encoder-decoder model.
-        teacher: number of parameters of the teacher.
+        teacher: number of parameters of the teacher; 0 without a teacher.
     """
 
     parameters: int
@@ -77,14 +82,14 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class Need:
-    """The memory of one rank in bytes.
+    """The memory that one rank needs, in bytes.
 
     Attributes:
-        states: bytes of weights, gradients and optimizer.
+        states: bytes of weights, gradients and optimizer states.
         activations: maximum bytes that the forward pass keeps for the backward pass.
         runtime: bytes of Python with its libraries.
-        saving: bytes of weights while they are loaded or saved, when there are no activations.
-        evaluating: bytes of an evaluation, when there are no activations.
+        saving: extra bytes for loading or saving weights. Activations are not kept meanwhile.
+        evaluating: extra bytes for an evaluation. Activations are not kept meanwhile.
     """
 
     states: int
@@ -95,7 +100,7 @@ class Need:
 
     @property
     def total(self) -> int:
-        """The peak memory."""
+        """The peak memory in bytes."""
         return self.states + max(self.activations, self.saving, self.evaluating) + self.runtime
 
 
@@ -116,21 +121,22 @@ def need(
     targets: int = 0,
     learned: float = 1.0,
 ) -> Need:
-    """Return the memory for a forward and backward pass, and for evaluating and saving in between.
+    """Return the memory that a rank needs for training steps, evaluations and saving.
 
     Args:
-        shards: number of ranks that the optimizer is sharded over; None if each has all of it.
+        shards: number of ranks that the optimizer is sharded over; None if it is not sharded.
         local: True if hosts take local steps.
         samples: number of samples that a rank computes at once.
-        tokens: maximum number of tokens of a sample; shorter samples are padded to it.
+        tokens: maximum number of tokens of a sample; shorter samples are padded to this length.
         predicts_tokens: True if the loss is over the vocabulary, at the target tokens.
-        adapter_rank: rank of low-rank adapters, which are trained instead of all weights.
-        checkpointing: True if only the inputs of all layers but one are kept.
+        adapter_rank: rank of low-rank adapters; None if all weights are trained.
+        checkpointing: True if activations are recomputed in the backward pass. Only one layer then
+            has its activations in memory, and the other layers only their inputs.
         in_4bit: True if frozen weights other than embeddings are in NF4.
-        merged: True if adapters are merged into the weights at the end.
+        merged: True if adapters are merged into the weights at the end of the training.
         evaluated: number of tokens that a rank evaluates at once; 0 without evaluation.
-        targets: maximum number of target tokens of an encoder-decoder model; 0 without decoder.
-        learned: fraction of tokens that are target tokens; only these have logits.
+        targets: maximum number of target tokens of an encoder-decoder model; 0 for other models.
+        learned: fraction of tokens that are target tokens. Only target tokens have logits.
     """
     costs = (WITH_IPEX if ipex else OURS)[precision]
     attended = tokens if ipex else min(tokens, ATTENTION_TOKENS)
@@ -139,7 +145,7 @@ def need(
     if checkpointing:
         kept = min(kept, size.layers * size.features * FP32 + a_layer)
     activations = samples * tokens * kept
-    if targets:  # each layer attends to the targets and to the sources
+    if targets:  # each decoder layer attends to the targets and to the sources
         pairs = size.heads * (min(targets, attended) + attended) * costs.attention
         of_decoder = size.features * costs.activations * OF_A_DECODER_LAYER + pairs
         layers = 1 if checkpointing else size.decoder_layers or size.layers
@@ -149,7 +155,7 @@ def need(
         activations += costs.logits * (logits if ipex else min(logits, LOGITS))
     evaluating = int(evaluated * a_layer * OF_A_LAYER) + FP32 * size.teacher
     each = BF16_COPY if precision == "bf16" else FP32
-    if targets:  # keys and values of both attentions during generation
+    if targets:  # generation keeps keys and values of both attentions
         evaluating += 4 * evaluated * (size.decoder_layers or size.layers) * size.features * each
     if predicts_tokens:
         at_once = min(int(evaluated * learned) * size.vocabulary, LOGITS)
@@ -159,7 +165,7 @@ def need(
         frozen, saving = size.parameters * each, 0
         if in_4bit:
             layer = INNER * size.features**2
-            # and the values of one layer
+            # and the dequantized weights of one layer
             quantized = int((size.parameters - size.embeddings) * NF4) + layer * each
             quantized += size.embeddings * each
             saving = max(layer * QUANTIZING, frozen - quantized if merged else 0)
@@ -173,24 +179,26 @@ def need(
         return Need(whole, activations, costs.runtime, FP32 * size.parameters, evaluating)
     states = int(size.parameters * sharded_bytes(precision, shards))
     buffers = min(BUFFERS, 2 * FP32 * size.parameters)
-    # at the start each rank has all fp32 weights; for a checkpoint, the first ranks of two hosts do
+    # each rank has all fp32 weights at the start. The first ranks of two hosts have all of them
+    # again while a checkpoint is saved
     return Need(states + buffers, activations, costs.runtime, FP32 * size.parameters, evaluating)
 
 
 def adapter_parameters(size: ModelSize, rank: int) -> int:
-    """Return the largest number of parameters of low-rank adapters of all linear layers.
+    """Return an upper bound of the number of parameters of low-rank adapters.
 
-    It counts the inputs and outputs of a layer's seven matrices, with an inner width of up to five
-    times the layer's: 55 million for rank 16 and Llama 3 with 8 billion, which has 42 million.
+    All linear layers have adapters. The bound assumes seven matrices in a layer, and an inner width
+    of five times the layer's width. For rank 16 and Llama 3 with 8 billion parameters, the bound is
+    55 million, and the actual number is 42 million.
     """
     return size.layers * size.features * ADAPTED_WIDTHS * rank
 
 
 def sharded_bytes(precision: str, shards: int) -> float:
-    """Return the bytes per parameter of a rank with a sharded optimizer, without buffers.
+    """Return the bytes per parameter of a rank with a sharded optimizer, without send buffers.
 
-    These are the weights for the forward and backward pass, this rank's shard of gradients and
-    AdamW's states, and in bf16 also its shard of the fp32 weights.
+    A rank has all weights for the forward and backward pass, and its shard of the gradients and of
+    AdamW's states. In bf16, it also has its shard of the fp32 weights.
     """
     if precision == "bf16":
         return BF16_COPY + BYTES_A_PARAMETER / shards

@@ -13,9 +13,10 @@ from ftcluster_common.recipe import split_revision
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MOST = 1 << 48  # largest accepted dimension; products of such values still fit a float
+MOST = 1 << 48  # largest accepted dimension, so that products of dimensions still fit a float
 MOST_HEADER_BYTES = 100 << 20  # the format's own limit (safetensors' README, Format)
-# names of the same value in different model types (transformers, attribute_map)
+# names of the number of layers, of the width, ... in different model types (attribute_map in
+# transformers)
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
 FEATURES = ("hidden_size", "n_embd", "dim", "d_model")
 HEADS = (
@@ -43,12 +44,12 @@ DEFAULTS: Mapping[str, Mapping[str, int]] = {
 
 
 def model_size(folder: Path) -> ModelSize | None:
-    """Return the size of a model, from its safetensors; None if they cannot be read."""
+    """Return the size of a model from its safetensors files; None if these cannot be read."""
     try:
         shapes = [shape for file in _weight_files(folder) for shape in _shapes(file)]
         config = read_json(folder / "config.json")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
-        return None  # the ranks report the problem
+        return None  # the ranks report the unreadable file
     if not shapes or not isinstance(config, dict):
         return None
     vocabulary = _first(config, ("vocab_size",))
@@ -67,7 +68,7 @@ def model_size(folder: Path) -> ModelSize | None:
 
 
 def cached_size(name: str, environ: Mapping[str, str] = os.environ) -> ModelSize | None:
-    """Return the size of a model on the Hub, if this machine's huggingface_hub cache has it."""
+    """Return the size of a model on the Hub; None if this machine's Hub cache lacks the model."""
     home = environ.get("HF_HOME") or Path(
         environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"
     )
@@ -87,16 +88,17 @@ def cached_size(name: str, environ: Mapping[str, str] = os.environ) -> ModelSize
 def size_from_scratch(
     model: str, overrides: Mapping[str, Any], vocabulary: int | None = None
 ) -> ModelSize | None:
-    """Return the size that follows from a configuration; None without number and width of layers.
+    """Estimate the size of a model from its configuration.
 
-    It assumes a transformer whose layers have four square matrices and two of the inner width.
-    That is within 1 % for BERT and GPT-2, and a first guess for other models.
+    Return None if the number or the width of the layers is not known. The estimate assumes a
+    transformer whose layers have four square matrices, and two matrices with the inner width. It is
+    within 1 % for BERT and GPT-2, and a rough estimate for other models.
 
     Args:
-        model: a folder with config.json, or `config:TYPE`; for a type that is not in DEFAULTS only
-            the overrides are known.
+        model: a folder with config.json, or `config:TYPE`. For a type that is not in DEFAULTS, only
+            `overrides` are known.
         overrides: config_overrides of the recipe.
-        vocabulary: number of tokens of a tokenizer that is trained on the data.
+        vocabulary: vocabulary size of a tokenizer that is trained on the data; None without one.
     """
     try:
         config = read_json(Path(model) / "config.json")
@@ -109,7 +111,7 @@ def size_from_scratch(
     vocab_size = vocabulary or _first(merged, ("vocab_size",))
     inner = _first(merged, INNER) or 4 * features
     decoder_layers = _decoder_layers(merged)
-    # each layer of the decoder of an encoder-decoder model has a second attention
+    # each decoder layer of an encoder-decoder model has a second attention
     squares = 4 * (layers + 2 * decoder_layers)
     of_layers = squares * features**2 + (layers + decoder_layers) * 2 * features * inner
     return ModelSize(
@@ -124,7 +126,10 @@ def size_from_scratch(
 
 
 def _decoder_layers(config: Mapping[str, Any]) -> int:
-    """Return the decoder layers of an encoder-decoder model, by default the encoder's number."""
+    """Return the number of decoder layers of an encoder-decoder model; 0 for other models.
+
+    The default is the number of encoder layers.
+    """
     if not config.get("is_encoder_decoder"):
         return 0
     return _first(config, DECODER_LAYERS) or _first(config, LAYERS)

@@ -11,7 +11,7 @@ ASKED = "ftcluster_network_provider"  # variable of the inventory
 
 
 def choose_network(hosts: Sequence[HostFacts]) -> tuple[str, str]:
-    """Return the value of FI_PROVIDER, and the reason.
+    """Return the value of FI_PROVIDER, and the reason for this choice.
 
     Raises:
         PlanError: the inventory sets several providers.
@@ -40,9 +40,10 @@ def choose_network(hosts: Sequence[HostFacts]) -> tuple[str, str]:
 
 
 def network_mbits(facts: ClusterFacts) -> float | None:
-    """Return the measured speed of the network between hosts in Mbit/s, or else its nominal speed.
+    """Return the speed of the network between hosts in Mbit/s.
 
-    None if there is only one host, or if neither is known.
+    The speed is measured or, without a measurement, nominal. Return None if neither speed is known,
+    or if there is only one host.
     """
     hosts = len(facts.hosts)
     if hosts == 1:
@@ -54,7 +55,7 @@ def network_mbits(facts: ClusterFacts) -> float | None:
 
 
 def nominal_mbits(hosts: Sequence[HostFacts]) -> float | None:
-    """Return the nominal speed of the slowest host's interface, among the known speeds."""
+    """Return the lowest nominal speed of the hosts' interfaces in Mbit/s; None if none is known."""
     interfaces = [
         nic for host in hosts for nic in host.nics if nic["name"] == host.network_interface
     ]
@@ -62,7 +63,9 @@ def nominal_mbits(hosts: Sequence[HostFacts]) -> float | None:
 
 
 def host_bytes(size: int, hosts: int) -> float:
-    """Return the fewest bytes that a host sends in an all-reduce: all but its own part, twice.
+    """Return the minimum number of bytes that a host sends in an all-reduce of `size` bytes.
+
+    A host sends all parts of the tensor except one, twice.
 
     >>> host_bytes(100, 2)
     100.0
@@ -71,7 +74,7 @@ def host_bytes(size: int, hosts: int) -> float:
 
 
 def _by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the names that have each value."""
+    """Map each value to the names that have it."""
     names: dict[str, list[str]] = {}
     for name, value in values.items():
         names.setdefault(value, []).append(name)
@@ -79,5 +82,5 @@ def _by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _shown(names_of: Mapping[str, Sequence[str]]) -> str:
-    """Return values with the hosts that have them: "mlx5_0 on node1-node2, mlx5_1 on node3"."""
+    """Format values and their hosts, such as "mlx5_0 on node1-node2, mlx5_1 on node3"."""
     return ", ".join(f"{value} on {short_names(names)}" for value, names in names_of.items())

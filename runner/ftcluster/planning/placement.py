@@ -7,12 +7,13 @@ from ftcluster.cluster.facts import HostFacts
 from ftcluster.planning.topology import Domain, Topology, near_groups
 from ftcluster_common.protocol.cpu_list import format_cpus
 
-# A rank with fewer cores reserves none for communication. gloo needs 0.07 core-seconds to
-# all-reduce 100 MB between two ranks, up to twice as much between many (measured). A step needs
-# 6 operations per parameter and token, and a core with AMX performs 0.3e12 a second. For 2,000
-# tokens, communication therefore takes 7 to 13 % of a step: about one core in 8 to 16.
+# A rank with fewer cores than this reserves no core for communication. Measured: gloo needs 0.07
+# core-seconds to all-reduce 100 MB between two ranks, and up to twice as much between many ranks. A
+# step needs 6 floating-point operations per parameter and token, and a core with AMX performs
+# 0.3e12 operations a second. For 2,000 tokens, communication therefore takes 7 to 13 % of a step's
+# core-seconds, which is about one core in 8 to 16.
 COMMUNICATION_FROM = 8
-# A host with fewer cores reserves none for the system: one of 64 is 1.6 %.
+# A host with fewer cores than this reserves no core for the system. One core of 64 is 1.6 %.
 SYSTEM_FROM = 64
 
 
@@ -23,9 +24,10 @@ class RankPlan:
     Attributes:
         cpus: the rank's CPUs, such as "0-15".
         threads: number of OpenMP threads.
-        memory: NUMA nodes to allocate memory on first; if empty, the kernel's default.
-        workers: CPUs of oneCCL's workers, outside `cpus` if there are enough; "" without oneCCL.
-        samples: number of the rank's samples of a batch; 0 if the batch is not known.
+        memory: numbers of the NUMA nodes to allocate memory on first; if empty, the kernel decides.
+        workers: CPUs of oneCCL's workers; "" without oneCCL. `cpus` does not have these CPUs, if
+            the rank has enough cores.
+        samples: number of the rank's samples in a batch; 0 if the batch size is not known.
     """
 
     cpus: str
@@ -37,16 +39,17 @@ class RankPlan:
 
 @dataclass(frozen=True)
 class Layout:
-    """The cores of a host by rank.
+    """The division of a host's cores among its ranks.
 
     Attributes:
-        ranks: the plan of each rank, by local rank.
-        cores: number of cores of the rank with the fewest, including those for communication.
+        ranks: the plan of each rank, in the order of local ranks.
+        cores: number of cores of the rank with the fewest cores, including its cores for
+            communication.
         kept: number of cores of each rank that are reserved for communication.
-        system: number of cores of the host that are reserved for its system.
-        spare: number of cores without rank, because all ranks have equally many.
-        floating: True if the kernel chooses the cores, because a quota limits CPU time instead of
-            the set of cores.
+        system: number of cores of the host that are reserved for the operating system.
+        spare: number of unused cores that remain because all ranks have the same number of cores.
+        floating: True if ranks are not bound to cores of their own, because a quota limits the
+            host's CPU time rather than its set of cores.
     """
 
     ranks: tuple[RankPlan, ...]
@@ -58,14 +61,14 @@ class Layout:
 
 
 def rank_cores(topology: Topology, ranks: int) -> int:
-    """Return the number of cores of the rank with the fewest, of `ranks` ranks on a host."""
+    """Return the number of cores of the rank with the fewest cores, of `ranks` ranks on a host."""
     if topology.limited:
         return topology.host.cores // ranks
     return min(len(cpus) for cpus, _ in _shares(topology, topology.with_cores_for(ranks), ranks))
 
 
 def spanning(topology: Topology, ranks: int) -> bool:
-    """Return True if a rank has cores of several NUMA nodes without having all of them."""
+    """Return True if a rank has cores of several NUMA nodes, but shares a node with other ranks."""
     shares = _shares(topology, topology.with_cores_for(ranks), ranks)
     return any({*cpus} < {*_all_of(near)[0]} and len(near) > 1 for cpus, near in shares)
 
@@ -82,10 +85,11 @@ def lay_out(
     Args:
         topology: topology of a host with at least as many cores as ranks.
         communicates: True if there are other ranks, on this host or another.
-        workers: number of oneCCL's workers per rank, 0 without oneCCL; they poll, so each has its
-            own core if the rank has enough.
-        communication_cores: number of each rank's cores for communication, leaving at least one for
-            a thread; None: 1 from COMMUNICATION_FROM cores on. Ignored with oneCCL's workers.
+        workers: number of oneCCL workers of each rank; 0 without oneCCL. A worker polls, so each
+            worker gets its own core if the rank has enough cores.
+        communication_cores: number of cores that each rank reserves for communication; at least one
+            core remains for a thread. None reserves one core from COMMUNICATION_FROM cores on. With
+            oneCCL workers, this argument is ignored.
     """
     host, floating = topology.host, topology.limited
     used = topology.with_cores_for(ranks)
@@ -127,7 +131,11 @@ _Share = tuple[tuple[int, ...], tuple[Domain, ...]]  # the CPUs of a rank, and t
 
 
 def _shares(topology: Topology, used: Sequence[Domain], ranks: int) -> list[_Share]:
-    """Return whole domains for each rank, or shared domains, or else equal pieces of all cores."""
+    """Divide the cores of `used` among the ranks.
+
+    Each rank gets whole domains, if possible. Otherwise each domain is divided among several ranks.
+    If that is not possible either, all cores are divided into equal pieces.
+    """
     if len(used) % ranks == 0:
         return [_all_of(group) for group in near_groups(topology.host, used, ranks)]
     inside = ranks // len(used)
@@ -146,7 +154,11 @@ def _shares(topology: Topology, used: Sequence[Domain], ranks: int) -> list[_Sha
 
 
 def _floating(topology: Topology, used: Sequence[Domain], ranks: int) -> list[_Share]:
-    """Return all hardware threads of whole domains, some shared by ranks; or all for each rank."""
+    """Return the hardware threads that each rank may use if the kernel chooses the cores.
+
+    Each rank gets whole domains, or shares a domain with other ranks. If neither is possible, each
+    rank may use all hardware threads.
+    """
     groups: Sequence[Sequence[Domain]] = [used] * ranks
     if len(used) % ranks == 0:
         groups = near_groups(topology.host, used, ranks)
@@ -168,10 +180,11 @@ def _pieces(cpus: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _memory(host: HostFacts, near: Sequence[Domain]) -> tuple[int, ...]:
-    """Return the nodes to allocate memory on first: high-bandwidth memory, if the cores have some.
+    """Return the numbers of the NUMA nodes to allocate memory on first.
 
-    If a core's own node has no memory, the nearest node with memory replaces it, because the kernel
-    refuses to prefer a node without memory.
+    These are the nearest nodes with high-bandwidth memory, if there are any. The result is empty if
+    the kernel's default is right. If a core's own node has no memory, the nearest node with memory
+    replaces it, because the kernel refuses to prefer a node without memory.
     """
     fast = tuple(node for domain in near for node in domain.hbm)
     own = {number for domain in near for number in domain.nodes}

@@ -43,7 +43,8 @@ class Decision:
     Attributes:
         what: subject of the decision, e.g. "precision".
         value: the decision, as text.
-        hosts: the hosts that the decision applies to; if empty, the whole launch.
+        why: the reason for the decision.
+        hosts: names of the hosts that the decision applies to; empty for the whole launch.
     """
 
     what: str
@@ -64,11 +65,11 @@ class HostPlan:
     Attributes:
         name: the host's name in the inventory.
         address: the host's address for mpirun and the ranks.
-        interface: the network interface with that address, or "".
-        network: the interfaces and devices of the host for MPI.
-        placement: the plan of each rank, by local rank.
-        allocator: path of the allocator's library for LD_PRELOAD, or "".
-        openmp: path of Intel's OpenMP library for LD_PRELOAD, or "".
+        interface: the network interface with that address; "" if it is not known.
+        network: the host's network interfaces and devices for MPI.
+        placement: the plan of each rank, in the order of local ranks.
+        allocator: path of the allocator's library for LD_PRELOAD; "" for none.
+        openmp: path of Intel's OpenMP library for LD_PRELOAD; "" for none.
     """
 
     name: str
@@ -86,24 +87,24 @@ class HostPlan:
 
     @property
     def threads_per_rank(self) -> int:
-        """The number of OpenMP threads of the rank with the fewest."""
+        """The number of OpenMP threads of the rank with the fewest threads."""
         return min(rank.threads for rank in self.placement)
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """The libraries for LD_PRELOAD."""
+        """The paths of the libraries for LD_PRELOAD."""
         return tuple(library for library in (self.allocator, self.openmp) if library)
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """The content of a launch: hosts, ranks and settings, each with its reason.
+    """The plan of a launch: hosts, ranks and settings, and the reason for each decision.
 
     Attributes:
-        hosts: the hosts with ranks; the first one is the head, which runs rank 0.
-        prefix: the folder of the cluster on the head.
+        hosts: the hosts with ranks. The first host is the head, which runs rank 0.
+        prefix: path of the cluster's folder on the head.
         precision: bf16 or fp32.
-        rank_user: the account that ranks run as, or "" for the login user.
+        rank_user: the account that ranks run as; "" for the login user.
         provider: libfabric's provider for MPI between hosts; "" for one host.
         shard_optimizer: True if each rank has only a part of the optimizer.
         spares: hosts that may replace a lost host.
@@ -122,7 +123,7 @@ class LaunchPlan:
 
     @property
     def prepared(self) -> tuple[HostPlan, ...]:
-        """All hosts that the run is prepared on."""
+        """All hosts that the run is prepared on: the hosts with ranks and the spares."""
         return self.hosts + self.spares
 
     def with_decision(self, decision: Decision) -> "LaunchPlan":
@@ -136,12 +137,12 @@ class LaunchPlan:
 
     @property
     def interface(self) -> str:
-        """The head's network interface with that address, or ""."""
+        """The head's network interface for the ranks; "" if it is not known."""
         return self.hosts[0].interface
 
 
 class Problems:
-    """The errors of several checks, each run in a `with` block that its first error ends."""
+    """A collector for the errors of several checks. Each check runs in its own `with` block."""
 
     def __init__(self) -> None:
         self._errors: list[PlanError] = []
@@ -167,10 +168,10 @@ class Problems:
 
 
 def first_hosts(facts: ClusterFacts, count: int | None) -> ClusterFacts:
-    """Return the first `count` hosts, the head included; all hosts if `count` is None.
+    """Return the first `count` hosts, including the head; all hosts if `count` is None.
 
     Raises:
-        PlanError: there are fewer hosts.
+        PlanError: there are fewer hosts than `count`.
     """
     if count and count > len(facts.hosts):
         there = ", ".join(host.name for host in facts.hosts)
@@ -190,23 +191,27 @@ def plan(
     trains: bool = True,
     tuned: Tuned = UNTUNED,
 ) -> LaunchPlan:
-    """Decide which host runs how many ranks, on which cores and with which settings.
+    """Decide how many ranks each host runs, on which cores and with which settings.
 
-    The decisions that all ranks share come first, then the placement on each host.
+    First come the decisions that all ranks share, then the placement on each host.
 
     Args:
-        facts: the hosts; the first one is the head.
-        recipe: None for a user's own script, whose batch and memory are not known.
+        facts: the hosts. The first host is the head.
+        recipe: recipe of the training; None for a user's script, whose batch size and memory are
+            not known.
+        stacks: all stacks, by name.
         tuned: the recipe's fields that `ftcluster tune` has set.
-        ranks_per_host: number of ranks on each host, which overrides the recipe.
-        model: size of the model, if known; the plan then checks that the model fits.
-        trains: True if the recipe's batch is computed; otherwise any number of ranks is valid.
+        ranks_per_host: number of ranks on each host; None for the recipe's value.
+        model: size of the model; None if it is not known. If it is known, the plan checks that the
+            model fits into the hosts' memory.
+        trains: True for a training, whose batch must have a sample for each rank. False allows any
+            number of ranks.
 
     Raises:
-        PlanError: hosts have different stacks or network providers, or addresses that others
-            cannot use; a host has fewer cores than ranks, or too little memory; the batch has
-            fewer samples than ranks; the stack or a host does not have what the recipe requires.
-            Lists all problems with their hosts.
+        PlanError: lists all problems with their hosts. Hosts have different stacks or network
+            providers, or unreachable addresses. A host has too few cores or too little memory for
+            its ranks. The batch has fewer samples than ranks. The stack or a host lacks something
+            that the recipe requires.
     """
     inputs = _Inputs(_by_loopback(facts), recipe, stacks, ranks_per_host, model, trains, tuned)
     topologies = [Topology.of(host) for host in inputs.facts.hosts]
@@ -251,7 +256,7 @@ class _Inputs:
     tuned: Tuned
 
     def reason_of_field(self, name: str, default: object) -> str:
-        """Return why a field of the recipe differs from its default; "" if it does not."""
+        """Return the reason why a recipe's field differs from its default; "" if it does not."""
         if self.recipe is None or getattr(self.recipe, name) == default:
             return ""
         return self.tuned.reason(self.recipe, name)
@@ -259,12 +264,12 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _Choices:
-    """The decisions that all ranks share, most as a value and its reason.
+    """The decisions that all ranks share. Most decisions are a value and its reason.
 
     Attributes:
-        network: libfabric's provider; None for a single host.
-        counts: number of ranks by host name, with the reason.
-        sharding: True if each rank has only a part of the optimizer.
+        network: libfabric's provider and the reason; None for a single host.
+        counts: number of ranks of each host and the reason, by host name.
+        sharding: True if each rank has only a part of the optimizer, and the reason.
     """
 
     precision: tuple[str, str]
@@ -282,7 +287,7 @@ class _Choices:
 
     @property
     def workers(self) -> int:
-        """The number of oneCCL worker threads on each rank."""
+        """The number of oneCCL workers of each rank; 0 without oneCCL."""
         return WORKERS if self.backend[0] == CCL else 0
 
 
@@ -290,7 +295,7 @@ def _choose(inputs: _Inputs, topologies: Sequence[Topology]) -> _Choices:
     """Make the decisions that all ranks share.
 
     Raises:
-        PlanError: see `plan`; lists the problems of all checks.
+        PlanError: lists the problems of all checks, see `plan`.
     """
     facts, recipe, stacks = inputs.facts, inputs.recipe, inputs.stacks
     stack = ipex = network = None
@@ -327,13 +332,14 @@ def _choose(inputs: _Inputs, topologies: Sequence[Topology]) -> _Choices:
 def _choose_ranks(
     inputs: _Inputs, topologies: Sequence[Topology], workload: StepWorkload, problems: Problems
 ) -> tuple[Mapping[str, Count], StepWorkload, tuple[bool, str] | None]:
-    """Choose the ranks of each host, and whether they share one optimizer.
+    """Choose the number of ranks of each host, and whether the optimizer is sharded.
 
-    A sharded optimizer needs less memory on each rank, so a host may have more ranks.
+    A rank with a sharded optimizer needs less memory, so a host may have more ranks.
 
     Returns:
-        The number of ranks by host name, the workload with this choice, and the choice with its
-        reason. After a problem there may be no ranks or no choice.
+        The number of ranks by host name; the workload with or without sharding; and the choice of
+        sharding with its reason. If a check finds a problem, there may be no ranks, and the choice
+        may be None.
     """
     requested = requested_count(inputs.recipe, inputs.ranks_per_host, inputs.tuned)
     mbits = network_mbits(inputs.facts)
@@ -356,7 +362,7 @@ def _choose_ranks(
 def _check_workload(
     facts: ClusterFacts, counts: Mapping[str, Count], workload: StepWorkload, problems: Problems
 ) -> None:
-    """Check that each rank has samples, and each host the memory for its ranks."""
+    """Check that each rank has samples, and that each host has the memory for its ranks."""
     ranks = {name: count.ranks for name, count in counts.items()}
     with problems:
         workload.check_samples(sum(ranks.values()), len(facts.hosts))
@@ -371,10 +377,10 @@ def _choose_backend(
     counts: Mapping[str, Count],
     workload: StepWorkload,
 ) -> tuple[str, str]:
-    """Choose the backend of torch.distributed; return the choice and its reason.
+    """Choose the backend of torch.distributed. Return the choice and its reason.
 
     Raises:
-        PlanError: see `choose_backend`.
+        PlanError: the recipe's backend is not possible, see `choose_backend`.
     """
     recipe = inputs.recipe
     world = sum(count.ranks for count in counts.values())
@@ -392,7 +398,7 @@ def _lay_out(inputs: _Inputs, choices: _Choices, topology: Topology) -> Layout:
 
 
 def _plan_host(host: HostFacts, placement: tuple[RankPlan, ...], recipe: Recipe | None) -> HostPlan:
-    """Return the plan of a host whose ranks are placed."""
+    """Return the plan of a host, given the plans of its ranks."""
     return HostPlan(
         name=host.name,
         address=host.network_address,
@@ -405,14 +411,14 @@ def _plan_host(host: HostFacts, placement: tuple[RankPlan, ...], recipe: Recipe 
 
 
 def _allocator(host: HostFacts, recipe: Recipe | None) -> str:
-    """Return the allocator's library that the ranks of a host preload, or ""."""
+    """Return the path of the allocator that a host's ranks preload; "" for none."""
     return "" if recipe and recipe.allocator == "libc" else host.tcmalloc
 
 
 def _host_reasons(
     inputs: _Inputs, choices: _Choices, host: HostFacts, layout: Layout
 ) -> dict[str, explain.Reason]:
-    """Return the decisions for one host by their subject."""
+    """Return the decisions for one host, by subject."""
     count, world = choices.counts[host.name], choices.world_size
     cores_reason = inputs.reason_of_field("communication_cores", None)
     allocator_reason = inputs.reason_of_field("allocator", "auto")
@@ -431,7 +437,7 @@ def _host_reasons(
 def _launch_reasons(
     inputs: _Inputs, choices: _Choices, hosts: Sequence[HostPlan]
 ) -> dict[str, explain.Reason]:
-    """Return the decisions for the whole launch by their subject."""
+    """Return the decisions for the whole launch, by subject."""
     workload, world = choices.workload, choices.world_size
     reasons = {
         "precision": choices.precision,
@@ -458,7 +464,7 @@ def _launch_reasons(
 
 
 def _by_loopback(facts: ClusterFacts) -> ClusterFacts:
-    """Return the facts; a single host gets the loopback address for the rendezvous."""
+    """Return the facts. A single host gets the loopback address for the rendezvous."""
     if len(facts.hosts) > 1:
         return facts
     head = replace(facts.head, network_address=LOOPBACK, network_interface="lo")
@@ -466,7 +472,7 @@ def _by_loopback(facts: ClusterFacts) -> ClusterFacts:
 
 
 def _grouped(decisions: Sequence[Decision]) -> tuple[Decision, ...]:
-    """Return decisions ordered by subject, with equal decisions of several hosts as one."""
+    """Order decisions by subject, and merge equal decisions of several hosts."""
     hosts: dict[tuple[str, str, str], list[str]] = {}
     for decision in decisions:
         hosts.setdefault((decision.what, decision.value, decision.why), []).extend(decision.hosts)

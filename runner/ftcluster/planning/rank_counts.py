@@ -11,8 +11,9 @@ from ftcluster.planning.tuned import UNTUNED, Tuned
 from ftcluster.text.plural import counted
 from ftcluster_common.recipe import Recipe
 
-# Ranks span neighbouring nodes for balance only if this speeds up all hosts together by this
-# factor, because remote memory costs part of the gain.
+# If ranks span neighbouring nodes, ranks of different hosts are of more equal size, but remote
+# memory costs part of the gain. Ranks span nodes only if the estimated speed-up of the whole
+# cluster has at least this factor.
 WORTH_SPANNING = 1.1
 ACROSS_SOCKETS = 0.7  # relative speed of a core whose rank also has memory on another socket
 
@@ -22,7 +23,7 @@ class Count:
     """The number of ranks of one host.
 
     Attributes:
-        at_most: True if a host with fewer cores has fewer ranks.
+        at_most: True if the number is an upper limit: a host with fewer cores has fewer ranks.
     """
 
     ranks: int
@@ -33,7 +34,10 @@ class Count:
 def requested_count(
     recipe: Recipe | None, ranks_per_host: int | None, tuned: Tuned = UNTUNED
 ) -> Count | None:
-    """Return the number set on the command line, or else in the recipe; None if neither is set."""
+    """Return the requested number of ranks per host; None if no number is requested.
+
+    The command line overrides the recipe.
+    """
     if ranks_per_host is not None:
         return Count(ranks_per_host, "set with --ranks-per-host")
     if recipe is not None and recipe.ranks_per_host is not None:
@@ -47,9 +51,9 @@ def choose_counts(
 ) -> dict[str, Count]:
     """Return the number of ranks on each host, by the host's name.
 
-    The default is one rank for each NUMA node. There are fewer ranks, each with several whole
-    nodes, if the batch has too few samples, the host has too little memory, or ranks of other hosts
-    would wait for much smaller ranks. There is at least one rank.
+    The default is one rank for each NUMA node. A host has fewer ranks, each with several whole
+    nodes, in three cases: the batch has too few samples, the host has too little memory, or ranks
+    of other hosts would wait for much smaller ranks. Each host has at least one rank.
 
     Raises:
         PlanError: the command line requests more ranks than a host has cores; lists these hosts.
@@ -99,7 +103,10 @@ def _requested(hosts: Sequence[Topology], requested: Count) -> dict[str, Count]:
 
 
 def _for_the_batch(hosts: Sequence[Topology], batch: StepWorkload) -> dict[str, int]:
-    """Return the most ranks with which each has a sample; 1 per host if there is no such number."""
+    """Return the largest numbers of ranks with which each rank has a sample, by host name.
+
+    If the batch is too small for that, each host has its smallest possible number of ranks.
+    """
     possible = {topology.host.name: topology.even_counts for topology in hosts}
     most = max(counts[0] for counts in possible.values())
     fitting: dict[str, int] = {}
@@ -111,7 +118,10 @@ def _for_the_batch(hosts: Sequence[Topology], batch: StepWorkload) -> dict[str, 
 
 
 def _balanced(hosts: Sequence[Topology], most: dict[str, int]) -> dict[str, int]:
-    """Return the counts that make all hosts together fastest; all wait for the smallest rank."""
+    """Return the numbers of ranks with the highest total speed, by host name.
+
+    All ranks wait for the rank with the fewest cores.
+    """
 
     def cores_a_rank(one: Topology, ranks: int) -> float:
         return rank_cores(one, ranks) * (ACROSS_SOCKETS if ranks < one.host.sockets else 1)
@@ -131,7 +141,10 @@ def _balanced(hosts: Sequence[Topology], most: dict[str, int]) -> dict[str, int]
 def _in_memory(
     hosts: Sequence[Topology], most: dict[str, int], batch: StepWorkload
 ) -> dict[str, int]:
-    """Return the most ranks that fit into each host's memory, as far as the need is known."""
+    """Return the largest numbers of ranks that fit into each host's memory, by host name.
+
+    If the memory of a rank is not known, `most` is returned.
+    """
     world = 0
 
     def fits(topology: Topology, ranks: int) -> bool:
@@ -139,7 +152,8 @@ def _in_memory(
 
     fitting = most
     before: dict[str, int] = {}
-    while fitting != before:  # fewer ranks have larger parts of the batch
+    # repeat, because with fewer ranks, each rank has a larger part of the batch
+    while fitting != before:
         before, world = fitting, sum(fitting.values())
         fitting = _most(hosts, before, fits)
     return fitting
@@ -148,7 +162,10 @@ def _in_memory(
 def _most(
     hosts: Sequence[Topology], most: Mapping[str, int], good: Callable[[Topology, int], bool]
 ) -> dict[str, int]:
-    """Return the highest good even count of each host up to its `most`, or 1."""
+    """Return the largest of each host's `even_counts` that is at most `most` and passes `good`.
+
+    If there is no such number, the host has one rank.
+    """
     highest = {}
     for topology in hosts:
         name = topology.host.name

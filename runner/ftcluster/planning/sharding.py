@@ -1,7 +1,7 @@
 """Decide whether the optimizer is sharded over the ranks. Pure functions only.
 
-A step in bf16 sends fewer bytes with shards, see `bytes_share`, and computes no more than without
-(bench/README.md). It is therefore faster if a step waits for the network.
+In bf16, a step with a sharded optimizer sends fewer bytes (see `bytes_share`) and computes the same
+amount (bench/README.md). Sharding is therefore faster if a step waits for the network.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ from ftcluster.planning.tuned import UNTUNED, Tuned
 from ftcluster.text.host_names import short_names
 from ftcluster_common.recipe import Recipe
 
-SLOW_MBITS = 2500  # sharding was measured to be faster up to this network speed
-WORTH = 0.75  # largest fraction of the unsharded traffic that is worth it
+SLOW_MBITS = 2500  # network speed up to which sharding was measured to be faster
+WORTH = 0.75  # shard only if the traffic is at most this fraction of the unsharded traffic
 
 
 def choose_sharding(
@@ -29,14 +29,14 @@ def choose_sharding(
     mbits: float | None,
     tuned: Tuned = UNTUNED,
 ) -> tuple[bool, str]:
-    """Decide whether each rank has only a part of the optimizer; return the choice and its reason.
+    """Decide whether the optimizer is sharded over the ranks. Return the choice and its reason.
 
     Args:
-        recipe: None for a user's own script.
-        batch: the workload without shards.
-        counts: the ranks of each host without shards.
-        sharded_counts: the ranks of each host with shards.
-        mbits: speed of the network between hosts in Mbit/s, if known.
+        recipe: recipe of the training; None for a user's script.
+        batch: the workload without sharding.
+        counts: number of ranks of each host without sharding, by host name.
+        sharded_counts: number of ranks of each host with sharding, by host name.
+        mbits: speed of the network between hosts in Mbit/s; None if it is not known.
 
     Raises:
         PlanError: the recipe requires sharding, but the run uses IPEX or takes local steps.
@@ -72,7 +72,7 @@ def choose_sharding(
     ]
     if full:
         whole, part = batch.need(world_sharded), sharded.need(world_sharded)
-        assert whole  # otherwise there would be no limit
+        assert whole  # without a known need, there would be no memory limit
         assert part
         return True, (
             f"a rank needs {gigabytes(part.total)} instead of {gigabytes(whole.total)}, which "
@@ -89,12 +89,13 @@ def choose_sharding(
 
 
 def bytes_share(batch: StepWorkload) -> float:
-    """Return the traffic of a step in bf16 with shards, relative to the traffic without shards.
+    """Return the traffic of a step in bf16 with sharding, relative to the traffic without sharding.
 
-    Bytes per parameter, ignoring the rows of the batch. With shards: gradients and weights in bf16,
-    and gradients of embeddings in fp32. Without: all gradients in fp32 twice, for the reduction and
-    back, except embeddings whose gradients only have rows. If a model predicts tokens, its
-    embeddings are assumed to be its last layer too. An unknown model is assumed to have none.
+    With sharding, ranks send gradients and weights in bf16, and gradients of embeddings in fp32.
+    Without sharding, they send each gradient in fp32 twice: to reduce it, and to distribute the
+    result. They send only the batch's rows of an embedding matrix, which this estimate ignores. If
+    a model predicts tokens, its last layer is assumed to share the embedding matrix, so that all
+    rows are sent. A model of unknown size is assumed to have no embeddings.
     """
     model = batch.model
     embeddings = model.vocabulary * model.features / model.parameters if model else 0.0

@@ -1,4 +1,4 @@
-"""Plan the hosts without ranks: spares, which may replace a lost host, and drained hosts.
+"""Plan the hosts without ranks: spares and drained hosts. A spare may replace a lost host.
 
 Pure functions only.
 """
@@ -19,7 +19,7 @@ from ftcluster.text.plural import counted
 from ftcluster_common.recipe import Recipe
 
 BACK = "take one back: ftcluster hosts return HOST"
-# attributes of a plan that all ranks share, and where they are set
+# attributes of a plan that all ranks share, and the settings that determine them
 COMMON = {
     "precision": "precision in the recipe",
     "ipex": "training.use_ipex in the recipe",
@@ -30,13 +30,15 @@ COMMON = {
 
 
 def next_hosts(facts: ClusterFacts, nodes: int | None, count: int) -> tuple[HostFacts, ...]:
-    """Return the `count` spare hosts, which follow the first `nodes` hosts.
+    """Return the spare hosts: the `count` hosts that follow the first `nodes` hosts.
 
     Args:
         nodes: number of hosts with ranks; None for all hosts, which leaves no spares.
+        count: number of spare hosts.
 
     Raises:
-        UsageError: there are fewer, or only the head precedes them, which no spare can replace.
+        UsageError: there are too few hosts; or only the head has ranks, and no spare can replace
+            the head.
     """
     nodes = nodes or len(facts.hosts)
     left = facts.hosts[nodes:]
@@ -64,16 +66,16 @@ def plan_with_spares(
 ) -> LaunchPlan:
     """Plan a launch, including the hosts that may replace a lost host.
 
-    Each spare is planned in the place of the last host, with as many ranks.
+    Each spare is planned as a replacement of the last host, with the same number of ranks.
 
     Args:
-        facts: the hosts with ranks; the first one is the head.
+        facts: the hosts with ranks. The first host is the head.
         spares: the spare hosts.
-        recipe, ranks_per_host, model, trains, tuned: see `plan`.
-        drained: drained hosts, which have no ranks, by name.
+        recipe, stacks, ranks_per_host, model, trains, tuned: see `plan`.
+        drained: drained hosts by name; they have no ranks.
 
     Raises:
-        PlanError: see `plan`; or a spare would change the run's settings.
+        PlanError: there is no plan, see `plan`; or a spare would change the run's settings.
     """
     decided = plan(facts, recipe, stacks, ranks_per_host, model, trains, tuned)
     without_ranks = [*_of_drained(drained)]
@@ -100,7 +102,7 @@ def plan_with_spares(
 
 
 def _of_drained(drained: Mapping[str, Drained]) -> Iterator[Decision]:
-    """Yield the reason why each drained host has no ranks."""
+    """Yield a decision for each drained host, with the reason why it has no ranks."""
     for name, why in drained.items():
         words = f"{why.why}, since {why.since}; ftcluster hosts return {name} takes it back"
         yield Decision("drained", name, words)

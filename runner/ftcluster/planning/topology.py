@@ -6,20 +6,22 @@ from dataclasses import dataclass, replace
 from ftcluster.cluster.facts import HostFacts
 from ftcluster_common.protocol.cpu_list import parse_cpus
 
-SMALL_NODE = 0.5  # a node with fewer cores, relative to the largest one, would slow down all
-LEAST_CORES = 8  # fewest cores for a rank on a socket of a node, or on a node's part of a quota
+# a node is not used if it has less than this fraction of the cores of the largest node, because its
+# rank would slow down all ranks
+SMALL_NODE = 0.5
+LEAST_CORES = 8  # minimum cores of a rank on one socket of a node, or on a node's part of a quota
 
 
 @dataclass(frozen=True)
 class Domain:
-    """Cores with the same local memory.
+    """A group of cores with the same local memory.
 
     Attributes:
-        nodes: NUMA node numbers; several if the kernel emulates nodes with the same cores.
+        nodes: NUMA node numbers; several if the kernel emulates several nodes on the same cores.
         cpus: CPU numbers of the cores' first hardware threads, grouped by socket.
         threads: CPU numbers of all usable hardware threads of the cores, as far as known.
-        sockets: the sockets of the cores.
-        hbm: the nodes of high-bandwidth memory that are nearest to these cores.
+        sockets: socket numbers of the cores.
+        hbm: NUMA node numbers of the high-bandwidth memory nearest to these cores.
     """
 
     nodes: tuple[int, ...]
@@ -31,16 +33,17 @@ class Domain:
 
 @dataclass(frozen=True)
 class Topology:
-    """The cores of a host.
+    """The cores of a host, grouped by local memory.
 
     Attributes:
-        domains: all domains, in the order of the nodes.
+        host: the facts of the host.
+        domains: all domains, in the order of their NUMA nodes.
         used: the domains that ranks use by default.
-        limited: True if a quota allows less than all hardware threads.
-        even_counts: numbers of ranks with which each has equally many whole domains, the highest
-            first. No rank spans sockets if there are at least as many ranks as sockets: for two
-            sockets with three nodes each, these are 6, 2 and 1. Under a quota, each rank has
-            LEAST_CORES of it, or is the only one.
+        limited: True if a quota allows less CPU time than all hardware threads provide.
+        even_counts: numbers of ranks with which all ranks have the same number of whole domains,
+            the largest first. No rank spans sockets, unless there are fewer ranks than sockets. Two
+            sockets with three nodes each have 6, 2 and 1. Under a quota, each rank has at least
+            LEAST_CORES cores of the quota, unless it is the only rank.
     """
 
     host: HostFacts
@@ -71,11 +74,11 @@ class Topology:
 
     @property
     def unused(self) -> tuple[Domain, ...]:
-        """The domains that would slow ranks down."""
+        """The domains that ranks do not use by default, because they are too small."""
         return tuple(one for one in self.domains if one not in self.used)
 
     def with_cores_for(self, ranks: int) -> tuple[Domain, ...]:
-        """Return the domains for `ranks` ranks: all if the used ones have too few cores."""
+        """Return the domains for `ranks` ranks: `used`, or all if `used` has too few cores."""
         return self.used if ranks <= _cores(self.used) else self.domains
 
 
@@ -84,11 +87,11 @@ def _cores(domains: Sequence[Domain]) -> int:
 
 
 def _domains(host: HostFacts) -> tuple[Domain, ...]:
-    """Return the cores of a host by their local memory, in the order of the nodes.
+    """Return the cores of a host by their local memory, in the order of the NUMA nodes.
 
-    A node with cores on several sockets is divided by socket in two cases. Either all other nodes
-    are on one socket each, so the node also has the cores of a socket without memory. Or each
-    socket has LEAST_CORES cores, which sockets of a hypervisor often lack.
+    A node with cores on several sockets is divided by socket in two cases. First, all other nodes
+    are on one socket each; then the node also has the cores of a socket without memory. Second,
+    the node has at least LEAST_CORES cores on each socket; a hypervisor's sockets often have fewer.
     """
     socket_of = {
         cpu: int(socket)
@@ -120,7 +123,7 @@ def _domains(host: HostFacts) -> tuple[Domain, ...]:
         else:
             parts.append(new)
     if not socket_of and host.sockets and len(parts) % host.sockets == 0:
-        # facts of an older setup: nodes are numbered socket by socket on most machines
+        # facts of an older setup lack the sockets; most machines number nodes socket by socket
         each = len(parts) // host.sockets
         parts = [replace(one, sockets=(at // each,)) for at, one in enumerate(parts)]
     if not socket_of:
@@ -135,7 +138,10 @@ def _domains(host: HostFacts) -> tuple[Domain, ...]:
 
 
 def near_groups(host: HostFacts, used: Sequence[Domain], count: int) -> list[list[Domain]]:
-    """Return `count` groups of equally many domains, each with the domains nearest to its first."""
+    """Divide domains into `count` groups of equal size.
+
+    Each group has a first domain and the domains nearest to it.
+    """
     at = {node.node: index for index, node in enumerate(host.numa)}
     groups, left = [], list(used)
     while left:
@@ -155,7 +161,7 @@ def near_groups(host: HostFacts, used: Sequence[Domain], count: int) -> list[lis
 
 
 def _apart(groups: Sequence[Sequence[Domain]]) -> bool:
-    """Return True if no socket has domains of two groups, one of which spans sockets."""
+    """Return True if a group that spans sockets shares none of its sockets with another group."""
     sockets = [{socket for domain in group for socket in domain.sockets} for group in groups]
     return all(
         len(own) == 1 or not any(own & other for other in sockets if other is not own)

@@ -1,4 +1,4 @@
-"""Apply the fields of a recipe that `ftcluster tune` has found for hosts. Pure functions only."""
+"""Apply the settings that `ftcluster tune` has found for a recipe. Pure functions only."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,18 +13,19 @@ TRAINING = "training."
 
 @dataclass(frozen=True)
 class Tuned:
-    """The fields of a recipe that were measured rather than decided by the plan.
+    """The fields of a recipe that `ftcluster tune` has measured, instead of the plan's defaults.
 
     Attributes:
-        settings: values of fields; fields of the section `training` have its name as a prefix.
-        why: the reason that decisions based on these fields show.
+        settings: values by field name; fields of the section `training` have the prefix
+            `training.`.
+        why: the reason to show for decisions that follow these settings.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
 
     def reason(self, recipe: Recipe, name: str) -> str:
-        """Return where a field of a recipe was set."""
+        """Return the place where a field was set, as the reason of a decision."""
         return self.why if name in self.settings else f"set in recipe {recipe.name}"
 
     def applied_to(self, recipe: Recipe) -> Recipe:
@@ -41,7 +42,7 @@ UNTUNED = Tuned()
 
 
 def written(settings: Mapping[str, Any]) -> str:
-    """Return settings in the form of command-line arguments.
+    """Format settings as command-line arguments.
 
     >>> written({"ranks_per_host": 2, "training.shard_optimizer": True})
     'ranks_per_host=2 training.shard_optimizer=true'
@@ -56,7 +57,7 @@ def written(settings: Mapping[str, Any]) -> str:
 def choose_tuned(
     tunings: Sequence[Tuning], recipe: Recipe, hosts: Sequence[HostFacts]
 ) -> tuple[Tuned, tuple[str, str] | None]:
-    """Return the tuned fields for a recipe on hosts, and the value and reason of a decision.
+    """Return the tuned settings for a recipe on these hosts, and the decision with its reason.
 
     The decision is None if this recipe was never tuned.
     """
@@ -81,7 +82,7 @@ def choose_tuned(
 
 
 def _difference(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> str:
-    """Return the first difference between the hosts of a tuning and the current hosts."""
+    """Return the first difference between the hosts of a tuning and the current hosts, as text."""
     names, others = ([str(host["name"]) for host in some] for some in (then, now))
     if names != others:
         return f"{', '.join(names)}, now {', '.join(others)}"

@@ -1,4 +1,4 @@
-"""Find the columns that a task reads from data of this machine, and their uses."""
+"""Find the columns that a task reads from local data, and the use of each column."""
 
 from pathlib import Path
 
@@ -24,9 +24,10 @@ ENCODINGS = {"cp1252": "Windows-1252", "utf-16": "UTF-16"}
 
 
 def find_columns(recipe: Recipe, purpose: Purpose = "train") -> Columns:
-    """Return the columns that the task reads; empty if this machine cannot read the data.
+    """Return the columns of the data by their use; empty if this machine cannot read the data.
 
-    It reads local CSV, TSV, JSON and JSONL files. Only hosts read Parquet and data of the Hub.
+    This machine reads local CSV, TSV, JSON and JSONL files. Only hosts read Parquet files and data
+    from the Hub.
     """
     names = header(recipe, purpose)
     try:
@@ -38,7 +39,7 @@ def find_columns(recipe: Recipe, purpose: Purpose = "train") -> Columns:
 
 
 def header(recipe: Recipe, purpose: Purpose = "train") -> list[str]:
-    """Return all columns of the data; empty if this machine cannot read them."""
+    """Return the names of all columns of the data; empty if this machine cannot read the data."""
     path, options = Path(recipe.data), recipe.options
     if not path.exists() or (TEXT in recipe.spec.file_kinds and texts_of(path)):
         return []
@@ -54,7 +55,7 @@ def header(recipe: Recipe, purpose: Purpose = "train") -> list[str]:
 
 
 def file_notes(recipe: Recipe, purpose: Purpose = "train") -> tuple[str, ...]:
-    """Return notes on files that are not UTF-8, with their encoding, and on texts not read."""
+    """Return notes on files that are not in UTF-8, and on text files that are not read."""
     if TEXT in recipe.spec.file_kinds and (texts := texts_of(Path(recipe.data))):
         left = [file.name for split in texts.keys() - {TRAIN, VALIDATION} for file in texts[split]]
         return (f"not read, because of their names: {', '.join(left)}",) if left else ()
@@ -73,7 +74,7 @@ def file_notes(recipe: Recipe, purpose: Purpose = "train") -> tuple[str, ...]:
 
 
 def columns_line(columns: Columns) -> str:
-    """List the columns that are read, and those that are not, in a line.
+    """Format the columns that are read and the columns that are not read, as one line.
 
     >>> columns_line({"text": ("title", "body"), "label": ("team",), UNREAD: ("id",)})
     'columns: title, body (text), team (label); not read: id'

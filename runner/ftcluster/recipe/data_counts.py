@@ -30,15 +30,18 @@ from ftcluster_common.tasks.row_review import RowReview
 def count_rows(
     recipe: Recipe, columns: Columns, purpose: Purpose = "train"
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the sets of data that `check_data` has accepted, and notes for the user.
+    """Count the rows and classes of each data set, and return notes for the user.
+
+    `check_data` must have accepted the data.
 
     Args:
         columns: the columns that are read, by their use.
 
     Returns:
-        For each set `set`, `rows`, `classes` with their rows and, except for the training set,
-        `duplicates`: the number of its rows that also occur in the training set. Nothing for
-        Parquet, texts and the Hub, which hosts read.
+        For each data set a dict, and a list of notes. The dict has the name `set`, the number of
+        `rows`, and `classes` with the number of rows of each class. Except for the training set, it
+        also has `duplicates`: the number of rows that also occur in the training set. There is no
+        dict for Parquet files, text files and data from the Hub, because hosts read these.
     """
     path = Path(recipe.data)
     files = files_of(path) if path.exists() and header(recipe, purpose) else {}

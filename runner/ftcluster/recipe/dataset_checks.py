@@ -1,4 +1,4 @@
-"""Check local data: each file and line must have the form that the task needs."""
+"""Check local data: each file and each line must have the format that the task needs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -33,12 +33,12 @@ PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".7z")
 
 
 def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
-    """Check that a file or a folder holds data in the form that the recipe's task needs.
+    """Check that a file or a folder holds data in the format that the recipe's task needs.
 
-    Only hosts can read Parquet, so they check its rows.
+    Only hosts can read Parquet files, so the hosts check their rows.
 
     Raises:
-        InputError: the data have problems; lists each with file and line.
+        InputError: the data have problems; lists each problem with file and line.
     """
     if not path.exists():
         raise InputError(
@@ -70,7 +70,7 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
 
 
 def options_for(files: Mapping[str, Files], options: Options, purpose: Purpose) -> Options:
-    """Return the task's fields, completed from the first rows of these files."""
+    """Return the task's fields. The data's first rows decide fields that the recipe leaves open."""
     if purpose == PREDICT or not files:
         return options
     split = next((name for name in used_splits(files, options, purpose) if name in files), "")
@@ -78,7 +78,7 @@ def options_for(files: Mapping[str, Files], options: Options, purpose: Purpose) 
     rows = (row for _, row in Table(readable).with_places() if not isinstance(row, DataError))
     try:
         decided: Options = spec_of(options).with_rows(options, rows)
-    except DataError:  # the check of the rows reports the details
+    except DataError:  # `_check_rows` reports the details
         return options
     return decided
 
@@ -91,7 +91,7 @@ def _no_data(path: Path, file_kinds: Sequence[str]) -> str:
 
 
 def used_splits(files: Mapping[str, Files], options: Options, purpose: Purpose) -> tuple[str, ...]:
-    """Return the sets that the task reads; other sets are not checked."""
+    """Return the names of the data sets that the task reads. Other data sets are not checked."""
     if purpose != "train" and len(files) == 1:
         return tuple(files)
     if purpose == PREDICT:
@@ -121,7 +121,7 @@ def _listing(folder: Path) -> str:
 
 
 def _check_rows(file: Path, make_check: MakeCheck) -> list[str]:
-    """Return the problems of a file with rows."""
+    """Return the problems of a table or JSON file, with their lines."""
     if kind_of(file) == PARQUET:
         with file.open("rb") as content:
             good = content.read(len(PARQUET_MARK)) == PARQUET_MARK
@@ -135,7 +135,7 @@ def _check_rows(file: Path, make_check: MakeCheck) -> list[str]:
             else:
                 try:
                     check = check or make_check(list(row))
-                except DataError as error:  # all other rows would fail too
+                except DataError as error:  # wrong columns, so all rows would fail
                     return [*problems, f"{where}: {error}"]
                 problem = check(row)
                 problems += [f"{where}: {problem}"] if problem else []

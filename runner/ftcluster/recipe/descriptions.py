@@ -15,7 +15,7 @@ def descriptions_of(kind: type) -> dict[str, str]:
 
 
 def attributes(docstring: str) -> dict[str, str]:
-    """Return the entries below `Attributes:` of a docstring by name, each as one line.
+    """Return the entries of a docstring's `Attributes:` section by name, each as one line.
 
     >>> attributes("A page.\\n\\n    Attributes:\\n        size: width in\\n            points.\\n")
     {'size': 'width in points.'}

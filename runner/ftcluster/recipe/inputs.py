@@ -24,12 +24,12 @@ from ftcluster_common.models.sentence_modules import read_modules
 from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe, split_revision
 
-NEAR = 0.8  # similarity from which a name is suggested
-LIKE = 0.75  # similarity from which an extension counts as mistyped: .cvs, .jsn, .paquet
+NEAR = 0.8  # minimum similarity of a suggested name
+LIKE = 0.75  # minimum similarity of a mistyped extension to a known one: .cvs, .jsn, .paquet
 # extensions of files with rows, of archives, and of files that ftcluster does not read
 DATA_ENDINGS = (*TABLES, CONLL, TEXT, ".gz", ".zst", ".zip", ".xz", ".bz2", ".tar", ".xlsx", ".xls",
                 ".arrow", ".feather", ".pkl", ".yaml", ".yml", ".xml", ".ndjson")  # fmt: skip
-# what to do if a folder of the recipe does not exist, by field
+# hints for a path that does not exist, by the recipe's field
 NEXT_STEP = {
     "data": "give a file or a folder on this machine, or a data set of the Hub: --data OWNER/NAME",
     "model": "give a folder on this machine, or a model of the Hub: --model OWNER/NAME",
@@ -43,8 +43,8 @@ TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.jso
               "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")  # fmt: skip
 ADAPTERS, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CHAT_TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
-# encoders: model types that read a text in both directions, unless their configuration has
-# is_decoder; the ranks check all other types
+# model types that are encoders, unless their configuration has is_decoder. The ranks check all
+# other types
 ENCODERS = frozenset(
     {"albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert",
      "mpnet", "roberta", "xlm-roberta"}
@@ -53,11 +53,11 @@ STATE = ("manifest.json", "state.json", "state.safetensors")  # files of a check
 
 
 def copy_name(path: Path) -> str:
-    """Return a name that changes with a file or a folder's files: mrpc-4f7d1c0b2a9e.
+    """Return the name of a path's copy on hosts, with a digest of its files: mrpc-4f7d1c0b2a9e.
 
     Raises:
-        InputError: the folder has entries that are not copied, such as a link that leads out of
-            it; lists all of them.
+        InputError: the folder has entries that cannot be copied, such as a link to a file outside
+            of the folder; lists all such entries.
     """
     digest = hashlib.sha256()
     try:
@@ -74,10 +74,10 @@ def copy_name(path: Path) -> str:
 
 
 def check_inputs(recipe: Recipe, purpose: Purpose = "train") -> None:
-    """Check the local files and folders that a recipe names; names on the Hub are not checked.
+    """Check the local files and folders that a recipe names. Names on the Hub are not checked.
 
     Raises:
-        InputError: the inputs have problems; lists all of them.
+        InputError: the inputs have problems; lists all problems.
     """
     problems: list[InputError] = []
     checks: dict[str, Callable[[Path], None]] = {
@@ -104,17 +104,20 @@ def check_inputs(recipe: Recipe, purpose: Purpose = "train") -> None:
 
 
 def is_elsewhere(value: str) -> bool:
-    """Return True if a value has the form of generated data, a model type or a package."""
+    """Return True if a value names neither a path nor the Hub.
+
+    Such values name generated data, a model type or data of a package.
+    """
     return value.startswith((GENERATED, BY_TYPE, PACKAGE))
 
 
 def on_the_hub(value: str) -> bool:
-    """Return True if data or a model are a name on the Hub: no local file has that name."""
+    """Return True if a value is a name on the Hub, because no local file has that name."""
     return not is_elsewhere(value) and not Path(value).exists()
 
 
 def hub_notes(recipe: Recipe) -> list[str]:
-    """Return a note that lists the recipe's data and models that only the Hub can have."""
+    """Return a note that lists the recipe's data and models on the Hub; empty if there are none."""
     values = {field: getattr(recipe, field) for field in ("data", "model", "tokenizer", "teacher")}
     names = [
         f"{field} {value}"
@@ -131,11 +134,11 @@ def hub_notes(recipe: Recipe) -> list[str]:
 
 
 def check_exists(field: str, value: str) -> None:
-    """Check that a value is a local path that exists, or may be a name on the Hub.
+    """Check that a value is an existing local path, or may be a name on the Hub.
 
     Raises:
-        InputError: the value can only be a path, or resembles a path, and does not exist; or it is
-            a path with a revision, which only names on the Hub have.
+        InputError: the value is or resembles a path that does not exist; or the value is a path
+            with a revision, which only names on the Hub can have.
     """
     path = Path(value)
     if path.exists():
@@ -167,17 +170,17 @@ def check_exists(field: str, value: str) -> None:
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
-    """Return the most similar name, compared with and without its extension; or ""."""
+    """Return the most similar of `names`, compared with and without extension; "" if none is."""
     spelt = {form: there for there in names for form in (there, Path(there).stem)}
     close = difflib.get_close_matches(name, spelt, n=1, cutoff=NEAR)
     return spelt[close[0]] if close else ""
 
 
 def _names_a_file(field: str, path: Path) -> bool:
-    """Return True if a name has the extension of a data or weight file, even a mistyped one.
+    """Return True if a path has the extension of a data or weight file, even if it is mistyped.
 
-    Names on the Hub end differently: the end of `bert-v1.5` has no letters, and that of `c4.en`
-    resembles no file's.
+    The ends of names on the Hub do not resemble such extensions: `.5` of `bert-v1.5` has no
+    letters, and `.en` of `c4.en` is like no known extension.
     """
     ending = path.suffix.lower()
     if field != "data":
@@ -188,13 +191,13 @@ def _names_a_file(field: str, path: Path) -> bool:
 
 
 def check_checkpoint(value: str) -> None:
-    """Check that a training can continue from a folder of this machine.
+    """Check that a training can continue from a checkpoint in a folder of this machine.
 
     Raises:
-        InputError: the folder is not a checkpoint of ftcluster, and is no path on the head.
+        InputError: the folder is not a checkpoint of ftcluster, and cannot be a path on the head.
     """
     if not value or (not Path(value).exists() and value.startswith("/")):
-        return  # the ranks look for it on the head
+        return  # the checkpoint is on the head, where the ranks check it
     if not Path(value).is_dir():
         raise InputError(
             f"training.resume_from_checkpoint: '{value}' is neither a folder of this machine nor "
@@ -210,15 +213,15 @@ def check_checkpoint(value: str) -> None:
 
 
 def check_model_folder(folder: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
-    """Check that `from_pretrained` can read a folder.
+    """Check that `from_pretrained` can read a model's folder.
 
-    Training from scratch needs only a configuration. No tokenizer is needed if the recipe names
-    one, or if one is trained on the data. Trained adapters are used with their base model, which
-    the hosts find.
+    The folder needs a configuration and, unless the training starts from scratch, weights. It needs
+    a tokenizer unless the recipe names one or trains one on the data. A folder with trained
+    adapters needs no weights of the base model, because the hosts find the base model.
 
     Raises:
-        InputError: it is not a folder, lacks its configuration, weights or tokenizer, or has a
-            model of another kind than the task needs.
+        InputError: the path is not a folder; the folder lacks its configuration, weights or
+            tokenizer; or the model's kind does not fit the task.
     """
     if not folder.is_dir():
         raise InputError(f"model {folder} is not a folder")
@@ -284,7 +287,7 @@ def check_tokenizer_folder(folder: Path, recipe: Recipe) -> None:
     """Check that a folder has a tokenizer, and a chat template if the task needs one.
 
     Raises:
-        InputError: it has no tokenizer or no chat template.
+        InputError: the folder has no tokenizer, or lacks a chat template that the task needs.
     """
     if not _has_one_of(folder, TOKENIZERS):
         raise InputError(f"{folder} has no tokenizer (one of {', '.join(TOKENIZERS)})")

@@ -1,9 +1,9 @@
-"""Check a model's folder before a library loads it: nothing in it may run or download code.
+"""Check that no file of a model's folder can run or download code, before a library loads it.
 
 Libraries can run a model's code in several ways: Python files that a configuration names, pickled
-weights, classes by their dotted names, and kernels of the Hub. A training of ftcluster writes none
-of these, so only its own output is allowed: files of known kinds, and settings without such names.
-The contents of weights, texts and tokens are not checked.
+weights, classes with dotted names, and kernels from the Hub. A training of ftcluster writes none of
+these. The check therefore allows only files of the kinds that a training writes, and only settings
+that name no code. It does not check the contents of weights, texts and tokens.
 """
 
 import os
@@ -20,19 +20,20 @@ from ftcluster_common.models.sentence_modules import LENGTH, MODULES, read_modul
 from ftcluster_common.models.trained_model import FILE, ROWS
 from ftcluster_common.recipe import split_revision
 
-# weights, tokenizers and texts; a pickle (*.bin, *.pt) may call any function while it is read
+# extensions of weights, tokenizers and texts. Pickles (*.bin, *.pt) are missing, because a pickle
+# may call any function when it is loaded
 KNOWN_ENDS = (
     ".json", ".safetensors", ".txt", ".model", ".jinja", ".md", ".spm", ".vocab", ".codes", ".bpe",
     ".tiktoken",
 )  # fmt: skip
 KNOWN_NAMES = (ROWS, "LICENSE", "NOTICE", ".gitattributes", ".gitignore")
-# large tokenizer files, whose keys are texts of tokens, and files without settings
+# files whose keys are not settings; in tokenizer files, the keys are tokens
 NO_SETTINGS = ("tokenizer.json", "vocab.json", "added_tokens.json", MODULES, FILE)
 NAMES_CODE = ("auto_map", "custom_pipelines", "auto_mapping", "trust_remote_code")
 ACTIVATIONS = ("activation_fn", "sbert_ce_default_activation_function")
 ACTIVATION = re.compile(r"torch\.nn\.(modules\.\w+\.)?(Identity|ReLU|Sigmoid|Softmax|Tanh)")
-# settings that a training and peft write for adapters; peft imports the module that the setting
-# megatron_core names
+# settings that a training and peft write for adapters. peft imports the module that megatron_core
+# names, so PEFT_DEFAULTS has the only allowed value
 OF_ADAPTERS = (
     "base_model_name_or_path", "revision", "bias", "fan_in_fan_out", "inference_mode", "lora_alpha",
     "lora_dropout", "modules_to_save", "r", "target_modules", "task_type", "use_rslora",
@@ -49,7 +50,7 @@ SHOWN = 8
 
 
 def unknown_files(folder: Path) -> list[str]:
-    """Return the files of a folder that no training writes, such as Python or pickled weights."""
+    """Return the files of a folder that no training writes, such as Python files and pickles."""
     unknown = []
     seen = 0
     for above, folders, files in os.walk(folder):
@@ -66,7 +67,7 @@ def unknown_files(folder: Path) -> list[str]:
 
 
 def code_problems(folder: Path) -> list[str]:
-    """Return why a model's folder must not be loaded: all files and settings that may run code."""
+    """Return the files and settings of a model's folder that may run code; empty if it is safe."""
     problems = []
     if unknown := unknown_files(folder):
         problems.append(f"files that no training writes: {listed(unknown)}")
@@ -94,13 +95,13 @@ def code_problems(folder: Path) -> list[str]:
 
 
 def listed(names: list[str]) -> str:
-    """Return the first few names, safe for a terminal."""
+    """Join the first few names to one line of text, with control characters escaped."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(in_one_line(name) for name in names[:SHOWN]) + more
 
 
 def _settings_with_code(settings: Any) -> Iterator[str]:
-    """Yield settings, at any depth, by which a library imports or downloads code."""
+    """Yield settings, at any depth, that make a library import or download code."""
     if isinstance(settings, list):
         for part in settings:
             yield from _settings_with_code(part)
@@ -122,7 +123,7 @@ def _settings_with_code(settings: Any) -> Iterator[str]:
 
 
 def _of_index(name: str, files: Any) -> Iterator[str]:
-    """Yield a problem if an index names files other than safetensors weights beside it."""
+    """Yield a problem if an index names files other than safetensors weights in its own folder."""
     names = [*files.values()] if isinstance(files, dict) else [files]
     others = [one for one in names if not isinstance(one, str) or not WEIGHTS.fullmatch(one)]
     if others:
@@ -137,13 +138,13 @@ def _of_modules(folder: Path) -> Iterator[str]:
 
 
 def _of_adapters(folder: Path) -> Iterator[str]:
-    """Check the base model that an adapter's configuration names, because libraries load it."""
+    """Yield problems of the base model that an adapter names, because libraries load it too."""
     if not (folder / ADAPTERS).is_file():
         return
     try:
         settings = read_json(folder / ADAPTERS)
     except GivenFileError:
-        return  # `code_problems` reports it
+        return  # `code_problems` reports the unreadable file
     if not isinstance(settings, dict):
         return
     others = [
@@ -156,7 +157,7 @@ def _of_adapters(folder: Path) -> Iterator[str]:
     base = settings.get("base_model_name_or_path")
     if not isinstance(base, str):
         yield f"{ADAPTERS} does not name the model that the adapters belong to"
-    elif os.path.isdir(base):  # noqa: PTH112  Path's raises if a name is too long
+    elif os.path.isdir(base):  # noqa: PTH112  Path.is_dir raises if a name is too long
         if (Path(base) / ADAPTERS).is_file():
             yield f"{ADAPTERS} names {base[:200]!a}, which has adapters itself"
         else:

@@ -1,4 +1,4 @@
-"""Map a name to a recipe's field: names from Hugging Face's scripts, and the nearest field's name.
+"""Map other names to a recipe's fields: names from Hugging Face's scripts, and misspelt names.
 
 Arguments that a recipe cannot set are in `ftcluster.recipe.unsupported`.
 """
@@ -39,12 +39,14 @@ OTHER_NAMES: Mapping[str, str] = {
     "pooling_mode": "pooling",
     "normalize_embeddings": "normalize",
 }
-# arguments with another name and other values here: the field, and its value for each value
+# arguments whose name and values both differ in a recipe: the recipe's field, and the field's value
+# for each value of the argument
 OTHER_VALUES: Mapping[str, tuple[str, Mapping[Any, str]]] = {
     "bf16": ("precision", {True: "bf16", False: "fp32"}),
     "mixed_precision": ("precision", {"bf16": "bf16", "no": "fp32", False: "fp32"}),
 }
-# values that describe what ftcluster does anyway; any other value is refused, see `unsupported`
+# arguments that are accepted only with the value that describes ftcluster's fixed behaviour (true,
+# false, 0). Any other value is refused, see `unsupported`
 SWITCHED_ON = (
     "do_train", "do_eval", "use_cpu", "no_cuda", "remove_unused_columns", "save_safetensors",
 )  # fmt: skip
@@ -57,9 +59,9 @@ ZERO = ("dataloader_num_workers", "eval_delay")
 
 
 def meaning_of(name: str, value: Any, keys: Collection[str]) -> tuple[str, Any] | None:
-    """Return the recipe's key and value for a name and its value; None if they change nothing.
+    """Return the recipe's key and value for an argument; None if the argument changes nothing.
 
-    Unknown names are returned unchanged.
+    Unknown arguments are returned unchanged.
 
     >>> meaning_of("learning_rate", 2e-5, ["training.learning_rate"])
     ('training.learning_rate', 2e-05)
@@ -81,10 +83,11 @@ def meaning_of(name: str, value: Any, keys: Collection[str]) -> tuple[str, Any] 
 
 
 def nearest(name: str, keys: Collection[str]) -> str:
-    """Return the key that a name probably means; "" if none is similar.
+    """Return the key that a misspelt name probably means; "" if no key is similar.
 
-    A key is similar if its last part has a similar spelling, or the name's last part is one of its
-    words or its initials.
+    The last parts of the name and of the key are compared. A key is similar if its last part is
+    spelled similarly. A key is also similar if the name is one of the words of its last part, or
+    the initials of these words.
 
     >>> nearest("training.epochs", ["seed", "training.num_train_epochs"])
     'training.num_train_epochs'
@@ -104,7 +107,7 @@ def nearest(name: str, keys: Collection[str]) -> str:
 
 
 def is_argument(name: str, keys: Collection[str]) -> bool:
-    """Return True for a recipe's key, and for an argument of transformers with an explanation."""
+    """Return True if `name` is a recipe's key, or an argument that is mapped or explained."""
     return (
         name in keys
         or f"{SECTION}{name}" in keys
@@ -115,5 +118,5 @@ def is_argument(name: str, keys: Collection[str]) -> bool:
 
 
 def is_switch(name: str) -> bool:
-    """Return True if an argument that is not a recipe's key takes true or false."""
+    """Return True if `name` is an argument with the values true and false, but no recipe's key."""
     return name in (*SWITCHED_ON, *SWITCHED_OFF, "bf16")

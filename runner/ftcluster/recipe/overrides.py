@@ -1,4 +1,4 @@
-"""Parse the values of `key=value` on a command line by the type of the recipe's field."""
+"""Parse the values of `key=value` arguments according to the type of the recipe's field."""
 
 import re
 import types
@@ -19,10 +19,10 @@ NO_VALUE = object()
 def read_override(raw: str, kind: Any) -> Any:
     """Return the value of `raw` for a field of type `kind`.
 
-    Unquoted text is taken literally, including blanks; quoted text is read as YAML. The elements
+    Unquoted text is taken literally, including blanks. Quoted text is read as YAML. The elements
     of a list are separated by commas, with or without brackets. `null` is None, and numbers have
-    ASCII digits. A value that fits no part of the type is returned as text, which the field's
-    check then refuses.
+    ASCII digits. A value that does not fit the type is returned as text, so that the field's check
+    refuses it.
 
     >>> read_override("query: ", str | None), read_override("null", str | None)
     ('query: ', None)
@@ -41,7 +41,7 @@ def _value(raw: str, kind: Any) -> Any:
 
 
 def _alternatives(kind: Any) -> Iterator[Any]:
-    """Yield the types of a union; a text comes last, because every value is one."""
+    """Yield the types of a union. The type str comes last, because every value fits it."""
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
         members = [member for part in typing.get_args(kind) for member in _alternatives(part)]
         yield from sorted(members, key=lambda member: member is str)
@@ -50,7 +50,7 @@ def _alternatives(kind: Any) -> Iterator[Any]:
 
 
 def _read(raw: str, kind: Any) -> Any:
-    """Return the value for a type that is not a union, or NO_VALUE."""
+    """Return the value of `raw` for a type that is not a union; NO_VALUE if it does not fit."""
     origin, text = typing.get_origin(kind), raw.strip()
     if origin is Literal:
         return _choice(_unquoted(text), typing.get_args(kind))
@@ -74,12 +74,12 @@ def _read(raw: str, kind: Any) -> Any:
 def _choice(text: str, allowed: Sequence[Any]) -> Any:
     switch = SWITCHES.get(text.lower())
     if switch is False and "no" in allowed and False not in allowed:
-        return "no"  # as in a file, because YAML 1.1 reads no as false
+        return "no"  # the same as in a file, because YAML 1.1 reads no as false
     return next((one for one in allowed if one in (text, switch)), NO_VALUE)
 
 
 def _unquoted(raw: str) -> str:
-    """Return a text without quotes that enclose all of it; inner quotes are part of the text."""
+    """Return a text without the quotes around the whole text. Other quotes are kept."""
     if len(raw) > 1 and raw[0] in QUOTES and raw[-1] == raw[0]:
         value = read_value(raw)
         if isinstance(value, str):

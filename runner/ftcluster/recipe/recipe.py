@@ -1,4 +1,4 @@
-"""Read training recipes: YAML files that are checked as a whole before anything runs.
+"""Read training recipes. A recipe is a YAML file that is checked completely before a run starts.
 
 All errors of a recipe are reported at once, with file and line, and with the allowed values.
 """
@@ -28,7 +28,7 @@ from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe, Training
 from ftcluster_common.tasks.registry import DEFAULT_TASK, TASKS, AnyTask, task_names
 from ftcluster_common.tasks.spec import Contradiction
 
-# recipes for any data, by task
+# name of the recipe for arbitrary data, by task
 RECIPES = {name: spec.recipe for name, spec in TASKS.items() if spec.recipe}
 SECTIONS = ("training", "config_overrides")
 MAX_RECIPE_BYTES = 1 << 20
@@ -47,7 +47,8 @@ def find_recipe(name: str) -> Path:
     """Return the file of a recipe by its name or path.
 
     Raises:
-        RecipeError: there is no such recipe (suggests the nearest), or the file is a script.
+        RecipeError: there is no such recipe (the message suggests the nearest name), or the file is
+            a script.
     """
     recipes = known_recipes()
     if name in recipes:
@@ -56,7 +57,7 @@ def find_recipe(name: str) -> Path:
     if path.suffix == ".py":
         raise RecipeError(f"{name} is a script, not a recipe", f"ftcluster run -- {name}")
     if path.suffix in (".yml", ".yaml") or "/" in name:
-        if path.exists():  # `recipe_text` reports anything but a file
+        if path.exists():  # `recipe_text` reports a path that is not a file
             return path
         raise RecipeError(
             f"recipe file {name} does not exist in {path.parent.absolute()}",
@@ -84,8 +85,9 @@ def load_recipe(
 
     Args:
         name: name of a shipped recipe, or a path.
-        overrides: groups of `key=value`; later groups override earlier ones.
-        remembered: further values, which override the file's and are overridden by `overrides`.
+        overrides: groups of `key=value` arguments; later groups override earlier groups.
+        remembered: values from a trained model. They override the file, and `overrides` override
+            them.
         metrics: names of the user's own metrics.
 
     Raises:
@@ -100,7 +102,7 @@ def recipe_text(path: Path) -> str:
     """Return the text of a recipe's file.
 
     Raises:
-        RecipeError: it is not a file, is too large, or is not text.
+        RecipeError: the path is not a file, or the file is too large or not text.
     """
     try:
         return read_given(path, MAX_RECIPE_BYTES)
@@ -115,13 +117,15 @@ def parse_recipe(
     remembered: Sequence[Given] = (),
     metrics: Sequence[str] = (),
 ) -> Recipe:
-    """Parse and check a recipe's text; the pure part of `load_recipe`.
+    """Parse and check a recipe's text. A pure function, which `load_recipe` calls.
 
     Args:
+        text: the recipe as YAML.
         source: name of the file, for messages; its stem is the recipe's name.
-        overrides: groups of `key=value`; later groups override earlier ones. A field's type decides
-            how its value is read. Within a group a key may be set once.
-        remembered, metrics: see `load_recipe`.
+        overrides: groups of `key=value` arguments; later groups override earlier groups. The type
+            of a field decides how its value is read. A group may set each key only once.
+        remembered: see `load_recipe`.
+        metrics: see `load_recipe`.
 
     Raises:
         RecipeError: the recipe is not valid, see `load_recipe`.
@@ -168,7 +172,7 @@ def parse_recipe(
         said = contradictions_of(recipe, training, metrics)
         problems = [f"{lines.get(key, source)}: {what}" for key, what in said]
     if problems:
-        typed = all(problem.startswith("'") for problem in problems)  # the file itself is valid
+        typed = all(problem.startswith("'") for problem in problems)  # only overrides have problems
         where = f"the overrides of recipe {Path(source).stem}" if typed else f"recipe {source}"
         count = counted(len(problems), "problem")
         raise RecipeError(f"{count} in {where}\n  " + "\n  ".join(problems))
@@ -178,10 +182,10 @@ def parse_recipe(
 def contradictions_of(
     recipe: Recipe, given: Mapping[str, Any], metrics: Sequence[str] = ()
 ) -> list[Contradiction]:
-    """Return the contradictions in a recipe whose values are valid by themselves.
+    """Return the contradictions between values of a recipe that are valid individually.
 
     Args:
-        given: the fields of `training` that the recipe sets.
+        given: names and values of the `training` fields that the recipe sets.
         metrics: names of the user's own metrics.
     """
     return [*_contradictions(recipe), *_of_training(recipe, given, metrics)]
@@ -191,11 +195,12 @@ def checked_recipe(data: Mapping[str, Any], metrics: Sequence[str] = ()) -> Reci
     """Read a recipe that a host returns, with the checks of local recipes.
 
     Args:
-        data: the recipe of a job.json.
+        data: the recipe in a run's job.json.
         metrics: names of the user's own metrics.
 
     Raises:
-        LookupError, TypeError, ValueError, AttributeError: the recipe is not valid; says why.
+        LookupError, TypeError, ValueError, AttributeError: the recipe is not valid; the message has
+            the reason.
     """
     recipe = recipe_of(data)
     sections = {
@@ -217,7 +222,10 @@ def checked_recipe(data: Mapping[str, Any], metrics: Sequence[str] = ()) -> Reci
 
 
 def schema_of(task: Any) -> dict[str, Key]:
-    """Return all keys of a recipe for this task; for an unknown task, the default task's keys."""
+    """Return all keys that a recipe of a task can have, by name.
+
+    For an unknown task, return the keys of the default task.
+    """
     keys = (
         *map(_with_tasks, keys_of(Recipe, leave_out=("name", "options", *SECTIONS))),
         *keys_of(_spec_of(task).fields),
@@ -233,14 +241,14 @@ def _spec_of(task: Any) -> AnyTask:
 
 
 def _with_tasks(key: Key) -> Key:
-    """Return a key; the key `task` gets the names of all tasks."""
+    """Return the key unchanged, except that the key `task` gets the names of all tasks."""
     return replace(key, kind=Literal[task_names()]) if key.name == "task" else key
 
 
 def all_fields() -> dict[str, Key]:
-    """Return every key of a recipe for any task.
+    """Return the keys of the recipes of all tasks, by name.
 
-    The description of a field that means something else in another task names the tasks.
+    If a field has several meanings, its description names the tasks of each meaning.
     """
     fields: dict[str, Key] = {}
     tasks: dict[str, dict[str, list[str]]] = {}  # tasks of each field by its description
@@ -252,7 +260,7 @@ def all_fields() -> dict[str, Key]:
 
 
 def _by_task(tasks: Mapping[str, Sequence[str]]) -> str:
-    """Return a field's description; if it has several, each with its tasks."""
+    """Return a field's description. If it has several, put the tasks before each description."""
     if len(tasks) == 1:
         return next(iter(tasks))
     return " ".join(f"{', '.join(names)}: {description}" for description, names in tasks.items())
@@ -261,7 +269,8 @@ def _by_task(tasks: Mapping[str, Sequence[str]]) -> str:
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of recipe files, for editors.
 
-    Names from other programs that recipes also accept, such as those of scripts, are not in it.
+    The schema does not have the alternative names that recipes also accept, such as the argument
+    names of Hugging Face's scripts.
     """
     fields: dict[str, dict[str, Any]] = {}
     for task in TASKS:  # two tasks may allow different values of a field
@@ -311,7 +320,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def all_keys() -> dict[str, bool]:
-    """Return all keys of recipes for any task, with True for keys that take true or false."""
+    """Map the keys of all tasks' recipes to True if the key takes true or false, else to False."""
     return {name: key.kind is bool for name, key in all_fields().items()}
 
 
@@ -323,7 +332,7 @@ def _task_of(overrides: Sequence[str]) -> str | None:
 
 
 def _given_twice(overridden: Sequence[Given]) -> list[str]:
-    """Return a problem for each key that two overrides set, so that neither wins silently."""
+    """Return a problem for each key that two overrides set."""
     first: dict[str, str] = {}
     problems = []
     for key, _, where in overridden:
@@ -356,7 +365,7 @@ def _read(overrides: Sequence[str], schema: Mapping[str, Key]) -> tuple[list[Giv
 
 
 def _instead_of_nothing(key: str, field: Key | None) -> str:
-    """Return advice on what to write instead of `key=`."""
+    """Return advice for an override without a value, `key=`."""
     kinds = (field.kind, *get_args(field.kind)) if field else ()
     advice = f"leave {key} out"
     if field is None or field.name.startswith("training."):
@@ -367,7 +376,10 @@ def _instead_of_nothing(key: str, field: Key | None) -> str:
 
 
 def _field_of(name: str, schema: Mapping[str, Key]) -> Key | None:
-    """Return the field of a name, if the name takes values in the form of a recipe."""
+    """Return the field that a name or an alternative name means.
+
+    Return None for unknown names, and for names whose values differ from the field's values.
+    """
     if name.removeprefix("training.") in OTHER_VALUES:
         return None
     meant = meaning_of(name, None, schema)
@@ -375,7 +387,7 @@ def _field_of(name: str, schema: Mapping[str, Key]) -> Key | None:
 
 
 def _meant(given: Iterable[Given], schema: Mapping[str, Key]) -> Iterator[Given]:
-    """Yield entries with the recipe's own keys, without entries that change nothing."""
+    """Replace alternative names by the recipe's keys, and drop entries that change nothing."""
     for name, value, where in given:
         meant = meaning_of(name, value, schema)
         if meant:
@@ -383,7 +395,7 @@ def _meant(given: Iterable[Given], schema: Mapping[str, Key]) -> Iterator[Given]
 
 
 def _without_effect(overridden: Iterable[Given], in_file: Mapping[str, Any]) -> list[str]:
-    """Return a problem if the command line sets epochs, but the file's number of steps wins."""
+    """Return a problem if max_steps in the file would override epochs on the command line."""
     places = {key: where for key, _, where in overridden}
     epochs, steps = places.get("training.num_train_epochs"), in_file.get("training.max_steps")
     if not epochs or "training.max_steps" in places or not isinstance(steps, int) or steps < 1:
@@ -392,17 +404,18 @@ def _without_effect(overridden: Iterable[Given], in_file: Mapping[str, Any]) -> 
 
 
 def _accept(key: str, value: Any, schema: Mapping[str, Key]) -> Any:
-    """Return the value of a key in its field's type.
+    """Return the value of a key, converted to the type of its field.
 
     Raises:
-        ValueError: there is no such key, or the value is not allowed; says which are.
+        ValueError: there is no such key, or the value is not allowed. The message has a similar key
+            or the allowed values.
     """
     section, dot, _ = key.partition(".")
     if dot and section == "config_overrides":
         if not isinstance(value, int | float | str):
             raise ValueError(f"'{key}' must be a number, a text, true or false, got {value!r}")
         return value
-    if key in SECTIONS and value is None:  # a section without keys
+    if key in SECTIONS and value is None:  # an empty section
         return None
     if key not in schema:
         raise ValueError(_unknown_key(key, schema))
@@ -426,7 +439,7 @@ def _unknown_key(key: str, schema: Mapping[str, Key]) -> str:
 
 
 def _section(start: str, accepted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section's keys without the section's name; null removes a key."""
+    """Return the values of a section, by key without the section's name, except null values."""
     return {
         key.removeprefix(start): value
         for key, value in accepted.items()
@@ -435,7 +448,13 @@ def _section(start: str, accepted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _build(name: str, accepted: Mapping[str, Any], training: Mapping[str, Any]) -> Recipe:
-    """Build the recipe from its checked keys; `training` has no names of transformers 5."""
+    """Build the recipe from its checked values.
+
+    Args:
+        name: name of the recipe.
+        accepted: values of all keys.
+        training: values of the section `training`, under the names of `Training`.
+    """
     kind = TASKS[accepted.get("task", DEFAULT_TASK)].fields
     of_task = {key.name for key in keys_of(kind)}
     top = {
@@ -453,7 +472,7 @@ def _build(name: str, accepted: Mapping[str, Any], training: Mapping[str, Any]) 
 
 
 def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
-    """Yield values that are valid by themselves, but not together."""
+    """Yield values that are valid individually, but not together."""
     parts, options = recipe.training.gradient_accumulation_steps, recipe.options
     if recipe.batch_size < parts and not recipe.training.per_device_train_batch_size:
         yield "batch_size", f"{recipe.batch_size} samples cannot be accumulated in {parts} parts"
@@ -486,7 +505,7 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
 
 
 def _not_a_source(value: str) -> str:
-    """Return why a text cannot be a path or a name on the Hub; "" if it can be."""
+    """Return the reason why a text is neither a path nor a name on the Hub; "" if it may be."""
     if not is_plain(value):
         return NOT_TEXT
     if value.startswith("-"):
@@ -497,7 +516,7 @@ def _not_a_source(value: str) -> str:
 def _of_training(
     recipe: Recipe, given: Mapping[str, Any], own: Sequence[str]
 ) -> Iterator[Contradiction]:
-    """Yield contradictions within the section `training`, and between it and the task."""
+    """Yield contradictions within the section `training`, and between the section and the task."""
     for name, said in training_arguments.contradictions(recipe.training, given):
         yield f"training.{name}", said
     options = recipe.options

@@ -21,8 +21,8 @@ class Key:
     """One key of a recipe.
 
     Attributes:
-        name: name with its section, such as training.seed.
-        description: description of the field, from the docstring of its dataclass, or "".
+        name: name of the key with its section, such as training.seed.
+        description: description of the field from the docstring of its dataclass; "" for none.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Key:
 
     @property
     def default_text(self) -> str:
-        """The default in the form of a recipe."""
+        """The default value, as written in a recipe."""
         return in_recipe(self.default)
 
     @property
@@ -47,10 +47,11 @@ class Key:
         return _json_schema(self.kind, self.limits)
 
     def convert(self, value: Any) -> Any:
-        """Return a value of YAML in the field's type.
+        """Convert a value that was read from YAML to the type of the field.
 
         Raises:
-            ValueError: the value has another type or exceeds the limits; says what is allowed.
+            ValueError: the value has a wrong type or exceeds the limits. The message has the
+                allowed values.
         """
         if value is False and _says_no(self.kind):
             return "no"
@@ -59,7 +60,7 @@ class Key:
             if wrong is not None:
                 raise ValueError(f"'{self.name}' has the key {wrong!r}, which is not a name")
         if isinstance(value, str) and value.strip()[:1] != "[" and not _matches(value, self.kind):
-            parts = read_override(value, self.kind)  # a list with commas, as in command lines
+            parts = read_override(value, self.kind)  # a list with commas, as on command lines
             value = parts if isinstance(parts, list) else value
         if isinstance(value, int) and _matches([value], self.kind):
             value = [value]
@@ -86,7 +87,7 @@ class Key:
 
     def _check_number(self, value: float) -> None:
         low, above, high = self.limits.at_least, self.limits.above, self.limits.at_most
-        # integers of Python are unbounded
+        # Python's integers are unbounded
         if (isinstance(value, int) and abs(value) > MOST) or not math.isfinite(value):
             raise ValueError(f"'{self.name}' must be {self.meaning}, got {value!r:.30}")
         if low is not None and high is not None and not low <= value <= high:
@@ -101,18 +102,18 @@ class Key:
 
     @property
     def meaning(self) -> str:
-        """The type and the choices of the field, for a message."""
+        """The type and the allowed choices of the field, for a message."""
         return _meaning(self.kind, self.limits)
 
     @property
     def allowed(self) -> str:
-        """The type, the choices and the range of the field."""
+        """The type, the allowed choices and the range of the field."""
         bounds = _bounds(self.limits) if self._is_number else ""
         return f"{self.meaning}; {bounds}" if bounds else self.meaning
 
 
 def in_recipe(value: Any) -> str:
-    """Return a value in the form of a recipe.
+    """Return a value as it is written in a recipe.
 
     >>> in_recipe(5e-5), in_recipe(True), in_recipe(("a", "b")), in_recipe({"a": 2})
     ('5e-05', 'true', 'a,b', '{a: 2}')
@@ -128,7 +129,12 @@ def in_recipe(value: Any) -> str:
 
 
 def keys_of(kind: Any, section: str = "", leave_out: tuple[str, ...] = ()) -> Iterator[Key]:
-    """Yield a key for each field of a dataclass, prefixed with `section`; inherited fields last."""
+    """Yield a key for each field of a dataclass, inherited fields last.
+
+    Args:
+        section: prefix of the keys.
+        leave_out: names of fields that get no key.
+    """
     hints = typing.get_type_hints(kind)
     descriptions = descriptions_of(kind)
 
@@ -146,7 +152,7 @@ def keys_of(kind: Any, section: str = "", leave_out: tuple[str, ...] = ()) -> It
 
 
 def _bounds(limits: Limits) -> str:
-    """Return the range of a number, such as `from 0 to 1`; "" if it has none.
+    """Return the allowed range of a number as text, such as `from 0 to 1`; "" without limits.
 
     >>> _bounds(Limits(at_least=0, below=1)), _bounds(Limits(at_least=1, at_most=64))
     ('at least 0, less than 1', 'from 1 to 64')

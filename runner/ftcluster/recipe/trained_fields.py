@@ -1,7 +1,7 @@
-"""Read and check the task's fields that a trained model's folder records.
+"""Read and check the recipe fields that a trained model's folder records.
 
-The file comes with the model, so anybody may have written it. Only valid fields of the task are
-used; all other entries are listed in a note for the user.
+Anybody may have written the file with these fields, because it comes with the model. Only valid
+fields of the task are used. A note for the user lists all other entries.
 """
 
 from collections.abc import Mapping
@@ -26,12 +26,12 @@ class TrainedFields:
 
     Attributes:
         file: path of the file with the fields.
-        recipe: name of the recipe, which may be unknown here; "" without a file.
-        task: a known task; "" if the folder names none.
-        options: values of the task's fields, in the form of YAML.
-        ignored: names of all other entries, and of fields whose value is not allowed.
-        missing: description of what the folder lacks, if it names no task.
-        unknown_task: the task that the folder names, if ftcluster does not have it.
+        recipe: name of the training's recipe, which may be unknown here; "" without a file.
+        task: name of the training's task; "" if the task is unknown or not recorded.
+        options: values of the task's fields, as read from YAML.
+        ignored: names of unknown entries, and of fields whose value is not allowed.
+        missing: description of the missing file or entry if the folder records no task.
+        unknown_task: name of the recorded task if ftcluster does not have the task; otherwise "".
     """
 
     file: Path
@@ -54,7 +54,7 @@ class TrainedFields:
 
 
 def trained_fields(folder: Path) -> TrainedFields:
-    """Read the fields that a model's folder records; all are empty if it records nothing valid.
+    """Read the fields that a model's folder records. Without valid entries, all fields are empty.
 
     Raises:
         FtclusterError: a newer ftcluster has written the file.
@@ -76,7 +76,7 @@ def trained_fields(folder: Path) -> TrainedFields:
     }
     options, ignored = {}, []
     for name, value in trained["options"].items():
-        if value is None or value == []:  # means the default
+        if value is None or value == []:  # the training used the default
             continue
         if name in keys and _is_allowed(keys[name], value):
             options[name] = value
@@ -86,7 +86,7 @@ def trained_fields(folder: Path) -> TrainedFields:
 
 
 def shortened(value: str) -> str:
-    """Return foreign text for a line of a note: shortened, and without control characters."""
+    """Shorten untrusted text for a note: one line, with control characters escaped."""
     text = in_one_line(value)
     return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}..."
 

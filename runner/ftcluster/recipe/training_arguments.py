@@ -11,15 +11,16 @@ from ftcluster_common.recipe import Training
 from ftcluster_common.tasks.spec import Contradiction
 
 NAMED = ("trackio", "mlflow", "wandb")  # trackers of report_to whose runs have names
-# decimal fractions are only approximated by binary ones
+# binary floating-point numbers only approximate decimal fractions
 SHARE_TOLERANCE = 1e-6
 
 
 def contradictions(training: Training, given: Collection[str]) -> Iterator[Contradiction]:
-    """Yield fields of `training` that are valid by themselves, but not together.
+    """Yield fields of `training` that are valid individually, but not together.
 
     Args:
-        given: names of the fields that the recipe sets; a default alone is never reported.
+        given: names of the fields that the recipe sets. Contradictions between defaults are not
+            reported.
     """
     yield from _steps(training, given)
     yield from _saving(training, given)
@@ -111,7 +112,7 @@ def _best(training: Training, given: Collection[str]) -> Iterator[Contradiction]
                     f"{name} is for load_best_model_at_end: true, for save_strategy: best, or for "
                     "early_stopping_patience",
                 )
-    # transformers counts a greater value of a metric as better unless its name ends in loss
+    # in transformers, a greater value of a metric is better unless the metric's name ends in loss
     elif (
         "perplexity" in (training.metric_for_best_model or "")
         and training.greater_is_better is None
@@ -144,7 +145,9 @@ _MEANS: Mapping[str, tuple[str, Mapping[Any, bool]]] = {
 
 
 def with_own_names(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Contradiction]]:
-    """Return the fields under the names of `Training`, and contradictions between the names.
+    """Replace names of transformers 5 by the names in `Training`.
+
+    Return the fields, and contradictions between a field's two names.
 
     >>> with_own_names({"train_sampling_strategy": "random"})
     ({'group_by_length': False}, [])

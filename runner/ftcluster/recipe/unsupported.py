@@ -1,7 +1,7 @@
 """Arguments of transformers' TrainingArguments that a recipe cannot set, and their alternatives.
 
-The names cover all releases that stacks have, and some other scripts. tests/engine compares them,
-together with the supported names, with the transformers of the active stack.
+The names cover all transformers releases in stacks, and arguments of some other scripts. A test in
+tests/engine checks that the active stack's transformers has no other arguments.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""Load YAML with the line of each key, for messages.
+"""Load YAML, and record the line of each key for messages.
 
-The text may come from a stranger. The loader therefore refuses aliases, whose expansion can fill
-the memory, deep nesting, and numbers that no recipe can use.
+The text may be untrusted. The loader therefore refuses aliases, because their expansion can fill
+the memory. It also refuses deep nesting, and numbers that no recipe can use.
 """
 
 import re
@@ -22,9 +22,9 @@ TEXT, MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 
 
 class _Loader(ShallowLoader):
-    """A loader that reads 1e-4 as a number, and 1_000, 0x10, 010, 1:30 and .nan as texts.
+    """A loader that reads 1e-4 as a number, and 1_000, 0x10, 010, 1:30, .nan and dates as texts.
 
-    YAML 1.1 does the opposite. Dates are read as texts, too.
+    YAML 1.1 reads 1e-4 as a text, and the other examples as numbers and dates.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML declares it
@@ -36,9 +36,9 @@ class _Loader(ShallowLoader):
         """Return the value of a node.
 
         Raises:
-            yaml.MarkedYAMLError: the text does not fit its tag, or a number is too large.
+            yaml.MarkedYAMLError: the text does not fit its YAML tag, or a number is too large.
         """
-        if isinstance(node, yaml.MappingNode):  # keys are names: a class may be named no, or 010
+        if isinstance(node, yaml.MappingNode):  # keys are texts: a class may be named no, or 010
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
                     key.tag = TEXT
@@ -63,10 +63,10 @@ _Loader.add_implicit_resolver(
 
 
 def read_value(text: str) -> Any:
-    """Return a value read as YAML; text that a recipe's YAML does not allow stays as it is."""
+    """Read a text as YAML. If it is not valid in a recipe, return the text itself."""
     try:
         return yaml.load(text, Loader=_Loader)
-    # an impossible date, a number with thousands of digits, or brackets nested too deeply
+    # the errors of an impossible date, of a number with thousands of digits, and of deep nesting
     except (yaml.YAMLError, ValueError, TypeError, RecursionError):
         return text
 
@@ -74,10 +74,13 @@ def read_value(text: str) -> Any:
 def read_keys(
     text: str, source: str, sections: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values by key, and the place of each key ("file:line").
+    """Return the values of a recipe's YAML by key, and the place of each key ("file:line").
 
     Args:
-        sections: keys of mappings; their keys get the section's name as a prefix.
+        text: the recipe as YAML.
+        source: name of the file, for the places.
+        sections: names of the sections, which are mappings; the keys in a section get its name as a
+            prefix.
 
     Raises:
         RecipeError: the text is not YAML or not a mapping, or a key is set twice.

@@ -1,1 +1,1 @@
-"""Search the settings of a training: choose the next attempts and the best result. No I/O."""
+"""Search settings of a training: choose the settings to try next, and the best result. No I/O."""

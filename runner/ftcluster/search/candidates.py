@@ -12,24 +12,25 @@ from ftcluster_common.recipe import Recipe
 
 RANKS, CORES, ALLOCATOR, BATCH = "ranks_per_host", "communication_cores", "allocator", "batch_size"
 BACKEND = "training.ddp_backend"
-MORE_RANKS = (2, 4)  # numbers of ranks to try in a NUMA node
+MORE_RANKS = (2, 4)  # numbers of ranks per NUMA node to try
 MOST_CORES = 2  # largest number of cores to try for communication
-CORES_A_CORE = 4  # cores that a rank must have for each core of communication
-BATCHES = (2, 4)  # multiples of the recipe's batch to try
+CORES_A_CORE = 4  # minimum number of a rank's cores for each communication core
+BATCHES = (2, 4)  # multiples of the recipe's batch size to try
 
 
 def candidates(
     recipe: Recipe, hosts: Sequence[HostFacts], plan: LaunchPlan, backends: Sequence[str],
     batch: bool,
 ) -> Iterator[Settings]:  # fmt: skip
-    """Yield each single setting that may be faster than the plan's; the recipe's own are kept.
+    """Yield single settings that may be faster than the plan's default.
 
-    The settings with the largest expected effect come first, because time may run out.
+    Fields that the recipe sets are not varied. The settings with the largest expected effect come
+    first, because time may run out.
 
     Args:
-        plan: the default plan.
-        backends: the backends of the hosts' stack.
-        batch: True if larger batches are tried too; they change the trained model.
+        plan: the plan with default settings.
+        backends: the torch.distributed backends of the hosts' stack.
+        batch: True if larger batch sizes are tried too; they change the trained model.
     """
     training, several = recipe.training, plan.world_size > 1
     fixed_batch = training.per_device_train_batch_size is not None
@@ -48,7 +49,7 @@ def candidates(
 def _rank_counts(
     recipe: Recipe, hosts: Sequence[HostFacts], plan: LaunchPlan
 ) -> Iterator[int]:  # fmt: skip
-    """Yield the numbers of ranks that all hosts can have, except the plan's own."""
+    """Yield numbers of ranks per host that all hosts can have, except the plan's number."""
     possible = set[int]()
     for host in hosts:
         whole = Topology.of(host).even_counts
@@ -59,7 +60,10 @@ def _rank_counts(
 
 
 def _communication_cores(hosts: Sequence[HostFacts], plan: LaunchPlan) -> Iterator[int]:
-    """Yield numbers of communication cores per rank, except the plan's own; none under a quota."""
+    """Yield numbers of communication cores per rank, except the plan's number.
+
+    Yield nothing if a host has a CPU quota.
+    """
     if any(host.cpu_quota is not None for host in hosts):
         return
     ranks = [(len(parse_cpus(r.cpus)), r.threads) for host in plan.hosts for r in host.placement]

@@ -1,4 +1,4 @@
-"""The loop of every search: ask a strategy for attempts, try them, and report the results."""
+"""The loop of every search: ask a strategy for attempts, try them, and tell it the results."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
@@ -11,23 +11,23 @@ class Strategy(Protocol[Attempt, Result]):
     """A strategy that chooses the next attempts from the results so far."""
 
     def ask(self) -> Sequence[Attempt]:
-        """Return the next attempts, to be tried in parallel; an empty result ends the search.
+        """Return the next attempts, to be tried in parallel. An empty result ends the search.
 
-        Until `tell` gets the results, the same attempts are returned.
+        Until the results are passed to `tell`, return the same attempts again.
         """
 
     def tell(self, results: Sequence[Result]) -> None:
-        """Take the results of the last attempts, in their order."""
+        """Process the results of the last attempts, in the order of the attempts."""
 
 
 class Listed(Strategy[Attempt, object]):
-    """A strategy that tries a fixed list, regardless of the results."""
+    """A strategy that tries a fixed list of attempts, regardless of the results."""
 
     def __init__(self, attempts: Sequence[Attempt]) -> None:
         self._attempts = attempts
 
     def ask(self) -> Sequence[Attempt]:
-        """Return the whole list, and nothing afterwards."""
+        """Return the whole list until `tell` is called, and an empty list afterwards."""
         return self._attempts
 
     def tell(self, results: Sequence[object]) -> None:  # noqa: ARG002
@@ -40,11 +40,12 @@ R = TypeVar("R")
 
 
 def search(strategy: Strategy[A, R], try_all: Callable[[Sequence[A]], Sequence[R] | None]) -> None:
-    """Try the attempts that the strategy asks for until it asks for none.
+    """Try the attempts that a strategy requests, until it requests none.
 
     Args:
-        try_all: function that returns the results of the attempts, in their order; None if some
-            have no result yet. That ends the search, because the strategy needs all results.
+        try_all: function that tries attempts and returns their results, in the same order. It
+            returns None if an attempt has no result yet. None ends the search, because the strategy
+            needs all results.
     """
     while attempts := strategy.ask():
         results = try_all(attempts)

@@ -21,10 +21,10 @@ class SweepRun:
     Attributes:
         settings: the settings that the run tries.
         name: the beginning of the run's id.
-        run: the run's id; "" before its launch.
-        state: a state of RunState, or one of the three above.
+        run: the run's id; "" before the launch.
+        state: a state of RunState, or WAITING, DIVERGED or NOT_STARTED.
         hosts: names of the run's hosts.
-        reason: why the run has no metrics; "" if it has them, or may still get them.
+        reason: the reason why the run has no metrics; "" if it has metrics or may still get them.
     """
 
     settings: Settings
@@ -40,16 +40,20 @@ class SweepRun:
 
     @property
     def label(self) -> str:
-        """The run's settings in the form of command-line arguments."""
+        """The run's settings, formatted as command-line arguments."""
         return " ".join(f"{name}={value}" for name, value in self.settings.items())
 
     def document(self) -> dict[str, Any]:
-        """Return the row as JSON, which has no NaN."""
+        """Return the row for `--json`, without NaN values."""
         finite = {n: value if math.isfinite(value) else None for n, value in self.metrics.items()}
         return {**vars(self), "settings": dict(self.settings), "metrics": finite}
 
     def end(self, end: Mapping[str, Any]) -> None:
-        """Update the row from the run's end in its record, see `end_of`."""
+        """Update the row with the result of the run.
+
+        Args:
+            end: the field `end` of the run's record, see `end_of`.
+        """
         self.state = str(end["state"])
         self.seconds = float(end.get("seconds") or 0.0)
         self.samples_per_second = end.get("samples_per_second")
@@ -67,12 +71,13 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class Aim:
-    """The metric to compare runs by, and its direction.
+    """The metric by which runs are compared, and its direction.
 
     Attributes:
-        metric: name of the metric; "" for the first of `others` that is measured. Without `others`,
-            the loss or else the first measured metric.
+        metric: name of the metric. If "", the first measured metric of `others` is used; without
+            `others`, the loss, or the first measured metric if the loss is not measured.
         greater: True if greater values are better; None to decide by the metric's name.
+        others: names of metrics to use if `metric` is "".
     """
 
     metric: str = ""
@@ -80,7 +85,7 @@ class Aim:
     others: tuple[str, ...] = ()
 
     def of(self, metrics: Mapping[str, float]) -> tuple[str, float | None]:
-        """Return the metric's name, and its value if it is measured."""
+        """Return the name and the value of the metric; the value is None if it is not measured."""
         plain = {name.removeprefix(PREFIX): value for name, value in metrics.items()}
         known = self.others or ("loss", *plain)
         name = self.metric or next((name for name in known if name in plain), "")
@@ -95,17 +100,19 @@ class Aim:
 def aim_of(
     recipe: Recipe, asked: str, fields: Sequence[str], own_metrics: Sequence[str] = ()
 ) -> Aim:
-    """Return the aim of a sweep: the requested metric, or the metric of the recipe's best model.
+    """Return the aim of a sweep.
 
-    If a field being tried is part of the loss itself, the losses of runs are not comparable. The
-    first other metric then counts, unless one is requested.
+    The default metric is the one that selects the best checkpoint of the recipe. If the sweep
+    varies a field that is part of the loss function, the losses of its runs are not comparable. The
+    default is then the first metric other than the loss.
 
     Args:
+        asked: name of the requested metric; "" for the default.
         fields: names of the fields with several values.
         own_metrics: names of the user's own metrics.
 
     Raises:
-        UsageError: the task has no such metric, or no metric that its runs can be compared by.
+        UsageError: the task does not have the requested metric, or has no comparable metric.
     """
     training, known = recipe.training, (*recipe.spec.metric_names(recipe.options), *own_metrics)
     own = (training.metric_for_best_model or "").removeprefix(PREFIX)

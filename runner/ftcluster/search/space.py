@@ -1,4 +1,4 @@
-"""The search space of a sweep: values and ranges of fields, and combinations of them."""
+"""The search space of a sweep: values and ranges of fields, and their combinations."""
 
 import itertools
 import json
@@ -17,19 +17,19 @@ from ftcluster.recipe.schema import Key
 from ftcluster_common.recipe import GENERATED
 
 MOST = 1000  # maximum number of runs of a sweep
-WIDE = 100  # ratio of the ends from which a range is sampled logarithmically
+WIDE = 100  # minimum ratio of a range's ends for sampling on a logarithmic scale
 DIGITS = 3  # significant digits of a sampled number
-DRAWS = 50  # attempts to sample each requested combination
+DRAWS = 50  # maximum number of random draws per requested combination
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})")
 BRACKETS = {"[": "]", "{": "}", '"': '"', "'": "'"}
 
-Settings = Mapping[str, str]  # values in command-line form, by the field's name
+Settings = Mapping[str, str]  # values as on a command line, by field
 
 
 @dataclass(frozen=True)
 class Values:
-    """A field with the values to try."""
+    """A field, and the list of values to try."""
 
     name: str
     values: tuple[str, ...]
@@ -41,7 +41,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Range:
-    """A field with the range of its values, including both ends.
+    """A field, and a range of values to sample from, including both ends.
 
     Attributes:
         whole: True if the values are whole numbers.
@@ -55,7 +55,7 @@ class Range:
     log: bool
 
     def draw(self, source: random.Random) -> str:
-        """Return a random value of the range, with few digits."""
+        """Return a random value of the range, rounded to DIGITS significant digits."""
         if self.log:
             value = math.exp(source.uniform(math.log(self.low), math.log(self.high)))
         elif self.whole:
@@ -65,7 +65,7 @@ class Range:
         return self.text(value)
 
     def text(self, value: float) -> str:
-        """Return a value of the range in the form of a recipe, with few digits."""
+        """Format a value of the range as in a recipe, with DIGITS significant digits."""
         value = min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high)
         return str(round(value)) if self.whole else f"{value:g}"
 
@@ -74,12 +74,14 @@ Axis = Values | Range
 
 
 def axes_of(words: Sequence[str], keys: Mapping[str, Key]) -> tuple[list[str], list[Axis]]:
-    """Return the arguments of a sweep with a single value, and the fields with several values.
+    """Split the arguments of a sweep into arguments with one value and fields with several values.
 
-    A list is one value of a field that takes lists; several lists are in brackets.
+    For a field whose values are lists, commas separate the elements of one list. To try several
+    lists, each list is written in brackets.
 
     Args:
-        keys: the fields of a recipe.
+        words: arguments of the command line.
+        keys: the fields of a recipe, by name.
 
     Raises:
         UsageError: a field is named twice, or a range is not valid.
@@ -97,7 +99,7 @@ def axes_of(words: Sequence[str], keys: Mapping[str, Key]) -> tuple[list[str], l
         if equals and (match := RANGE.fullmatch(raw.strip())):
             axes.append(_range(name, match, key))
         elif raw.startswith(GENERATED) or (_takes_list(key) and raw.strip()[:1] != "["):
-            fixed.append(word)  # a list, whose commas belong to it
+            fixed.append(word)  # the commas separate elements
         elif equals and len(parts) > 1:
             axes.append(Values(name, tuple(dict.fromkeys(parts))))
         else:
@@ -110,10 +112,10 @@ def axes_of(words: Sequence[str], keys: Mapping[str, Key]) -> tuple[list[str], l
 
 
 def combinations(axes: Sequence[Axis]) -> list[Settings]:
-    """Return all combinations; the first field changes slowest.
+    """Return all combinations of values. The first field changes slowest.
 
     Raises:
-        UsageError: there are none or too many, or a field has a range.
+        UsageError: there are no combinations or too many, or a field has a range.
     """
     if ranges := [axis.name for axis in axes if isinstance(axis, Range)]:
         raise UsageError(
@@ -128,12 +130,12 @@ def combinations(axes: Sequence[Axis]) -> list[Settings]:
 
 
 def drawn(axes: Sequence[Axis], count: int, seed: int) -> list[Settings]:
-    """Return distinct random combinations; fewer if there are not enough.
+    """Return `count` distinct random combinations, or fewer if there are not enough.
 
-    The first ones are the same for each count, so that a sweep can be extended.
+    A larger count only appends combinations, so that a sweep can be extended.
 
     Raises:
-        UsageError: too many are requested.
+        UsageError: `count` exceeds MOST.
     """
     if count > MOST:
         raise UsageError(f"--random {count:,}: more than {MOST:,} runs")
@@ -161,7 +163,7 @@ def _range(name: str, match: re.Match[str], key: Key | None) -> Range:
 
 
 def _takes_list(key: Key | None) -> bool:
-    """Return True if a value of the field may be a list."""
+    """Return True if values of the field may be lists."""
     if key is None:
         return False
     union = typing.get_origin(key.kind) in (types.UnionType, typing.Union)
@@ -170,7 +172,7 @@ def _takes_list(key: Key | None) -> bool:
 
 
 def _parts(text: str) -> list[str]:
-    """Return a text's parts between the commas outside brackets and quotes.
+    """Split a text at its commas, except at commas inside brackets or quotes.
 
     >>> _parts("[a,b], [c]"), _parts("1e-5,2e-5,")
     (['[a,b]', '[c]'], ['1e-5', '2e-5'])

@@ -1,6 +1,7 @@
-"""Combinations that Optuna's TPE sampler chooses, each from the results of earlier ones.
+"""Choose combinations with Optuna's TPE sampler, which uses the results of earlier combinations.
 
-The study is in memory: it is deterministic, so repeating its asks and results resumes it.
+The study is only in memory. It is deterministic, so an interrupted search resumes by repeating the
+same requests and results.
 """
 
 import importlib
@@ -15,12 +16,13 @@ PACKAGE = "optuna>=5,<6"  # as in pyproject.toml, the extra search
 
 
 class Tpe:
-    """A strategy that minimizes a value; its first ten combinations are random, Optuna's default.
+    """A strategy that minimizes a value. The first ten combinations are random (Optuna's default).
 
     Args:
+        axes: the fields with their values or ranges.
         seed: seed of the sampler.
-        count: number of combinations to choose.
-        at_once: number of combinations to choose before their values are known.
+        count: total number of combinations to choose.
+        at_once: number of combinations to choose at a time, before their values are known.
 
     Raises:
         FtclusterError: optuna is not installed.
@@ -53,7 +55,7 @@ class Tpe:
         self._trials: list[Any] = []
 
     def ask(self) -> list[Settings]:
-        """Return the next combinations, which may repeat earlier ones."""
+        """Return the next combinations. A combination may occur several times in a search."""
         while self._left and len(self._trials) < self._at_once:
             self._trials.append(self._study.ask(self._distributions))
             self._left -= 1
@@ -67,7 +69,7 @@ class Tpe:
         }
 
     def tell(self, results: Sequence[float | None]) -> None:
-        """Report the values of the last combinations; None for a combination without a value."""
+        """Pass the values of the last combinations to Optuna; None for a missing value."""
         for trial, value in zip(self._trials, results, strict=True):
             if value is None:
                 self._study.tell(trial, state=self._failed)

@@ -1,8 +1,9 @@
 """Search for the fastest settings of a training. No I/O: the caller runs the trials.
 
-Each setting is tried alone, with the plan's default in between, because the speed of hosts varies
-over time. The best setting, the combination of all settings that helped, and the default then take
-turns. A setting wins only if it is faster by more than the spread of these repeated trials.
+The search has two rounds. The first round tries each setting alone. Trials of the plan's default
+come in between, because the speed of hosts varies over time. The last round repeats the default,
+the best setting, and the combination of all settings that helped, in turns. A setting wins only if
+it is faster than the default by more than the spread of the repeated trials.
 """
 
 import math
@@ -20,13 +21,13 @@ from ftcluster.text.plural import counted
 Settings = Mapping[str, Any]  # fields of a recipe, see planning.tuned; empty for the plan's default
 DEFAULT: Settings = {}
 
-FIRST, FINAL = 1, 0  # rounds: each setting alone; the best ones in turns
-FINALISTS = 2
-TURNS = 4  # trials of each setting in the last round
-LEAST_TURNS = 3  # fewest trials that decide, if time runs out
-BETWEEN = 3  # candidates between two trials of the default
-FIRST_STEPS = 9  # steps of the trial that measures a step's time; a third is the warm-up
-TRIAL_SECONDS = 4.0  # seconds of training in a trial of the first round
+FIRST, FINAL = 1, 0  # rounds: each setting alone, then the best settings in turns
+FINALISTS = 2  # number of settings in the last round, without the default
+TURNS = 4  # number of trials of each setting in the last round
+LEAST_TURNS = 3  # minimum number of trials for a decision if time runs out
+BETWEEN = 3  # number of candidates between two trials of the default
+FIRST_STEPS = 9  # steps of the trial that measures the time of a step; a third is the warm-up
+TRIAL_SECONDS = 4.0  # seconds of measured training in a trial
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class TrialSpeed:
     """The measured speed of a trial.
 
     Attributes:
+        samples_per_second: training samples per second after the warm-up.
         step_seconds: seconds per step after the warm-up.
         seconds: seconds of the whole trial.
     """
@@ -45,12 +47,14 @@ class TrialSpeed:
 
 @dataclass(frozen=True)
 class Trial:
-    """A training of some steps.
+    """A finished trial: a short training with some settings.
 
     Attributes:
+        settings: the settings that were tried.
         round: FIRST or FINAL.
+        steps: number of steps of the training.
         samples_per_second: measured speed; None if the trial failed.
-        problem: reason for a failure.
+        problem: reason why the trial failed; "" if it did not.
     """
 
     settings: Settings
@@ -61,19 +65,19 @@ class Trial:
 
 
 T = TypeVar("T")
-Tries = Generator["Attempt", TrialSpeed | FtclusterError, T]  # asks for attempts and gets results
+Tries = Generator["Attempt", TrialSpeed | FtclusterError, T]  # yields attempts, is sent results
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The winner of the last round, if there is one.
+    """The result of the last round.
 
     Attributes:
-        settings: settings of the winner; empty for the plan's default.
-        best: settings of the fastest candidate, even if it does not win.
-        speed_up: speed of that candidate relative to the default; None without a last round.
-        spread: largest difference between trials of the best, or of the default, in a round,
-            relative to their mean.
+        settings: the winning settings; empty if the plan's default wins.
+        best: settings of the fastest candidate, even if the candidate does not win.
+        speed_up: speed of `best` relative to the default; None without a last round.
+        spread: largest relative difference between repeated trials: the maximum for `best` in the
+            last round and for the default in each round.
     """
 
     settings: Settings = field(default_factory=dict)
@@ -83,10 +87,10 @@ class Verdict:
 
 
 def together(ranked: Sequence[Settings]) -> Settings:
-    """Return the settings that helped, merged into one.
+    """Merge settings. If several settings have the same field, the first value is used.
 
     Args:
-        ranked: single settings, the best first.
+        ranked: settings that are faster than the default, the fastest first.
 
     >>> together([{"a": 1}, {"b": 1}, {"a": 2}])
     {'a': 1, 'b': 1}
@@ -100,23 +104,24 @@ def together(ranked: Sequence[Settings]) -> Settings:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A training of `steps` steps to measure."""
+    """A request to measure a training of `steps` steps with some settings."""
 
     settings: Settings
     steps: int
 
 
 class Turns:
-    """A strategy that tries settings until the best are known or time runs out.
+    """A strategy that finds the fastest settings in two rounds, or until time runs out.
 
     Attributes:
         trials: the finished trials, even if the search was interrupted.
         left_out: candidates that were not tried because time ran out.
 
     Args:
-        pool: the candidates.
-        left: function that returns the remaining seconds.
-        say: function that takes a line about the current trial.
+        pool: the candidates to try, in this order.
+        left: function that returns the remaining time in seconds.
+        say: function that is called with a line of text about the current trial.
+        seed: seed for the order of the trials in the last round.
     """
 
     def __init__(
@@ -132,10 +137,10 @@ class Turns:
         self._asked: list[Attempt] | None = None  # None before the first attempt
         self.trials: list[Trial] = []
         self.left_out: list[Settings] = []
-        self._overhead = self._step = 0.0  # seconds of a trial besides its steps; of a step
+        self._overhead = self._step = 0.0  # seconds per trial without its steps, and per step
 
     def ask(self) -> list[Attempt]:
-        """Return the next attempt; an empty list at the end."""
+        """Return a list with the next attempt; an empty list at the end of the search."""
         if self._asked is None:
             self._asked = [next(self._attempts)]
         return self._asked
@@ -144,7 +149,7 @@ class Turns:
         """Process the speed of the last attempt, or its error.
 
         Raises:
-            FtclusterError: the default failed twice.
+            FtclusterError: a trial of the plan's default failed twice.
         """
         [result] = results
         try:
@@ -153,7 +158,7 @@ class Turns:
             self._asked = []
 
     def _run(self, pool: Sequence[Settings]) -> Tries[None]:
-        """Try these candidates, and record all trials."""
+        """Run both rounds with these candidates, and record all trials."""
         first = yield from self._measured(DEFAULT, FIRST_STEPS)
         self._step = first.step_seconds
         self._overhead = max(first.seconds - FIRST_STEPS * self._step, 0.0)
@@ -170,11 +175,11 @@ class Turns:
         return self._overhead + steps * self._step
 
     def _reserve(self, steps: int, finalists: int, turns: int = TURNS) -> float:
-        """Return the seconds that the last round takes."""
+        """Return the estimated time of the last round in seconds."""
         return turns * (finalists + 1) * self._cost(steps)
 
     def _round(self, pool: Sequence[Settings], steps: int) -> Tries[list[Settings]]:
-        """Try candidates in order; return those faster than the default, the fastest first."""
+        """Run the first round. Return the candidates that beat the default, the fastest first."""
         order = list(pool)
 
         def has_time(trials: int) -> bool:
@@ -206,7 +211,9 @@ class Turns:
                 yield from self._try(settings, FINAL, steps)
 
     def _measured(self, settings: Settings, steps: int) -> Tries[TrialSpeed]:
-        """Try settings once; the default twice if it fails, because its port may have been in use.
+        """Yield an attempt with these settings, and return its speed.
+
+        If the plan's default fails, try it once more, because its port may have been in use.
 
         Raises:
             FtclusterError: the trial failed.
@@ -247,11 +254,11 @@ class Turns:
 def attempted(
     measure: Callable[[Settings, int], TrialSpeed], attempts: Sequence[Attempt]
 ) -> list[TrialSpeed | FtclusterError]:
-    """Measure each attempt; return its speed, or the error of its failure.
+    """Measure each attempt. Return the speed of each attempt, or its error if it failed.
 
     Raises:
-        ClusterChanged: the attempt was not made.
-        FtclusterError: the user or somebody else has stopped the attempt.
+        ClusterChanged: the cluster has changed, so an attempt was not started.
+        FtclusterError: the user or somebody else has stopped an attempt.
     """
     results: list[TrialSpeed | FtclusterError] = []
     for attempt in attempts:
@@ -267,7 +274,10 @@ def attempted(
 
 
 def relative(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
-    """Return a round's candidates with their speeds relative to the neighbouring default trials."""
+    """Return the candidates' trials of the first round, with their speeds relative to the default.
+
+    A trial is compared with the trials of the default before and after it.
+    """
     speeds = []
     for number, trial in enumerate(trials):
         if not trial.settings or not trial.samples_per_second:
@@ -284,7 +294,7 @@ def _default_speed(trial: Trial) -> float | None:
 
 
 def spread(speeds: Sequence[float]) -> float:
-    """Return the largest difference between repeated trials, relative to their mean.
+    """Return the difference between the highest and the lowest speed, relative to the mean speed.
 
     >>> spread([98.0, 102.0])
     0.04
@@ -293,7 +303,10 @@ def spread(speeds: Sequence[float]) -> float:
 
 
 def decide(trials: Sequence[Trial]) -> Verdict:
-    """Return the fastest settings of the last round, if they win by more than the spread."""
+    """Return the verdict on the last round.
+
+    The fastest settings win if they are faster than the default by more than the spread.
+    """
     speeds: dict[str, list[float]] = {}  # speeds in the last round
     defaults: dict[int, list[float]] = {}  # speeds of the default by round
     of: dict[str, Settings] = {}

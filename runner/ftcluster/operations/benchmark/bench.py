@@ -25,10 +25,10 @@ class AllReduceRequest:
 
     Attributes:
         sizes: sizes of the tensors in bytes, with K, M or G for powers of 1024.
-        backends: names of the backends; if empty, all of them.
-        nodes: number of hosts, the head first; None for all.
-        ranks_per_host: number of ranks on each host; None for as many as a training has.
-        seconds: time limit; sizes that would exceed it are skipped.
+        backends: names of the backends; if empty, all backends are measured.
+        nodes: number of hosts, including the head; None for all hosts.
+        ranks_per_host: number of ranks on each host; None for the same number as in a training.
+        seconds: time limit; sizes that would exceed the limit are skipped.
     """
 
     connection: Connection = field(default_factory=Connection)
@@ -41,10 +41,13 @@ class AllReduceRequest:
 
 
 def bench_allreduce(request: AllReduceRequest, view: View) -> Result:
-    """Measure the backends, and save the result on the head, where later plans read it.
+    """Measure the time of an all-reduce with each backend.
+
+    The result is saved on the head. Later plans read it to choose a backend.
 
     Raises:
-        ClusterChanged: the cluster has changed since the run was planned; see `again`.
+        ClusterChanged: the cluster has changed since the run was planned. `again`
+            retries the operation.
         FtclusterError: the request is not valid, or the run failed.
     """
     sizes = sorted({read_size(text) for text in request.sizes})
@@ -63,7 +66,10 @@ def bench_allreduce(request: AllReduceRequest, view: View) -> Result:
 def _keep(
     result: dict[str, Any], cluster: Cluster, connection_options: tuple[str, ...], view: View
 ) -> None:
-    """Save the result for the plan's choice of backend, if it has a large enough size."""
+    """Save the result on the head, so that later plans can choose the fastest backend.
+
+    A result without a tensor size of at least BUCKET bytes is not saved.
+    """
     ms = fp32_times(result, "ms")
     size = min((size for size in ms if size >= BUCKET), default=0)
     if size and len(ms[size]) > 1:

@@ -1,4 +1,4 @@
-"""Measure the same training on 1, 2, 4, ... hosts, or on as many ranks of a single host."""
+"""Measure the same training on 1, 2, 4, ... hosts, or with 1, 2, 4, ... ranks on a single host."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,10 +29,10 @@ class ScalingRequest(RecipeRequest):
     """A training whose speed is measured, on up to `nodes` hosts or `ranks_per_host` ranks.
 
     Attributes:
-        steps: number of steps of each training; the first third is a warm-up.
+        steps: number of steps of each training; the first third of the steps is a warm-up.
         modes: ways in which ranks exchange gradients, such as `impi-bf16-whole`, or `all`; "" for
             the plan's choice.
-        svg: file for a chart, or None.
+        svg: path of the chart to write; None for no chart.
     """
 
     steps: int = STEPS
@@ -42,10 +42,11 @@ class ScalingRequest(RecipeRequest):
 
 
 def bench_scaling(request: ScalingRequest, view: View) -> Result:
-    """Train some steps on each number of hosts, and compare the samples per second.
+    """Train a few steps on each number of hosts or ranks, and compare the samples per second.
 
     Raises:
-        ClusterChanged: the cluster has changed since the run was planned; see `again`.
+        ClusterChanged: the cluster has changed since the run was planned. `again`
+            retries the operation.
         FtclusterError: the request is not valid, or a run failed.
     """
     modes = [overrides(mode) for mode in read_modes(request.modes)] if request.modes else [[]]
@@ -94,14 +95,14 @@ def picture_of(result: Mapping[str, Any]) -> str:
 def _trainings(
     request: ScalingRequest, modes: Sequence[Sequence[str]], cluster: Cluster
 ) -> Iterator[TrainingRun]:
-    """Yield the trainings, beginning with one host or with one rank of a single host.
+    """Yield the trainings. The first training has one host, or one rank of a single host.
 
     Args:
-        modes: fields of the recipe for each mode; the first training has none, because a single
-            host or rank sends nothing.
+        modes: fields of the recipe for each mode. The first training sets no such fields, because
+            a single host or rank sends nothing.
 
     Raises:
-        FtclusterError: see `RecipeRequest.prepared`.
+        FtclusterError: a training cannot be prepared, see `RecipeRequest.prepared`.
     """
 
     def prepared(words: Sequence[str], nodes: int | None, ranks: int | None) -> TrainingRun:
@@ -125,9 +126,9 @@ def _trainings(
 
 
 def short_run(steps: int) -> list[str]:
-    """Return the fields of a recipe for `steps` steps without evaluation.
+    """Return the fields of a recipe that make it train `steps` steps without evaluation.
 
-    The first third is a warm-up: memory is allocated, and the ranks compare their weights.
+    The first third of the steps is a warm-up: the ranks allocate memory and compare their weights.
     """
     left_out = (
         "eval_steps", "save_steps", "save_total_limit", "metric_for_best_model",
@@ -147,7 +148,7 @@ def short_run(steps: int) -> list[str]:
 
 
 def _measured(run: TrainingRun, events: Sequence[dict[str, Any]]) -> Point:
-    """Return a point of the result."""
+    """Return the measured speed of one training, as a point of the result."""
     plan = run.plan
     threads = sum(rank.threads for host in plan.hosts for rank in host.placement)
     measured = measure([event for event in events if event["event"] == "communication"])

@@ -45,19 +45,20 @@ SELECTOR = re.compile(
 
 @dataclass(frozen=True)
 class KubernetesRequest(RecipeRequest):
-    """A training, and how Kubernetes runs it.
+    """A training to export, and the settings of its Kubernetes job.
 
     Attributes:
         facts: file that describes the nodes, as for `plan`; None for the cluster's hosts.
         kind: kind of the job, from KINDS.
         image: the node image, with its tag.
         name: name of the job and its run; "" for the recipe's name.
-        namespace: namespace of all objects; "" for kubectl's.
-        claim: the PersistentVolumeClaim for models, data and runs, which all pods mount.
+        namespace: namespace of all objects; "" for kubectl's current namespace.
+        claim: name of the PersistentVolumeClaim for models, data and runs; all pods mount it.
         node_selector: labels of the nodes, as KEY=VALUE.
-        token_secret: a Secret whose key HF_TOKEN is a token for the Hugging Face Hub, or "".
-        min_nodes: number of pods with which the training continues after losing others; 0: it waits
-            for replacements.
+        token_secret: name of a Secret whose key HF_TOKEN has a token for the Hugging Face Hub; ""
+            for none.
+        min_nodes: minimum number of pods with which the training continues after losing pods. With
+            0, the training waits for replacements.
         max_restarts: number of restarts after failures.
     """
 
@@ -85,7 +86,7 @@ class KubernetesRequest(RecipeRequest):
         """The name of the job."""
         recipe = split_words(self.words)[0]
         if self.task and names_no_recipe(self.words):
-            recipe = self.task  # the file of the task replaces it
+            recipe = self.task  # the task's file defines the recipe
         return self.name or default_name(recipe)
 
 
@@ -94,10 +95,10 @@ class Manifests:
     """Manifests for Kubernetes, and the files that they need.
 
     Attributes:
-        kind: see KubernetesRequest.
+        kind: kind of the job, from KINDS.
         text: the manifests, as YAML.
         stack: the stack of the node image.
-        folders: local files and folders, and their paths on the volume.
+        folders: local files and folders to copy, and their paths on the volume.
     """
 
     kind: str
@@ -109,7 +110,8 @@ class Manifests:
         """Write the manifests and the files of the node image; return their paths.
 
         Raises:
-            FtclusterError: this is a source checkout, which has no package for the image.
+            FtclusterError: ftcluster runs from a source checkout, which has no package to install
+                in the image.
         """
         files = {f"{self.kind}.yaml": self.text.encode(), **files_of_image(self.stack)}
         for path, content in files.items():
@@ -118,7 +120,7 @@ class Manifests:
 
 
 def export_k8s(request: KubernetesRequest) -> Manifests:
-    """Plan a training for pods on these nodes.
+    """Plan a training for pods on the requested nodes, and return its manifests.
 
     Raises:
         UsageError: the request is not valid; lists all problems.
@@ -152,7 +154,7 @@ def default_name(recipe: str) -> str:
 
 
 def _wrong(request: KubernetesRequest) -> list[str]:
-    """Return the problems of the request itself, a sentence each."""
+    """Return the problems of the request itself, one sentence per problem."""
     name = request.job_name
     problems = []
     if not request.image:
@@ -191,8 +193,8 @@ def _planned(request: KubernetesRequest, cluster: Cluster) -> tuple[Stack, Train
     """Return the stack of the node image, and the training with a plan for pods.
 
     Raises:
-        FtclusterError: `ftcluster plan` would fail, there is no node image with the stack, or the
-            recipe needs another backend than gloo or more than the pods' part of the nodes.
+        FtclusterError: `ftcluster plan` would fail, there is no node image with the stack, the
+            recipe needs a backend other than gloo, or it needs more of the nodes than pods get.
     """
     stack = stack_of(cluster.facts, load_stacks())
     if why := why_no_image(stack):
@@ -249,7 +251,7 @@ def _pods(request: KubernetesRequest, cluster: Cluster, prepared: TrainingRun) -
 
 
 def _comment(kind: str, run: TrainingRun) -> str:
-    """Return the comment at the top of the file."""
+    """Return the comment at the top of the manifests."""
     lines = [
         f"ftcluster export k8s: {kind}. How to run it: docs/kubernetes.md of ftcluster",
         *headline_of(run),

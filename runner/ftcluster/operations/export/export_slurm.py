@@ -27,9 +27,10 @@ class SlurmRequest(RecipeRequest):
 
     Attributes:
         name: name of the job; "" for the recipe's name.
-        time: time limit in sbatch's form; "" for Slurm's default.
-        partition, account: name of the partition and account; "" for Slurm's default.
-        program: path of `ftcluster` on the nodes.
+        time: time limit in sbatch's format; "" for Slurm's default.
+        partition: name of the Slurm partition; "" for Slurm's default.
+        account: name of the Slurm account; "" for Slurm's default.
+        program: path of the `ftcluster` program on the nodes.
     """
 
     name: str = ""
@@ -40,7 +41,7 @@ class SlurmRequest(RecipeRequest):
 
 
 def export_slurm(request: SlurmRequest, output: str | None = None) -> str:
-    """Return the script, and write it to a file if `output` names one.
+    """Return the sbatch script. If `output` is given, write the script to that file too.
 
     Raises:
         UsageError: the request is not valid; lists all problems.
@@ -66,7 +67,7 @@ def export_slurm(request: SlurmRequest, output: str | None = None) -> str:
 
 
 def _wrong(request: SlurmRequest) -> list[str]:
-    """Return the problems of the request itself, a sentence each."""
+    """Return the problems of the request itself, one sentence per problem."""
     problems = []
     if request.time and not TIME.fullmatch(request.time):
         problems.append(f"--time: {request.time!r} is not a time limit of sbatch, such as 4:00:00")
@@ -80,10 +81,10 @@ def _wrong(request: SlurmRequest) -> list[str]:
 
 
 def _train_command(request: SlurmRequest) -> tuple[str, ...]:
-    """Return the command of the job, with absolute paths for local files."""
+    """Return the `ftcluster train` command of the job, with absolute paths for local files."""
     recipe, overrides = split_words(request.words)
     if request.task and names_no_recipe(request.words):
-        recipe = ""  # the file of the task replaces it
+        recipe = ""  # the task's file defines the recipe
     given = {
         "--task": _absolute(request.task or None),
         "--metrics": _absolute(request.metrics or None),
@@ -98,5 +99,5 @@ def _train_command(request: SlurmRequest) -> tuple[str, ...]:
 
 
 def _absolute(name: str | None) -> str | None:
-    """Return the absolute path of a local file or folder; other names unchanged."""
+    """Return the absolute path of a local file or folder. Return any other name unchanged."""
     return str(Path(name).absolute()) if name and Path(name).exists() else name

@@ -16,7 +16,7 @@ from ftcluster_common.recipe import Recipe
 
 @dataclass(frozen=True)
 class EvaluateRequest(TrainedModelRequest):
-    """A model to evaluate."""
+    """A request to evaluate a trained model."""
 
     purpose: ClassVar[Purpose] = EVALUATE
 
@@ -28,7 +28,7 @@ class EvaluateRequest(TrainedModelRequest):
 
 @dataclass(frozen=True)
 class EvaluateResult(TrainedModelResult):
-    """The metrics of a model, or the run that evaluates it without its caller."""
+    """The metrics of a model; or the detached run that is still evaluating the model."""
 
     def finished_lines(self) -> list[str]:
         """Return the scores of each class, some texts, the metrics and the speed."""
@@ -38,10 +38,11 @@ class EvaluateResult(TrainedModelResult):
 
 
 def evaluate(request: EvaluateRequest, view: View) -> EvaluateResult:
-    """Evaluate a model on the recipe's validation sets, or on all rows of its data.
+    """Evaluate a model on the recipe's validation sets, or on all rows of a single data file.
 
     Raises:
-        ClusterChanged: the cluster has changed since the run was planned; see `again`.
+        ClusterChanged: the cluster has changed since the run was planned. `again`
+            retries the operation.
         FtclusterError: the request is not valid, or the run failed.
     """
     return EvaluateResult(*request.launched(view), str(request.model))

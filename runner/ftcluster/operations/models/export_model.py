@@ -1,4 +1,4 @@
-"""Export a trained model for other runtimes, on this machine, and compare it with torch."""
+"""Export a trained model for other runtimes on this machine, and verify the exported model."""
 
 import re
 import shutil
@@ -34,14 +34,16 @@ TEXTS = (
     "About two million people live in the city, which lies on a river and has a large harbour.",
 )
 MOST_TOKENS = 512  # maximum tokens of a text if the training sets no limit
-# the largest allowed difference by --int8, as a fraction of the largest output. Measured with
-# MiniLM and a small decoder: 1e-6 without --int8, 0.02 to 0.13 with it
+# the largest allowed difference from torch's outputs, as a fraction of the largest output; the key
+# is True with --int8. Measured with MiniLM and a small decoder: 1e-6 without --int8, 0.02 to 0.13
+# with --int8
 ALLOWED = {False: 1e-3, True: 0.5}
 GGUF = (
     "no maintained package converts models to GGUF: gguf only has the format, and the "
     "converter is a script in llama.cpp's repository"
 )
-# files that the exported model has in its own form, and the list of training rows
+# files that are not copied: the exported model replaces the weights, and the list of training rows
+# is private
 NOT_COPIED = re.compile(r".*\.(safetensors|bin|index\.json)|ftcluster\.rows")
 MODULE = re.compile(r"\d+_\w+")  # the folder of a sentence-transformers module
 
@@ -52,11 +54,11 @@ class ExportModelRequest:
 
     Attributes:
         format: a format of FORMATS.
-        model: id of a run, whose model is copied here, or path of a model's folder.
-        output: a new folder; "" for the model's name followed by the format.
+        model: path of a model's folder, or id of a run; the run's model is copied to this machine.
+        output: path of the new folder; "" for the model's name followed by the format.
         int8: True if weights are quantized to 8 bits.
-        data: rows for comparing both models: a file with the model's columns, or a folder whose
-            validation set is read; "" for a few built-in texts.
+        data: rows for comparing the exported model with torch's: a file with the model's columns,
+            or a folder with a validation set; "" for a few built-in texts.
     """
 
     format: str
@@ -70,7 +72,7 @@ class ExportModelRequest:
         """Check that the format is supported.
 
         Raises:
-            UsageError: it is not.
+            UsageError: the format is not supported.
         """
         if self.format == "gguf":
             raise UsageError(GGUF, "run its convert_hf_to_gguf.py on the folder of ftcluster fetch")
@@ -78,18 +80,18 @@ class ExportModelRequest:
             raise UsageError(f"the format must be {' or '.join(FORMATS)}, got {self.format}")
 
 
-# the rows for the comparison, each with its texts (one or two) and its label (a number or None),
-# and the metric: accuracy, pearson or loss, or "" without labels
+# rows for the comparison, and the metric to compute on them. Each row has one or two texts and a
+# label (a number or None). The metric is accuracy, pearson or loss; "" if the rows have no labels
 Compared = tuple[list[dict[str, Any]], str]
 
 
 def export_model(request: ExportModelRequest, view: View) -> Result:
-    """Export a model, and compare its outputs with torch's.
+    """Export a model, and compare its outputs with the outputs of the model in torch.
 
     Raises:
         UsageError, InputError: the model or the data cannot be exported.
         FtclusterError: the exporter's packages are not available, the exporter failed, or the
-            exported model computes something else.
+            exported model's outputs differ from torch's.
     """
     name = Path(request.model).absolute().name
     target = Path(request.output or f"{name}-{request.format}").absolute()
@@ -152,7 +154,7 @@ def check_source(folder: Path, trained: TrainedFields, kind: str) -> None:
     """Check that a folder has a model that can be exported, and no files that may run as code.
 
     Raises:
-        InputError, UsageError: the folder has no such model, or has such files.
+        InputError, UsageError: the model cannot be exported, or a file may run as code.
     """
     if not trained.task:
         raise InputError(f"{folder} has no {trained.missing}, which says what the model is for")
@@ -193,7 +195,7 @@ def copy_rest(source: Path, target: Path) -> None:
 
 
 def rows_of(data: str, trained: TrainedFields, folder: Path) -> Compared:
-    """Return the rows for the comparison: rows of a file by the model's columns, or a few texts.
+    """Return the rows for the comparison: rows of `data`, or a few built-in texts.
 
     Raises:
         UsageError: rows of this task cannot be read here.
@@ -236,7 +238,7 @@ def rows_of(data: str, trained: TrainedFields, folder: Path) -> Compared:
 
 
 def _exported_as(task: str) -> str:
-    """Return the end of the exporting class's name, or "" if no model of the task is exported."""
+    """Return the suffix of the exporter class's name; "" if models of the task have no exporter."""
     return TASKS[task].exported_as if task in TASKS else ""
 
 
@@ -247,7 +249,7 @@ def _cells(rows: Collection[Row], name: str) -> list[str]:
 
 
 def _word(label: Any) -> str:
-    """Return a label in the form in which trainings name its class; "" if there is none."""
+    """Return the class name that a training gives a label; "" for a missing label."""
     if isinstance(label, bool):
         return str(label).lower()
     whole = isinstance(label, float) and label.is_integer()
@@ -255,7 +257,9 @@ def _word(label: Any) -> str:
 
 
 def _labels(words: list[str], config: Mapping[str, Any]) -> tuple[list[float | None], str]:
-    """Return each label as its class number or its own number, and the metric for the comparison.
+    """Return the labels as numbers, and the metric for the comparison.
+
+    A label that names a class becomes the class index. Other labels are numbers already.
 
     Raises:
         DataError: a label is not a class of the model.

@@ -35,10 +35,10 @@ NAME = "generate"
 
 @dataclass(frozen=True)
 class Sampling:
-    """The settings that choose the next token.
+    """The settings for sampling the next token.
 
     Attributes:
-        system: a message before the prompt, or "".
+        system: system message before the prompt; "" for none.
         max_new_tokens: maximum number of tokens of an answer.
         temperature: sampling temperature; 0 always takes the most probable token.
         top_p: cumulative probability of the tokens to sample from.
@@ -77,7 +77,7 @@ class GenerateRequest:
     """Prompts for a model.
 
     Attributes:
-        model: id of the run that has trained it, a folder of this machine, or a name on the Hub.
+        model: id of the run that trained the model, a folder of this machine, or a name on the Hub.
         prompts: prompts to answer separately, with the model's chat template if it has one.
         hub_token: True if the head may use the user's token for the Hugging Face Hub.
         more: iterator over further prompts, each requested once the previous one is answered. The
@@ -104,7 +104,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class GenerateResult:
-    """The texts of a model; empty if its run continues without its caller."""
+    """The texts that a model has generated; empty if the run was detached and continues."""
 
     request: GenerateRequest
     progress: RunProgress
@@ -115,7 +115,7 @@ class GenerateResult:
         return list(self.progress.result.get("answers", ()))
 
     def lines(self) -> list[str]:
-        """Return the texts; for a run that continues, its id."""
+        """Return the texts; for a detached run, its id."""
         return self.answers if self.progress.state != "running" else [self.progress.run]
 
     def document(self) -> dict[str, Any]:
@@ -149,11 +149,12 @@ def generate(
     """Generate an answer to each prompt.
 
     Args:
-        take: function that takes the number of a prompt and a piece of its answer, as soon as the
-            piece is generated.
+        take: function that is called as soon as a piece of an answer is generated, with the index
+            of the prompt and the piece.
 
     Raises:
-        FtclusterError: there is no such model, it is not a language model, or the run failed.
+        FtclusterError: there is no such model, the model is not a language model, or the run
+            failed.
     """
     cluster = cluster_of(request.connection, view)
     run = _prepared(request, cluster)
@@ -201,7 +202,7 @@ def _prepared(request: GenerateRequest, cluster: Cluster) -> TrainingRun:
 def _recipe(
     request: GenerateRequest, cluster: Cluster
 ) -> tuple[Recipe, tuple[tuple[str, str], ...]]:
-    """Return the job's recipe for the model, and the folders to copy for it."""
+    """Return the recipe of the job that generates, and the folders to copy to the head."""
     folder, facts = Path(request.model), first_hosts(cluster.usable, 1)
     if folder.is_dir():
         if not any((folder / name).is_file() for name in TOKENIZERS):
@@ -222,5 +223,5 @@ def _recipe(
 
 
 def _of_model(model: str) -> Recipe:
-    """Return the recipe of a language model, whose data do not matter."""
+    """Return a language-model recipe for this model. Generation does not read the recipe's data."""
     return for_trained_model(training_recipe(("clm",), None, model))

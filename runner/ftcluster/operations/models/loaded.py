@@ -1,4 +1,4 @@
-"""Load a trained model in this Python process, and write rows of this process into a file."""
+"""Load a trained model in this Python process, and write the caller's rows of data to a file."""
 
 import hashlib
 import importlib
@@ -20,7 +20,7 @@ from ftcluster_common.tasks.registry import TASKS
 
 FRAMES = "frames"  # folder in the state folder
 PACKAGES = "pip install '{}' 'torch>=2.10', in an environment of its own"
-# releases without a known way around trust_remote_code=False (CVE-2026-5241; modules.json)
+# oldest releases in which trust_remote_code=False has no known bypass (CVE-2026-5241; modules.json)
 SAFE_RELEASES = {"transformers": "5.10", "sentence-transformers": "6.2"}
 
 
@@ -36,9 +36,10 @@ Data = str | PathLike[str] | Frame | Sequence[Mapping[str, Any]]
 
 
 def data_path(data: Data) -> str:
-    """Return the path or name of data; write rows of this process into a file of the state folder.
+    """Return the path or name of data. Rows in memory are first written to a file.
 
-    Equal rows share a file. The file stays: a run on this machine reads it in place.
+    The file is in the state folder, and equal rows share a file. The file is never removed, because
+    a run on this machine reads it in place.
 
     Raises:
         InputError: the rows cannot be written as JSON, or there are none.
@@ -66,21 +67,24 @@ def data_path(data: Data) -> str:
 
 
 def load(folder: Path, task_file: str = "", **options: Any) -> Any:
-    """Load a model's folder with its library, as users without ftcluster would.
+    """Load a model's folder with the library of the model's task.
 
-    The folder is checked first, so nothing in it can run, whichever release of the library is used.
+    The folder is checked first. Files that may run as code are refused, so loading is safe with
+    every release of the library.
 
     Args:
-        task_file: a Python file of the user's own that defines the model's task, or "".
+        folder: folder with the trained model.
+        task_file: the user's Python file that defines the model's task; "" for a built-in task.
+        options: keyword arguments for the library's loading function.
 
     Returns:
         A SentenceTransformer or CrossEncoder of sentence-transformers, or a pipeline of
         transformers; if there is no pipeline for the task, the model and its tokenizer.
 
     Raises:
-        FtclusterError: the folder does not exist, was not written by a training, has files that
-            may run as code, or a package is missing.
-        UsageError: an option asks to trust the model's own code.
+        FtclusterError: the folder does not exist, was not written by a training, or has files that
+            may run as code; or a Python package is missing.
+        UsageError: `options` has trust_remote_code=True.
     """
     if options.get("trust_remote_code"):
         raise UsageError(

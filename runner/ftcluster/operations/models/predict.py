@@ -21,7 +21,7 @@ from ftcluster.progress.view import View
 from ftcluster_common.protocol.job import PREDICT, Purpose
 from ftcluster_common.recipe import Recipe
 
-# numbers as text too, because rows of CSV have only text
+# pattern of a number in a cell; cells of a CSV file are always text
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet evaluates such cells (OWASP)
 FORMATS = {".jsonl": "", ".csv": ",", ".tsv": "\t"}  # separator between columns; "" for JSON lines
@@ -32,7 +32,8 @@ class PredictRequest(TrainedModelRequest):
     """Rows of data to predict with a trained model.
 
     Attributes:
-        output: file for the predictions, *.jsonl, *.csv or *.tsv; an existing file is replaced.
+        output: path of the file for the predictions: *.jsonl, *.csv or *.tsv. An existing file is
+            replaced.
     """
 
     output: str = ""
@@ -43,7 +44,7 @@ class PredictRequest(TrainedModelRequest):
         """Check that the output can be written.
 
         Raises:
-            UsageError: it cannot.
+            UsageError: the output cannot be written.
         """
         super().__post_init__()
         path = Path(self.output).absolute()
@@ -53,17 +54,17 @@ class PredictRequest(TrainedModelRequest):
             raise UsageError(f"--output {self.output}: there is no folder {path.parent}")
 
     def refusal(self, recipe: Recipe) -> UsageError | None:
-        """Return an error if the model has no prediction for a row."""
+        """Return an error if models of the recipe's task cannot predict rows; None otherwise."""
         reason = recipe.spec.why_not_predicted()
         return UsageError(*reason) if reason else None
 
 
 @dataclass(frozen=True)
 class PredictResult(TrainedModelResult):
-    """The predictions that were written, or the run that makes them without its caller.
+    """The predictions that were written; or the detached run that is still computing them.
 
     Attributes:
-        output: the file as the user named it.
+        output: path of the predictions' file, as the user gave it.
         rows: number of predictions in the file.
     """
 
@@ -84,12 +85,13 @@ def predict(request: PredictRequest, view: View) -> PredictResult:
     """Predict the class, number, answer or embedding of each row, in the order of the rows.
 
     Raises:
-        ClusterChanged: the cluster has changed since the run was planned; see `again`.
+        ClusterChanged: the cluster has changed since the run was planned. `again`
+            retries the operation.
         FtclusterError: the request is not valid, or the run failed.
     """
     run, progress = request.launched(view)
     model = str(request.model)
-    if progress.state == "running":  # detached from
+    if progress.state == "running":  # the caller has detached from the run
         view.say(f"its predictions will be in {run.launch.run_dir}/predictions on the head")
         return PredictResult(run, progress, model, request.output, 0)
     run_hosts = replace(run_hosts_of(run.cluster), options=request.connection.to(run.cluster))
@@ -109,9 +111,9 @@ def predict(request: PredictRequest, view: View) -> PredictResult:
 
 
 def as_table(rows: Sequence[dict[str, Any]], mark: str) -> str:
-    """Return rows as a table with a separator between columns.
+    """Return rows as a table in text form, with `mark` as the separator between columns.
 
-    Texts that a spreadsheet would read as a formula are prefixed with '; numbers are unchanged.
+    A text that a spreadsheet would read as a formula gets the prefix '. Numbers are unchanged.
 
     >>> as_table([{"a": "x, y", "b": [1]}], ",")
     'a,b\\n"x, y",[1]\\n'

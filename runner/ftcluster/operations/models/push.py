@@ -14,7 +14,7 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
 def check_push(repository: str) -> str:
-    """Check that an upload can begin, before anything is copied; return the program's path.
+    """Check that an upload to the Hub can begin, and return the path of the program `hf`.
 
     Raises:
         UsageError: the repository's name is not valid, or the program or the token is missing.
@@ -31,9 +31,9 @@ def check_push(repository: str) -> str:
 
 
 def push_command(program: str, folder: Path, repository: str, public: bool) -> list[str]:
-    """Return the upload command. The program finds the token itself, so no argument contains it.
+    """Return the upload command. It does not upload the list of training rows.
 
-    The list of training rows is not uploaded.
+    No argument contains the token, because the program `hf` finds the token itself.
     """
     return [
         program, "upload", repository, str(folder), ".", "--repo-type", "model",
@@ -43,10 +43,10 @@ def push_command(program: str, folder: Path, repository: str, public: bool) -> l
 
 
 def push(folder: Path, repository: str, public: bool) -> None:
-    """Upload a folder; an existing repository gets another commit.
+    """Upload a folder to the Hub. An existing repository gets another commit.
 
     Raises:
-        UsageError: see `check_push`.
+        UsageError: the upload cannot begin, see `check_push`.
         FtclusterError: the program failed.
     """
     command = push_command(check_push(repository), folder, repository, public)

@@ -1,4 +1,4 @@
-"""The request and the result that `evaluate` and `predict` share: both use a trained model."""
+"""The base classes of the requests and results of `evaluate` and `predict`."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ from ftcluster_common.recipe import Recipe
 
 @dataclass(frozen=True)
 class TrainedModelRequest(RecipeRequest, ABC):
-    """A request to use a trained model, which the field `model` names.
+    """A request to evaluate a trained model or to predict with it. `model` names the model.
 
     Attributes:
         hub_token: True if the hosts may use the user's token for the Hugging Face Hub.
@@ -40,7 +40,7 @@ class TrainedModelRequest(RecipeRequest, ABC):
         """Return the run to launch for this request.
 
         Raises:
-            FtclusterError: see `RecipeRequest.prepared`.
+            FtclusterError: the run cannot be prepared, see `RecipeRequest.prepared`.
         """
         run = self.launch.applied_to(self.prepared(cluster_of(self.connection, view), self.purpose))
         if run.recipe.teacher:
@@ -58,7 +58,8 @@ class TrainedModelRequest(RecipeRequest, ABC):
         """Launch the run and follow it to its end.
 
         Raises:
-            ClusterChanged: the cluster has changed since the run was planned; see `again`.
+            ClusterChanged: the cluster has changed since the run was planned. `again`
+                retries the operation.
             FtclusterError: the request is not valid, or the run failed.
         """
         run = self.launchable(view)
@@ -68,10 +69,10 @@ class TrainedModelRequest(RecipeRequest, ABC):
 
 @dataclass(frozen=True)
 class TrainedModelResult(ABC):
-    """The result of a run that uses a trained model.
+    """The result of an evaluation or a prediction.
 
     Attributes:
-        run: the run, which continues without its caller if `progress.state` is "running".
+        run: the launched run. It is detached and continues if `progress.state` is "running".
         progress: the state that the run's events describe.
         model: the model as the user named it.
     """
@@ -110,7 +111,7 @@ class TrainedModelResult(ABC):
         }
 
     def lines(self) -> list[str]:
-        """Return the result as text; for a run that continues, its id."""
+        """Return the result as text; for a detached run, its id."""
         if self.progress.state == "running":
             return [self.progress.run]
         return self.finished_lines()
@@ -121,5 +122,5 @@ class TrainedModelResult(ABC):
 
 
 def dry_run(request: TrainedModelRequest, view: View) -> PlanResult:
-    """Plan what the request would launch. Raises as `TrainedModelRequest.launchable`."""
+    """Return the run that the request would launch. Raises the errors of `launchable`."""
     return PlanResult(request.launchable(view))

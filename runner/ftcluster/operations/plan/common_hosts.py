@@ -1,6 +1,6 @@
 """Facts of common server models and cloud instances, for plans without any host.
 
-The facts are those that the makers publish. All memory counts, although a kernel keeps 1 to 3 %.
+The makers publish these facts. Memory is the full size, although a kernel reserves 1 to 3 % of it.
 """
 
 import re
@@ -25,13 +25,14 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class CommonHost:
-    """A kind of host, as its maker publishes it.
+    """A kind of host, as described by its maker.
 
     Attributes:
-        cores: cores of a socket, each with two hardware threads.
-        nodes: NUMA nodes of a socket as delivered; the first nodes get the remaining cores.
+        cores: number of cores of a socket; each core has two hardware threads.
+        nodes: number of NUMA nodes of a socket in the factory settings. If the cores do not divide
+            evenly, the first nodes have one more core.
         gigabits: network bandwidth in Gbit/s; 0 if the buyer chooses the network.
-        source: publication that has these facts.
+        source: publication with these facts.
     """
 
     cpu: str
@@ -65,7 +66,9 @@ NAMED = ", ".join(HOSTS)
 
 
 def common_hosts(text: str) -> ClusterFacts | None:
-    """Return hosts of a kind: m7i.16xlarge, 4xm6i.16xlarge, 2x2x8480+; None for any other text.
+    """Return the hosts that a name such as 4xm6i.16xlarge describes; None for any other text.
+
+    The name has an optional number of hosts, followed by a kind of host: m7i.16xlarge, 2x8480+.
 
     >>> [host.name for host in common_hosts("2xm7i.16xlarge").hosts]
     ['node1', 'node2']
@@ -79,7 +82,7 @@ def common_hosts(text: str) -> ClusterFacts | None:
 
 
 def with_sockets(text: str) -> str:
-    """Return the full name for a name without the number of sockets, or "" if there is none.
+    """Return the full name of hosts for a name without sockets; "" if there is no such kind.
 
     >>> with_sockets("10x8480+"), with_sockets("8480+"), with_sockets("m7i")
     ('10x2x8480+', '2x8480+', '')
@@ -108,7 +111,10 @@ def _facts(host: CommonHost, name: str) -> HostFacts:
 
 
 def _nodes(host: CommonHost, memory: int) -> tuple[NumaNode, ...]:
-    """Return NUMA nodes with consecutive cores, all first threads numbered before second ones."""
+    """Return NUMA nodes with consecutive cores.
+
+    CPU numbers begin with the first threads of all cores, followed by the second threads.
+    """
     found: list[NumaNode] = []
     all_cores, first = host.sockets * host.cores, 0
     count = host.sockets * host.nodes

@@ -1,4 +1,4 @@
-"""Show how data are read, and what a model would learn from them, before a training."""
+"""Show how a training would read its data: columns, sizes and samples. Trains nothing."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,7 +32,7 @@ class DataRequest(RecipeRequest):
 
     Attributes:
         hub_token: True if the head may use the user's token for the Hugging Face Hub.
-        here: True if the head is not asked; lengths and samples are then missing.
+        here: True if only this machine reads the data; the result then has no lengths or samples.
     """
 
     hub_token: bool = False
@@ -44,10 +44,11 @@ class DataResult:
     """The data as a training would read them.
 
     Attributes:
-        host: name of the host that has tokenized the data; "" for none.
-        columns: names of the columns by their use, and of the columns that are not read.
-        sets: see `ftcluster_train.engine.data_report` and, without a host, `recipe.data_counts`.
-        samples: samples as the model sees them; empty without a host.
+        host: name of the host that has tokenized the data; "" if no host has.
+        columns: column names by their use, including the unused columns.
+        sets: description of each data set, from `ftcluster_train.engine.data_report`; without a
+            host, from `recipe.data_counts`.
+        samples: samples as the model receives them; empty without a host.
         notes: facts that the user should know.
     """
 
@@ -73,7 +74,7 @@ class DataResult:
         }
 
     def lines(self) -> list[str]:
-        """Return the result as text, with the notes first because samples could hide them."""
+        """Return the result as text. Notes come first, because samples can fill the screen."""
         columns = {use: tuple(names) for use, names in self.columns.items()}
         notes = [f"note: {note}" for note in self.notes]
         said = [*notes, *([columns_line(columns)] if columns else [])]
@@ -84,10 +85,10 @@ class DataResult:
 
 
 def describe(request: DataRequest, view: View) -> DataResult:
-    """Return what a training with these arguments would read and learn. Trains nothing.
+    """Return a description of the data that the requested training would read. Trains nothing.
 
-    The data are checked here. Then the head reads them as it would for the training, and keeps
-    their tokens for it.
+    This machine checks the data first. Then the head reads and tokenizes the data, as it would for
+    the training, and caches the tokens for that training.
 
     Raises:
         FtclusterError: the recipe or its data are not valid, or the head does not respond.

@@ -12,16 +12,18 @@ NEXT = "write them: ftcluster examples --to DIR; one: ftcluster examples NAME --
 
 
 def example_scripts() -> dict[str, Path]:
-    """Return the scripts by their names."""
+    """Return the paths of the example scripts, by name."""
     return {path.stem: path for path in sorted(bundled("examples").glob("*.py"))}
 
 
 def examples(name: str = "", folder: str = "") -> Result:
-    """Return the list of examples, the text of one example, or the files written to a folder.
+    """Return the list of examples; with `name`, the text of that example.
+
+    If `folder` is given, write the files there instead, and return their paths.
 
     Raises:
         UsageError: there is no such example.
-        FtclusterError: a file exists already.
+        FtclusterError: a file to write exists already.
     """
     scripts = example_scripts()
     if name and name not in scripts:

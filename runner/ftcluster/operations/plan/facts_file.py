@@ -20,7 +20,9 @@ HINT = (
 
 
 def facts_of(file: str | None) -> Cluster:
-    """Return the cluster of a file or of common hosts; without a file, the cluster set up last.
+    """Return the cluster that a file or a name of common hosts describes.
+
+    If `file` is None, return the cluster that was set up last.
 
     Raises:
         FtclusterError: there is no cluster, or the file cannot be read or is incomplete.
@@ -34,10 +36,10 @@ def facts_of(file: str | None) -> Cluster:
 
 
 def read_facts(path: Path) -> ClusterFacts:
-    """Return the hosts of a file, which has them as `facts` or as its whole content.
+    """Return the hosts that a JSON file describes, in its field `facts` or as its whole content.
 
     Raises:
-        InputError: the file cannot be read, or hosts are incomplete; lists what each lacks.
+        InputError: the file cannot be read, or hosts are incomplete; lists the missing facts.
     """
     try:
         document = read_json(path)
@@ -60,7 +62,7 @@ def read_facts(path: Path) -> ClusterFacts:
 
 
 def _problems(host: Any) -> Iterator[str]:
-    """Yield what is missing or wrong in a host of such a file."""
+    """Yield the problems of a host of a facts file: missing and invalid facts."""
     if not isinstance(host, dict):
         yield f"{host!r:.80} is not a mapping"
         return

@@ -1,4 +1,4 @@
-"""The recipes that come with ftcluster, and the fields that a recipe can have."""
+"""List and show the recipes that come with ftcluster, and the fields that a recipe can have."""
 
 import json
 import re
@@ -17,7 +17,7 @@ CLAUSE = re.compile(r"[.:;] |\.$")
 
 @dataclass(frozen=True)
 class RecipeEntry:
-    """A recipe with the description that its file begins with."""
+    """A recipe, with the description at the beginning of its file."""
 
     name: str
     task: str
@@ -47,7 +47,7 @@ def list_recipes() -> tuple[RecipeEntry, ...]:
 
 
 def show_recipe(name: str) -> tuple[RecipeEntry, str]:
-    """Return a recipe, by its name or file, and its text.
+    """Return the entry and the text of the recipe with this name or file.
 
     Raises:
         RecipeError: the recipe is unknown or not valid.
@@ -57,14 +57,14 @@ def show_recipe(name: str) -> tuple[RecipeEntry, str]:
 
 
 def all_rows() -> list[tuple[str, ...]]:
-    """Return name, default, allowed values and description of the fields of all tasks."""
+    """Return a row for each field of all tasks: name, default, allowed values, description."""
     return [
         (key.name, key.default_text, key.allowed, key.description) for key in all_fields().values()
     ]
 
 
 def rows_of(name: str) -> list[tuple[str, ...]]:
-    """Return name, value, default, allowed values and description of the fields of a recipe.
+    """Return a row for each field of a recipe: name, value, default, allowed values, description.
 
     Raises:
         RecipeError: the recipe is unknown or not valid.
@@ -74,7 +74,7 @@ def rows_of(name: str) -> list[tuple[str, ...]]:
     values = {**vars(recipe), **vars(recipe.options)}
     values |= {f"training.{key}": value for key, value in vars(recipe.training).items()}
     for key in schema_of(recipe.task).values():
-        value = in_recipe(values[key.name]) if key.name in values else ""  # has another name
+        value = in_recipe(values[key.name]) if key.name in values else ""  # an alias
         rows.append((key.name, value, key.default_text, key.allowed, key.description))
     return rows
 

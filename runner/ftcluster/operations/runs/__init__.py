@@ -1,1 +1,1 @@
-"""Follow, stop, fetch and report runs."""
+"""Follow, list, stop and remove runs, fetch their models, and write reports about them."""

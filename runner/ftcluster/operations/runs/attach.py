@@ -24,7 +24,7 @@ class AttachResult:
 
     Attributes:
         progress: the state that the run's events describe.
-        price: price of the run's hosts, if it is known.
+        price: price of the run's hosts; None if the price is not known.
         hosts: number of hosts of the run.
     """
 
@@ -83,16 +83,16 @@ def attach(
     view: View,
     on_output: Callable[[str], None] = lambda _: None,
 ) -> AttachResult:
-    """Follow a run from its first event to its end; never stops it.
+    """Follow a run from its first event to its end. A signal ends this process, not the run.
 
     Args:
         run: the run's id or the beginning of it; "" for the newest run.
-        on_output: function that takes the output of a script's rank 0.
+        on_output: function that is called with each piece of the output of a script's rank 0.
 
     Raises:
         Detached: a signal, such as Ctrl-C, has ended this process only.
         Interrupted: the run was stopped.
-        FtclusterError: there is no such run, or it failed.
+        FtclusterError: there is no such run, or the run failed.
     """
 
     def on_event(event: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ def attach(
 
 
 def _reason(followed: Followed) -> tuple[str, str]:
-    """Return the reason why a run failed, and what to do."""
+    """Return the reason why a run failed, and a hint for the user."""
     progress = followed.progress
     if progress.errors:
         return why_failed(progress)

@@ -18,14 +18,13 @@ NEWEST = 200  # number of runs to list; running ones come first
 
 
 def caches(connection: Connection, clear: bool, view: View) -> Result:
-    """Return the sizes of the caches, and empty them on request.
+    """Return the sizes of the caches. If `clear` is True, empty the caches.
 
-    Hosts have models and data that were copied or downloaded, and token samples; this control node
-    has the wheels of stacks, of bundles and of scripts' packages. Files that an unfinished run
-    uses are never removed.
+    The hosts cache models, data and tokens. This control node caches the wheels of stacks, of
+    bundles and of scripts' packages. Files that an unfinished run uses are never removed.
 
     Args:
-        clear: True if everything that no run uses is removed.
+        clear: True to remove all cached files that no unfinished run uses.
 
     Raises:
         FtclusterError: a host does not respond.
@@ -45,7 +44,10 @@ def caches(connection: Connection, clear: bool, view: View) -> Result:
 
 
 def _wheels(folder: Path, clear: bool) -> tuple[int, int]:
-    """Return the bytes of all wheels, and of the wheels that no command downloads or unpacks."""
+    """Return the bytes of all wheels, and the bytes of the wheels that no command is using.
+
+    If `clear` is True, remove the wheels that no command is using.
+    """
     whole = unused = 0
     for path in folder.glob("[!.]*"):
         size = sum(512 * one.lstat().st_blocks for one in (path, *path.rglob("*")))

@@ -22,14 +22,14 @@ COLUMNS = ("run", "state", "ended", "by")
 
 @dataclass(frozen=True)
 class CleanRequest:
-    """The runs to remove; without names, the user's own failed and stopped runs.
+    """The runs to remove: named runs, or by default the user's own failed and stopped runs.
 
     Attributes:
-        runs: ids of runs to remove, regardless of the other fields.
+        runs: ids of the runs to remove; if not empty, the other fields are not allowed.
         done: True if runs that have succeeded are removed too.
         resumable: True if runs that can be resumed are removed too.
         all: True if the runs of other users are removed too.
-        older_than: number of seconds since the end of a run before it is removed.
+        older_than: only runs that ended at least this number of seconds ago are removed.
     """
 
     connection: Connection = field(default_factory=Connection)
@@ -40,10 +40,10 @@ class CleanRequest:
     older_than: float = 0
 
     def __post_init__(self) -> None:
-        """Check that names are not combined with the other choices.
+        """Check that `runs` is not combined with other fields.
 
         Raises:
-            UsageError: they are.
+            UsageError: `runs` is combined with other fields.
         """
         if self.runs and (self.done or self.resumable or self.all or self.older_than):
             raise UsageError(
@@ -58,7 +58,7 @@ class Selection:
     Attributes:
         run_hosts: the hosts of the runs.
         runs: ids of the runs.
-        unnamed: the runs among them that the user has not named.
+        unnamed: states of the selected runs that the user has not named.
     """
 
     run_hosts: RunHosts
@@ -66,7 +66,7 @@ class Selection:
     unnamed: tuple[RunState, ...] = ()
 
     def table(self) -> list[str]:
-        """Return a line for each run that the user has not named, below the headings."""
+        """Return headings, and a line for each selected run that the user has not named."""
         rows = [(one.run, one.state, _ended(one), one.started_by or "-") for one in self.unnamed]
         return aligned([COLUMNS, *rows])
 
@@ -93,7 +93,7 @@ def select(request: CleanRequest, view: View) -> Selection:
 
 
 def remove(selection: Selection) -> Selection:
-    """Remove runs from all hosts, and their records here; return the removed runs.
+    """Remove runs from all hosts, remove their records here, and return the removed runs.
 
     Raises:
         FtclusterError: a host does not respond.

@@ -25,7 +25,7 @@ class ReportRequest:
     Attributes:
         runs: ids of the runs, or the beginnings of their ids; if empty, the newest run.
         output: path of the page; None for a name made of the run's id.
-        scaling: output of `bench scaling --json` to include, or None.
+        scaling: path of a file with the output of `bench scaling --json` to include; None for none.
     """
 
     connection: Connection = field(default_factory=Connection)
@@ -35,10 +35,10 @@ class ReportRequest:
 
 
 def report(request: ReportRequest, view: View) -> Result:
-    """Write the page.
+    """Write the HTML page about the requested runs.
 
     Raises:
-        UsageError: the file for `scaling` has another content.
+        UsageError: the file `scaling` is not output of `bench scaling --json`.
         FtclusterError: there is no such run, its head does not respond, or a record is damaged.
     """
     bench = read_scaling(request.scaling) if request.scaling else None
@@ -83,16 +83,16 @@ def _load_charts() -> None:
 
 
 def _files_of(connection: Connection, given: str, view: View) -> RunFiles:
-    """Return a run's record and events: local ones if it has ended, otherwise from its head."""
+    """Return a run's record and events: local files if the run has ended, or the head's files."""
     run_hosts, name = find(connection, given, view)
     return ended_here(name) or from_head(run_hosts, name)
 
 
 def read_scaling(path: Path) -> dict[str, Any]:
-    """Return the document of `bench scaling --json`.
+    """Return the document of `bench scaling --json` that a file contains.
 
     Raises:
-        UsageError: the file has another content.
+        UsageError: the file is not output of `bench scaling --json`.
     """
     try:
         document: dict[str, Any] = read_json(path)

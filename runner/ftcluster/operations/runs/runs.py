@@ -38,7 +38,8 @@ def list_runs(
     """Return all users' runs on a cluster, newest first, and the number of runs not returned.
 
     Args:
-        most: maximum number of runs, running ones before newer ones; 0 for all.
+        most: maximum number of runs to return; 0 for all runs. Running runs are returned first,
+            then the newest.
         beginnings: beginnings of the ids of the runs to return; if empty, all runs.
 
     Raises:
@@ -53,10 +54,11 @@ def list_runs(
 
 
 def table(runs: Sequence[RunState], width: int | None = None) -> list[str]:
-    """Return a line per run below the headings, and how to continue interrupted runs.
+    """Return a table of runs, and hints on how to continue interrupted runs.
 
     Args:
-        width: width of the terminal; columns that ids and `--json` also have are omitted to fit.
+        width: width of the terminal in characters; columns of NARROW are omitted until the table
+            fits. None keeps all columns.
     """
     rows = [COLUMNS, *map(_row, runs)]
     if not any(one.tags for one in runs):
@@ -71,7 +73,8 @@ def table(runs: Sequence[RunState], width: int | None = None) -> list[str]:
 
 def _row(one: RunState) -> tuple[str, ...]:
     started = datetime.fromtimestamp(one.started).astimezone()
-    # the run downloads and tokenizes; launches of other versions may lack the number of ranks
+    # until its first step, a run downloads and tokenizes. Launches that other versions of ftcluster
+    # wrote may lack the number of ranks
     prepares = one.state == "running" and not one.ranks and not one.step
     return (
         one.run,
@@ -91,7 +94,7 @@ class LogsRequest:
 
     Attributes:
         run: the run's id or the beginning of it; "" for the newest run.
-        rank: the rank whose output is shown; None for all ranks.
+        rank: number of the rank whose output is shown, counted from 0; None for all ranks.
         follow: True if the output is shown until the run ends.
     """
 
@@ -102,15 +105,16 @@ class LogsRequest:
 
 
 def logs(request: LogsRequest, show: Callable[[str], None], view: View) -> None:
-    """Show the output of a run's ranks, made safe for a terminal.
+    """Show the output of a run's ranks, with control characters escaped.
 
     Args:
-        show: function that takes whole lines as they arrive; the last one may lack its end.
+        show: function that is called with whole lines as they arrive. The last line may be
+            incomplete.
 
     Raises:
         UsageError: there is no such rank.
         FtclusterError: there is no such run, or its head does not respond.
-        Interrupted: the user stopped it.
+        Interrupted: the user stopped the command.
     """
     rank = request.rank
     file = ALL_RANKS if rank is None else f"logs/rank-{rank}.log"
@@ -126,7 +130,7 @@ def logs(request: LogsRequest, show: Callable[[str], None], view: View) -> None:
                 while data := log.read(PIECE_BYTES):
                     whole = len(data) == PIECE_BYTES
                     end = data.rfind(b"\n") + 1
-                    # a line may lack its end, and the last line may not be complete yet
+                    # a line may be longer than a piece, and the last line may not be complete yet
                     end = len(data) if (incomplete and not whole) or (whole and not end) else end
                     log.seek(end - len(data), os.SEEK_CUR)
                     if not end:
@@ -148,15 +152,15 @@ def fetch(
 ) -> Result:
     """Copy the model of a run, or the files that its script has written, from the head.
 
-    The folder appears only once it is complete.
+    The folder gets its final name only once all files are copied.
 
     Args:
         run: the run's id or the beginning of it; "" for the newest run.
-        folder: a new or empty folder; "" for a folder named after the run.
+        folder: path of a new or empty local folder; "" for a folder named after the run.
         reports: True to copy the files of the run's trackers instead.
 
     Raises:
-        FtclusterError: there is no such run, it has no such files, or the folder is not empty.
+        FtclusterError: there is no such run, the run has no such files, or the folder is not empty.
     """
     run_hosts, name = find(connection, run, view)
     record = read_record(name) or {}
@@ -187,7 +191,7 @@ def fetch(
 
 
 def _how_to_get_a_model(state: RunState) -> str:
-    """Return what the user can do about a training that has left no model."""
+    """Return a hint for the user of a training that has written no model."""
     if state.state == "running":
         return f"wait for its end: ftcluster attach {state.run}"
     if state.checkpoint or state.step:
@@ -236,14 +240,15 @@ def _size(count: int) -> str:
 
 
 def stop(connection: Connection, names: Sequence[str], force: bool, view: View) -> Result:
-    """End runs on all their hosts; a run that cannot be ended does not prevent ending others.
+    """End runs on all their hosts. If a run cannot be ended, the other runs are still ended.
 
     Args:
         names: ids of the runs, or the beginnings of their ids.
         force: True to end the runs at once, without saving anything.
 
     Raises:
-        FtclusterError: a run does not exist, so none was ended; or some may still be running.
+        FtclusterError: a run does not exist, and no run was ended; or some runs may still be
+            running.
     """
     # find all runs first, so that a misspelt name stops no run
     meant = dict.fromkeys(find(connection, name, view) for name in names)

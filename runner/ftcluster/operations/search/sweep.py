@@ -1,7 +1,8 @@
 """Train a recipe with several values of its fields, and report the best combination.
 
-The runs are the state of a sweep: each run's id begins with a digest of what it trains. The same
-command therefore finds them on the hosts, from any control node, and trains only what is missing.
+A sweep has no state other than its runs: each run's id contains a digest of its settings and data.
+Repeating the command, on any control node, finds the existing runs on the hosts and trains only the
+missing combinations.
 """
 
 import time
@@ -34,26 +35,30 @@ from ftcluster_common.user_code import declared_metrics
 
 POLL_SECONDS = 10.0  # seconds between two polls of parallel runs
 ENDED = ("done", "failed", "stopped", DIVERGED)
-GIVE_UP = 3  # consecutive failed launches on the same hosts
+GIVE_UP = 3  # number of consecutive failed launches after which hosts get no more runs
 LOST: dict[str, Any] = {"message": "its end is not known: its head does not answer"}
 
 
 def dry_run(request: SweepRequest, view: View) -> SweepResult:
-    """Check everything, and return what would be trained; asks no host. Raises as `sweep`."""
+    """Return the runs that `sweep` would train, without contacting a host.
+
+    Raises the errors of `sweep`.
+    """
     return replace(_Sweep(request, view, view).result, planned=True)
 
 
 def sweep(request: SweepRequest, view: View, steps_view: View) -> SweepResult:
-    """Train each combination that has not been trained yet, and compare them.
+    """Train each combination that has not been trained yet, and compare all combinations.
 
-    A failed run does not end the others.
+    If a run fails, the other runs continue.
 
     Args:
-        steps_view: view for each run's own progress, if the runs are sequential.
+        steps_view: view for the progress of a single run, used if the runs are sequential.
 
     Raises:
-        ClusterChanged: the cluster has changed since the runs were planned; see `again`.
-        Interrupted: the user left the sweep; its active runs continue.
+        ClusterChanged: the cluster has changed since the runs were planned. `again`
+            retries the operation.
+        Interrupted: the user stopped the command; the active runs continue.
         FtclusterError: combinations are not valid (lists all of them), or no head responds.
     """
     one = _Sweep(request, view, steps_view)
@@ -103,10 +108,10 @@ class _Sweep:
         view.say(f"{runs} of {first.name}, {where}, {shape}")
 
     def _add(self, settings: Sequence[Settings]) -> tuple[list[TrainingRun], list[SweepRun]]:
-        """Add a row for each combination that has none yet.
+        """Add a row for each combination that does not have a row yet.
 
         Returns:
-            The added runs as they would be launched, and the row of each of `settings`.
+            The added runs as they would be launched, and a row for each element of `settings`.
 
         Raises:
             FtclusterError: some runs cannot be launched; lists all reasons.
@@ -146,11 +151,11 @@ class _Sweep:
 
     @property
     def result(self) -> SweepResult:
-        """The result so far."""
+        """The current state of the sweep."""
         return SweepResult(self.rows, self._aim, len(self._parts))
 
     def find(self) -> None:
-        """Find the combinations that are trained or running already, whoever started them.
+        """Find the combinations that are trained or running already, started by any user.
 
         Raises:
             FtclusterError: a head does not respond.
@@ -204,7 +209,7 @@ class _Sweep:
         self._view.say(f"{row.label}: {row.state}, {said}  ({row.run})")
 
     def run(self) -> None:
-        """Train all waiting combinations, on each part sequentially."""
+        """Train all waiting combinations. Each part trains its runs sequentially."""
         while True:
             waiting = [row for row in self.rows if row.state == WAITING]
             usable = [n for n in range(len(self._parts)) if self._failed.get(n, 0) < GIVE_UP]
@@ -221,14 +226,15 @@ class _Sweep:
                 self._poll()
 
     def search(self) -> None:
-        """Train what the strategy chooses until it has chosen everything."""
+        """Train the settings that the strategy chooses, until the strategy is finished."""
         search(self._strategy, self._try_all)
 
     def _try_all(self, settings: Sequence[Settings]) -> list[float | None] | None:
-        """Train each of these combinations that is not trained yet.
+        """Train these combinations, except those that are trained already.
 
         Returns:
-            The costs to minimize, None for a run without the metric; None if a run has not ended.
+            The cost of each combination, where None means that a run has no metric. If a run has
+            not ended, None is returned instead of the list.
         """
         _, rows = self._add(settings)
         self.find()
@@ -244,7 +250,7 @@ class _Sweep:
         return -value if self._aim.more_is_better(name) else value
 
     def _launch(self, row: SweepRun, number: int) -> None:
-        """Start a run; if it cannot start, its row gets the reason."""
+        """Start a run on the part with the index `number`. Store a failure's reason in the row."""
         part = self._parts[number]
         request = self._request.with_settings(row.settings, row.name)
         launch = self._request.launch
@@ -278,7 +284,7 @@ class _Sweep:
         self._running[number] = row
 
     def _poll(self) -> None:
-        """Wait, then process the runs that have ended meanwhile."""
+        """Wait POLL_SECONDS, then store the results of the runs that have ended."""
         time.sleep(POLL_SECONDS)
         for number, row in list(self._running.items()):
             part = self._parts[number]
@@ -298,7 +304,7 @@ class _Sweep:
                     self._take(row, state, part)
 
     def completed(self) -> SweepResult:
-        """Fetch the best model, and write the page, if requested.
+        """Fetch the best model and write the report, if requested. Return the final result.
 
         Raises:
             FtclusterError: the folder is not empty, or the head does not respond.

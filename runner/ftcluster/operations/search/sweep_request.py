@@ -25,18 +25,19 @@ NAME_LENGTH, DIGEST_LENGTH = 29, 10  # a run's name has at most 40 characters
 
 @dataclass(frozen=True)
 class SweepRequest(RecipeRequest):
-    """Trainings of one recipe; an argument `key=a,b,c` lists the values of a field.
+    """A request for several trainings of one recipe. `key=a,b,c` lists the values of a field.
 
     Attributes:
-        nodes: number of hosts of each run; as many runs are parallel as the hosts allow. None: each
-            run has all hosts, sequentially.
-        random: number of random combinations to try; 0 for all combinations.
-        tpe: number of combinations that Optuna's TPE sampler chooses from earlier results, instead.
+        nodes: number of hosts of each run. Disjoint groups of hosts train in parallel. With None,
+            each run uses all hosts, one run after the other.
+        random: number of random combinations to try; 0 to try all combinations.
+        tpe: number of combinations that Optuna's TPE sampler chooses from earlier results; 0 if the
+            sampler is not used.
         seed: seed of the random choices.
-        metric: name of the metric to compare; "": see `aim_of`.
+        metric: name of the metric to compare; "" for the task's metric, see `aim_of`.
         retry: True if failed and stopped runs are trained again.
-        fetch: a new or empty folder of this machine for the best model, or "".
-        report: path of a page about the runs, or None.
+        fetch: path of a new or empty local folder for the best model; "" to copy no model.
+        report: path of the HTML report to write about the runs; None for no report.
         hub_token: True if the hosts may use the user's token for the Hugging Face Hub.
     """
 
@@ -54,7 +55,8 @@ class SweepRequest(RecipeRequest):
         """Check that there are values to try.
 
         Raises:
-            UsageError: there are none, several recipes are named, or options exclude each other.
+            UsageError: no field has several values, several recipes are named, or options exclude
+                each other.
         """
         super().__post_init__()
         self.user_code()  # the user's task may have fields to try
@@ -82,10 +84,11 @@ class SweepRequest(RecipeRequest):
         """Return the strategy that chooses the settings of each run.
 
         Args:
-            at_once: number of parallel runs, for strategies that learn from results.
+            at_once: number of parallel runs, for strategies that use earlier results.
 
         Raises:
-            UsageError: there are too many, or a field has a range and none are drawn.
+            UsageError: there are too many combinations, or a field has a range although neither
+                `random` nor `tpe` is set.
             FtclusterError: optuna is not installed.
         """
         _, axes = self._axes
@@ -104,10 +107,10 @@ class SweepRequest(RecipeRequest):
 
 @dataclass(frozen=True)
 class Part:
-    """Hosts that have one run at a time.
+    """A group of hosts that trains one run at a time.
 
     Attributes:
-        cluster: the cluster with these hosts only, the head of their runs first.
+        cluster: the cluster restricted to these hosts; the first host is the head of their runs.
         options: arguments of ansible-playbook for reaching the hosts.
     """
 
@@ -121,7 +124,9 @@ class Part:
 
 
 def parts_of(cluster: Cluster, nodes: int | None, options: tuple[str, ...]) -> Sequence[Part]:
-    """Return the hosts in groups of `nodes`, without the remainder; None puts all in one group.
+    """Return the cluster's hosts in groups of `nodes` hosts. Remaining hosts are not used.
+
+    If `nodes` is None, all hosts form one group.
 
     Raises:
         PlanError: there are fewer hosts than `nodes`.
@@ -136,8 +141,7 @@ def name_of(request: SweepRequest, settings: Settings, contents: dict[str, str])
     """Return the beginning of a run's id: a name and a digest of settings, inputs and hosts.
 
     Args:
-        contents: cache of names by folder of this machine; each name changes with the folder's
-            files.
+        contents: cache that maps folders of this machine to names with a digest of their files.
     """
 
     def content(_: str, folder: str) -> str:

@@ -1,4 +1,4 @@
-"""The runs of a sweep as a table, and the best run."""
+"""The result of a sweep: a table of its runs, and the best run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ class SweepResult:
 
     Attributes:
         rows: one row per run, in the order of the command line.
-        aim: the metric to compare, and its direction.
+        aim: the metric to compare, and whether a larger value is better.
         at_once: number of parallel runs.
-        fetched: folder of this machine with the best model, or "".
-        report: path of the page about the runs, or "".
+        fetched: folder of this machine with the best model; "" if the model was not fetched.
+        report: path of the report about the runs; "" if no report was written.
         planned: True for a dry run.
     """
 
@@ -34,7 +34,7 @@ class SweepResult:
 
     @property
     def metric(self) -> str:
-        """The name of the compared metric; "" if nothing is measured."""
+        """The name of the compared metric; "" if the runs have no metric."""
         return next((name for row in self.rows if (name := self.aim.of(row.metrics)[0])), "")
 
     @property
@@ -50,12 +50,12 @@ class SweepResult:
 
     @property
     def best(self) -> SweepRun | None:
-        """The best run, or None."""
+        """The row of the best run; None if no run has the metric."""
         return next(iter(self.ranked), None)
 
     @property
     def state(self) -> str:
-        """The state of the sweep: `done` if all runs have started and one has the metric."""
+        """The state of the sweep: `done` if all runs have started and at least one has a metric."""
         if self.planned or any(row.state in (WAITING, "running") for row in self.rows):
             return "planned" if self.planned else "running"
         lost = any(row.state == NOT_STARTED for row in self.rows)
@@ -76,7 +76,7 @@ class SweepResult:
         }
 
     def lines(self) -> list[str]:
-        """Return the table, best run first, and what to do next."""
+        """Return the table of runs, best run first, and hints for the user."""
         ranked = self.ranked
         others = [row for row in self.rows if row not in ranked]
         names = list(dict.fromkeys(name for row in self.rows for name in row.settings))

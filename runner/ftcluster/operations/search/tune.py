@@ -41,8 +41,8 @@ class TuneRequest(RecipeRequest):
 
     Attributes:
         budget_seconds: time limit of the search.
-        batch: True if larger batches are tried too; they change the trained model.
-        seed: seed for the order of the last round.
+        batch: True if larger batch sizes are tried too; a larger batch changes the trained model.
+        seed: seed for the order of the trials in the last round.
     """
 
     budget_seconds: float = BUDGET_SECONDS
@@ -56,7 +56,7 @@ class TuneResult(Result):
     """The result of the search.
 
     Attributes:
-        stopped: True if the user stopped the search; decisions up to then are saved.
+        stopped: True if the user stopped the search; decisions made before are saved.
     """
 
     stopped: bool = False
@@ -94,13 +94,16 @@ def dry_run(request: TuneRequest, view: View) -> Result:
 
 
 def tune(request: TuneRequest, view: View, steps_view: View) -> TuneResult:
-    """Train some steps with each setting, and save settings on the head that beat the plan's.
+    """Train a few steps with each candidate, and save settings that are faster than the plan's.
+
+    The settings are saved on the head.
 
     Args:
-        steps_view: view for the trials' own progress.
+        steps_view: view for the progress of each trial.
 
     Raises:
-        ClusterChanged: the cluster has changed since the trials were planned; see `again`.
+        ClusterChanged: the cluster has changed since the trials were planned. `again`
+            retries the operation.
         FtclusterError: the request is not valid, or the plan's default failed twice.
     """
     trials = _Trials(request, view, steps_view)
@@ -145,8 +148,8 @@ class _Trials:
     """The training runs of a search.
 
     Attributes:
-        recipe: the recipe in the form in which tunings store it.
-        ids: ids of the runs, which are removed at the end.
+        recipe: the recipe as tunings store it, with the requested number of ranks per host.
+        ids: ids of the trials' runs, which `clean` removes.
     """
 
     def __init__(self, request: TuneRequest, view: View, steps_view: View) -> None:
@@ -162,7 +165,11 @@ class _Trials:
         self.ids: list[str] = []
 
     def prepared(self, settings: Settings, steps: int | None = None) -> TrainingRun:
-        """Return a run with these settings and this number of steps; None for all steps."""
+        """Return a run with these settings.
+
+        Args:
+            steps: number of steps to train; None for all steps of the recipe.
+        """
         chosen = written(settings).split()
         if steps is not None:
             if self.recipe.training.sync == "local":
@@ -181,7 +188,7 @@ class _Trials:
         return list(candidates(self.recipe, hosts, plan, backends, self._request.batch))
 
     def fixed(self) -> list[str]:
-        """Return lines about settings that are not tried, because the recipe sets them."""
+        """Return a line for each setting that is not tried because the recipe sets it."""
         recipe, training = self.recipe, self.recipe.training
         fields = {
             "ranks_per_host": (recipe.ranks_per_host, None),
@@ -199,7 +206,8 @@ class _Trials:
         """Train `steps` steps and return their speed.
 
         Raises:
-            FtclusterError, Interrupted: see `train`.
+            FtclusterError: the trial failed, see `training_run.train`.
+            Interrupted: the trial was stopped.
         """
         began = time.monotonic()
         one = self.prepared(settings, steps)
@@ -225,7 +233,7 @@ class _Trials:
         change_record(self.cluster, changes, self._connection_options, self.view)
 
     def clean(self) -> None:
-        """Remove the runs from the hosts."""
+        """Remove the trials' runs from the hosts."""
         clean_runs(
             replace(run_hosts_of(self.cluster), options=self._connection_options), tuple(self.ids)
         )

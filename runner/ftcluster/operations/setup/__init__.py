@@ -1,1 +1,1 @@
-"""Make, check and change a cluster."""
+"""Set up, check and change a cluster."""

@@ -31,7 +31,7 @@ from ftcluster.paths import collection
 from ftcluster.progress.format import duration
 from ftcluster.stacks.catalog import NODE_PYTHON, Stack, find_stack, load_stacks, numbers
 
-OLDEST_GLIBC = "2.28"  # torch's wheels require it: manylinux_2_28
+OLDEST_GLIBC = "2.28"  # minimum version for torch's wheels (manylinux_2_28)
 DEFAULT_PYTHON = "3.11"
 MACHINE = "x86_64"
 
@@ -44,9 +44,9 @@ class BundleRequest:
         stack: name of the stack; "" for the default stack.
         output: path of the bundle; "" for a name made of stack and Python, in the current folder.
         python: version of the hosts' Python, as X.Y.
-        glibc: version of the oldest C library among the hosts, as X.Y.
-        index_url: package index; "" for the index that pip is configured with.
-        find_links: folders with packages.
+        glibc: oldest glibc version among the hosts, as X.Y.
+        index_url: URL of the package index; "" for the index in pip's configuration.
+        find_links: folders with further packages.
         allow_yanked: True if yanked releases are accepted.
         allow_unverified: True if packages without a hash in a lock are accepted.
     """
@@ -62,11 +62,11 @@ class BundleRequest:
 
 
 def bundle(request: BundleRequest) -> Result:
-    """Download the packages of a stack and write them into one file, for `setup`.
+    """Download the packages of a stack and write them to one file that `setup` can install from.
 
     Raises:
         UsageError: the request is not valid.
-        FtclusterError: a package is not available, or is not allowed.
+        FtclusterError: a package is not available, is yanked, or has no hash in a lock.
     """
     began = time.monotonic()
     stack = chosen_stack(request.stack)
@@ -118,10 +118,10 @@ def bundle(request: BundleRequest) -> Result:
 
 
 def chosen_stack(name: str) -> Stack:
-    """Return the stack with this name, or the default stack.
+    """Return the stack with this name; the default stack for "".
 
     Raises:
-        UsageError: there is no such stack; suggests the nearest name.
+        UsageError: there is no such stack; the message suggests the nearest name.
     """
     stacks = load_stacks()
     default = next(stack.name for stack in stacks.values() if stack.state == "default")
@@ -129,7 +129,7 @@ def chosen_stack(name: str) -> Stack:
 
 
 def read_target(python: str, glibc: str, stack: Stack) -> Target:
-    """Return the kind of hosts that the wheels are for.
+    """Return the target platform of the wheels: versions of Python and glibc.
 
     Raises:
         UsageError: a version is not X.Y, or `setup` cannot install the stack with this Python.

@@ -56,11 +56,12 @@ def check(
 
     Args:
         accept_new_host_keys: True if host keys that ssh does not know are stored without asking.
-        report: new file for a description of the hosts' systems, without names and addresses.
+        report: path of a new file that describes the hosts' systems without names and addresses;
+            None for no file.
 
     Raises:
-        UsageError: the report's file exists already.
-        FtclusterError: Ansible could not start, or it took too long.
+        UsageError: the file `report` exists already.
+        FtclusterError: Ansible could not start, or it exceeded its time limit.
         Interrupted: the user stopped the check.
     """
     if report:

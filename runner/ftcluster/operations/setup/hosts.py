@@ -21,9 +21,9 @@ from ftcluster.provision.stages import StagesResult, run_stages
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
 
-# states as of the last setup: no host is asked
+# states of hosts as of the last setup: `show` contacts no host
 HEAD, SET_UP, DRAINED, NEW = "head", "set up", "drained", "not set up"
-MOST_RUNNING = 200  # maximum number of runs at once
+MOST_RUNNING = 200  # number of runs to list; running ones come first
 NO_REASON = "no reason was given"
 
 
@@ -32,8 +32,8 @@ class HostsRequest:
     """A change of the hosts of the cluster that was set up last.
 
     Attributes:
-        names: hosts, as named in the inventory.
-        connection: arguments for reaching the hosts, in addition to the saved ones.
+        names: names of the hosts in the inventory.
+        connection: arguments for reaching the hosts, in addition to the saved arguments.
         why: the reason that plans show for a drained host.
         teardown: True if `remove` also removes everything that setup installed on the hosts.
         accept_new_host_keys: True if `add` stores host keys that ssh does not know without asking.
@@ -75,7 +75,7 @@ def add(request: HostsRequest, view: View) -> Result:
     """Set up hosts of the inventory and make them part of the cluster.
 
     Raises:
-        FtclusterError: a host is not in the inventory, is part of the cluster already, fails or
+        FtclusterError: a host is not in the inventory, is already part of the cluster, fails, or
             does not respond.
     """
     names, cluster = list(request.names), recall()
@@ -97,7 +97,7 @@ def add(request: HostsRequest, view: View) -> Result:
     hosts = [name for name in everyone if name in members or name in names]
     arguments = (*cluster.options, *given, *_pattern(cluster, given, hosts))
     limit = ("--limit", pattern_of(names))
-    # comes first, because the new hosts are verified together with the head
+    # the head comes first, because the new hosts are verified together with it
     stack = _stack_of(_tell_all(cluster, "system", arguments, view, passwords))
     accept_new, connection_options = request.accept_new_host_keys, (*arguments, *limit)
     set_up(cluster.inventories, connection_options, view, passwords, stack, accept_new)
@@ -107,7 +107,7 @@ def add(request: HostsRequest, view: View) -> Result:
 
 
 def remove(request: HostsRequest, view: View) -> Result:
-    """Remove hosts from the cluster; they may be switched off.
+    """Remove hosts from the cluster. The removed hosts may be switched off.
 
     Raises:
         FtclusterError: a host is not part of the cluster, is its head, or is used by a run; or
@@ -152,7 +152,7 @@ def remove(request: HostsRequest, view: View) -> Result:
 
 
 def drain(request: HostsRequest, view: View) -> Result:
-    """Keep new runs off hosts, which stay set up; runs that use them continue.
+    """Drain hosts: new runs do not use them. The hosts stay set up, and their runs continue.
 
     Raises:
         FtclusterError: a host is not part of the cluster or is its head, or the head does not
@@ -167,13 +167,13 @@ def drain(request: HostsRequest, view: View) -> Result:
 
 
 def give_back(request: HostsRequest, view: View) -> Result:
-    """Let new runs use drained hosts again.
+    """Undo `drain`: let new runs use the hosts again.
 
     Raises:
         FtclusterError: a host is not drained, or the head does not respond.
     """
     cluster, names = recall(), list(request.names)
-    # another control node may have drained them
+    # another control node may have drained the hosts: fetch the head's record
     if any(name not in cluster.drained for name in names):
         cluster = _change_drained(request.connection, cluster, {}, view)
     if others := [name for name in names if name not in cluster.drained]:
@@ -187,9 +187,10 @@ def give_back(request: HostsRequest, view: View) -> Result:
 def _change_drained(
     connection: Connection, cluster: Cluster, names: Mapping[str, Drained | None], view: View
 ) -> Cluster:
-    """Drain hosts, or undo it for hosts whose value is None, and return the changed cluster.
+    """Drain the hosts in `names`, and return the changed cluster. A host with None is undrained.
 
-    The change is in the head's record, so all control nodes see it."""
+    The change is saved in the head's record, so all control nodes see it.
+    """
     return change_record(cluster, with_drained(names), connection.to(cluster), view)
 
 
@@ -219,7 +220,7 @@ def _not_set_up(cluster: Cluster) -> list[str]:
     try:
         everyone = _everyone(cluster, ())
     except InventoryError:
-        return []  # the inventory was moved, or asks for a password
+        return []  # the inventory was moved, or needs a password
     members = {host.name for host in cluster.facts.hosts}
     return [name for name in everyone.cluster if name not in members]
 
@@ -250,7 +251,10 @@ def _tell_all(
     passwords: tuple[str, ...],
     stack: Setup = Setup(),  # noqa: B008 - it is frozen
 ) -> StagesResult:
-    """Run these stages on all hosts; `system` updates their firewalls.
+    """Run stages of the playbook on all hosts of the cluster.
+
+    Args:
+        stages: comma-separated tags; `system` updates the hosts' firewalls.
 
     Raises:
         FtclusterError: a host failed or does not respond.
@@ -259,18 +263,18 @@ def _tell_all(
 
 
 def _stack_of(result: StagesResult) -> Setup:
-    """Return the playbook for the head's stack, regardless of the stack that the inventory names.
+    """Return the playbook for the head's current stack.
 
-    Adding or removing hosts must not change the stack.
+    The inventory may name another stack, but adding or removing hosts must not change the stack.
     """
     return Setup(torch_stack_name=result.facts[result.inventory.head].stack)
 
 
 def _pattern(cluster: Cluster, options: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
-    """Return options that name the hosts of a cluster, if the saved pattern names other hosts.
+    """Return the option that sets the cluster's hosts; nothing if the saved pattern matches them.
 
     Raises:
-        FtclusterError: the inventory itself sets the cluster's hosts, and names other hosts.
+        FtclusterError: the inventory sets the cluster's hosts itself, to other hosts.
     """
     connection_options = (*cluster.options, *options)
     if set(read_inventory(cluster.inventories, connection_options, cluster.pattern).cluster) == set(
@@ -287,10 +291,10 @@ def _pattern(cluster: Cluster, options: Sequence[str], hosts: Sequence[str]) -> 
 
 
 def _of_cluster(given: Sequence[str], cluster: Cluster, done: str) -> list[str]:
-    """Return the hosts that the user names: hosts of the cluster, and not its head.
+    """Return the host names in `given`, after checking that each can be removed or drained.
 
     Raises:
-        FtclusterError: some are not; lists all of them.
+        FtclusterError: a name is not a host of the cluster, or is its head.
     """
     names, members = list(given), [host.name for host in cluster.facts.hosts]
     if unknown := [name for name in names if name not in members]:

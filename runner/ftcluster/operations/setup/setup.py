@@ -27,16 +27,16 @@ class SetupRequest:
     """The cluster to set up, and its stack.
 
     Attributes:
-        connection: the inventories; if empty, those of the cluster that was set up last, otherwise
-            this machine's.
-        stack: name of a stack, "auto" for the first stack that the hosts support, or "" for the
-            stack that the inventory names or the cluster has.
-        bundle: file of `ftcluster bundle` to install from, or "".
+        connection: connection with the inventories. Without inventories, the inventories of the
+            cluster that was set up last are used; without such a cluster, this machine's.
+        stack: name of a stack; "auto" for the first stack that the hosts support; "" for the
+            inventory's stack or the cluster's current stack.
+        bundle: path of a file from `ftcluster bundle` to install from; "" to download packages.
         allow_yanked: True if yanked releases are accepted.
         allow_unverified: True if packages without a hash in a lock are accepted.
         downgrade: True if this ftcluster's package may replace a newer one.
         prune: True if all stacks except the current and the previous one are removed.
-        rollback: True if all hosts are only switched back to the previous stack.
+        rollback: True to switch all hosts back to the previous stack, and do nothing else.
         accept_new_host_keys: True if host keys that ssh does not know are stored without asking.
     """
 
@@ -54,7 +54,7 @@ class SetupRequest:
         """Check that --rollback is not combined with a stack or a bundle.
 
         Raises:
-            UsageError: it is.
+            UsageError: --rollback is combined with a stack or a bundle.
         """
         if self.rollback and (self.stack or self.bundle):
             raise UsageError("--rollback cannot be used with --stack or --bundle")
@@ -88,7 +88,7 @@ class SetupResult:
     Attributes:
         stages: the results of the playbook.
         checked: True if nothing was changed, because of --check.
-        rollback: see SetupRequest.
+        rollback: True if the hosts were switched back to the previous stack.
     """
 
     stages: StagesResult
@@ -97,7 +97,7 @@ class SetupResult:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster as it was saved.
+        """The saved cluster.
 
         Raises:
             FtclusterError: the cluster was not verified, so it was not saved.
@@ -138,7 +138,7 @@ class SetupResult:
 
 
 def setup(request: SetupRequest, view: View) -> SetupResult:
-    """Set a cluster up and save it for later operations, or roll it back.
+    """Set up a cluster and save it for later operations; or roll its stack back.
 
     Raises:
         UsageError: there is no such stack, bundle or inventory.
@@ -150,7 +150,7 @@ def setup(request: SetupRequest, view: View) -> SetupResult:
     playbook = Setup() if request.rollback else request.playbook()
     options, passwords = connection.options, connection.passwords
     before = recall_of(inventories)
-    if before and not connection.inventories:  # connect as last time
+    if before and not connection.inventories:  # reuse the connection options of the last setup
         options = (*before.options, *options)
     elif before:
         for key, value in place_of(before.options).items():
@@ -174,10 +174,13 @@ def setup(request: SetupRequest, view: View) -> SetupResult:
 
 
 def find_inventories(given: Sequence[str]) -> tuple[Path, ...]:
-    """Return the given inventories; if there are none, the saved cluster's or this machine's.
+    """Return the paths of the given inventories.
+
+    If no inventory is given, return the inventories of the saved cluster. If no cluster is saved,
+    return the inventory of this machine.
 
     Raises:
-        UsageError: no inventory is given or saved, and Ansible is configured with another one.
+        UsageError: no inventory is given or saved, but Ansible's configuration names an inventory.
         FtclusterError: no inventory is given, and the saved cluster cannot be read.
     """
     if given:
@@ -206,9 +209,9 @@ def set_up(
     """Run the playbook `setup` and save the cluster.
 
     Args:
-        passwords: additional arguments, which are not saved.
+        passwords: additional arguments of ansible-playbook, which are not saved.
         playbook: the playbook, with the variables that select the stack.
-        accept_new: see run_stages.
+        accept_new: True if host keys that ssh does not know are stored without asking.
 
     Raises:
         FtclusterError: a host failed or does not respond; lists each such host with its reason.
@@ -222,7 +225,7 @@ def set_up(
 
 
 def _with_stack(cluster: Cluster, result: StagesResult) -> Cluster:
-    """Return the cluster with another stack on the hosts of this setup."""
+    """Return the cluster with the result's stack on the hosts of this setup."""
     hosts = tuple(
         replace(host, stack=result.stack) if host.name in result.inventory.hosts else host
         for host in cluster.facts.hosts
@@ -233,7 +236,7 @@ def _with_stack(cluster: Cluster, result: StagesResult) -> Cluster:
 def _save(result: StagesResult, options: tuple[str, ...]) -> None:
     """Save the cluster; hosts that --limit or --tags excluded keep their saved state."""
     if not result.table:
-        return  # not verified, so it must not be used for training
+        return  # the cluster was not verified, so it must not be used for training
     inventory = result.inventory
 
     def found(before: Cluster | None) -> Cluster:
@@ -284,7 +287,7 @@ class TeardownResult:
 
 
 def _last_set_up() -> str:
-    """Return the command that tears down the cluster that was set up last from here, as a hint."""
+    """Return a hint: the command that tears down the cluster that was set up last from here."""
     try:
         inventories = recall().inventories
     except FtclusterError:
@@ -295,7 +298,7 @@ def _last_set_up() -> str:
 
 
 def teardown(connection: Connection, view: View) -> TeardownResult:
-    """Remove from the hosts of the connection's inventories what setup installed.
+    """Remove everything that setup installed from the hosts of the connection's inventories.
 
     Raises:
         UsageError: no inventory is named.

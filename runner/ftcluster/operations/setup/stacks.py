@@ -22,11 +22,12 @@ HEAD = ("stack", "state", "torch", "IPEX", CCL, "transformers", "Python", "known
 
 
 def stacks(required: Mapping[str, str | bool]) -> tuple[Result, bool]:
-    """Return the stacks that meet requirements, and True if there is any.
+    """Return the stacks that meet requirements, and True if there is at least one.
 
     Args:
-        required: versions by part, see `stacks.resolver.PARTS`; True for any version, False for
-            none. If empty, all stacks; with `stack` alone, that stack with all its packages.
+        required: required version of each part, see `stacks.resolver.PARTS`. True allows any
+            version, False requires that the stack lacks the part. If empty, return all stacks. With
+            only the key `stack`, return that stack with all its packages.
 
     Raises:
         UsageError: there is no such stack, or a version is not valid.
@@ -56,7 +57,7 @@ def overview(stacks: Iterable[Stack]) -> list[str]:
 
 
 def table(stacks: Iterable[Stack]) -> list[str]:
-    """Return one line per stack below the headings."""
+    """Return a table with headings and one line per stack."""
     return aligned([HEAD, *map(_row, stacks)])
 
 
@@ -84,7 +85,7 @@ def install_command(stack: Stack) -> str:
 
 
 def cautions(stack: Stack) -> list[str]:
-    """Return what a user should know before installing a stack, from the stack's own data."""
+    """Return warnings for users who install a stack, from the stack's own data."""
     needs = f"its package on the hosts needs Python {NODE_PYTHON}"
     lines = []
     if stack.host_python is None:
@@ -138,7 +139,7 @@ def _indented(lines: Iterable[str]) -> list[str]:
 
 
 def match_lines(match: Match, required: str) -> list[str]:
-    """Return the stacks that meet the requirements, or the nearest stacks and reasons, as text."""
+    """Format a match: the stacks that meet the requirements, or the nearest stacks and reasons."""
     if not match.exact:
         rows = [
             (s.name, s.state, "; ".join(missed), install_command(s) or "cannot be installed")

@@ -42,5 +42,5 @@ class PlanResult:
         return as_lines(headline_of(run), run.plan, run.folders, more)
 
     def commands(self) -> str:
-        """Return the plan as shell commands, with the text as comments."""
+        """Return the plan as shell commands. The plan's text becomes comments."""
         return as_commands(self.lines(), self.run.launch, self.run.plan, self.run.job)

@@ -1,4 +1,4 @@
-"""Prepare a training, an evaluation or a prediction: its recipe, its plan and its launch."""
+"""Prepare a training, evaluation or prediction: make its recipe, its plan and its launch."""
 
 import json
 from collections.abc import Sequence
@@ -49,19 +49,20 @@ AnyRun = TypeVar("AnyRun", bound=ClusterRun)
 
 @dataclass(frozen=True)
 class RecipeRequest:
-    """The recipe to train, and the number of hosts.
+    """A recipe to run, and the number of its hosts and ranks.
 
     Attributes:
-        words: name or file of a recipe, and `key=value` for its fields.
-        data, model: folder or name that replaces the recipe's.
-        nodes: number of hosts with ranks, the head first; None for all.
+        words: name or file of a recipe, and `key=value` arguments for its fields.
+        data: folder or name that replaces the recipe's data; None for the recipe's data.
+        model: folder or name that replaces the recipe's model; None for the recipe's model.
+        nodes: number of hosts with ranks, including the head; None for all hosts.
         spares: number of further hosts that may replace a lost host.
         ranks_per_host: number of ranks on each host; None if the plan decides.
-        run_name: beginning of the run's id, instead of the recipe's name.
-        connection: the cluster, and how its hosts are reached.
-        chosen: `key=value` of a command that tries settings, which override `words`.
-        task: a Python file of the user's own that defines the recipe's task, or "".
-        metrics: a Python file of the user's own that computes further metrics, or "".
+        run_name: beginning of the run's id; None for the recipe's name.
+        connection: the cluster, and the arguments for reaching its hosts.
+        chosen: `key=value` arguments from a search (`sweep`, `tune`); they override `words`.
+        task: path of the user's Python file that defines the recipe's task; "" for none.
+        metrics: path of the user's Python file that computes further metrics; "" for none.
     """
 
     words: tuple[str, ...] = ()
@@ -85,10 +86,10 @@ class RecipeRequest:
         find_recipe(split_words(self.words)[0])
 
     def user_code(self) -> UserCode:
-        """Read the user's own files, and register their task for recipes.
+        """Read the user's task and metrics files, and register their task for recipes.
 
         Raises:
-            UsageError: a file cannot be used; gives the reason, file and line.
+            UsageError: a file cannot be used; the message has the reason, the file and the line.
         """
         return read_code(self.task, self.metrics)
 
@@ -102,7 +103,7 @@ class RecipeRequest:
             use_tuning: True if a training uses the settings that `ftcluster tune` has found for it.
 
         Raises:
-            UsageError: there are too few hosts for spares.
+            UsageError: there are too few hosts for the requested spares.
             FtclusterError: the recipe, its folders, the cluster or the plan are not valid.
         """
         code = self.user_code()
@@ -113,8 +114,9 @@ class RecipeRequest:
         self, cluster: Cluster, code: UserCode, purpose: Purpose, use_tuning: bool
     ) -> TrainingRun:
         trains = purpose == "train"
-        # stages of the recipe: as requested, with the hosts' folders, with the settings of
-        # `ftcluster tune`, and with the plan's batch
+        # the recipe goes through four stages: as requested (`asked`), with the hosts' folders
+        # (`placed`), with the settings of `ftcluster tune` (`adjusted`), and with the plan's batch
+        # size (`launched`)
         remembered: tuple[str, ...] = ()
         if trains:
             asked = training_recipe(
@@ -154,13 +156,15 @@ class RecipeRequest:
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """The options of a launch; None leaves the choice to the plan. See Launch for each field.
+    """The options of a launch. None leaves the choice to the plan.
+
+    Launch describes the fields that are not listed here.
 
     Attributes:
-        env: variables for the ranks: NAME=VALUE, or NAME to pass the local value, which no record
-            gets.
-        tags: NAME=VALUE, which ps, reports and trackers show.
-        command: command line that has started the run, for the run's record.
+        env: environment variables for the ranks. NAME=VALUE sets a value. NAME alone passes the
+            local value and keeps it out of all records.
+        tags: NAME=VALUE pairs that ps, reports and trackers show.
+        command: command line that started the run, for the run's record.
     """
 
     max_restarts: int | None = None
@@ -198,7 +202,7 @@ class LaunchOptions:
 
 
 def _code_notes(code: UserCode) -> tuple[str, ...]:
-    """Return a line for each file of the user's own that hosts execute."""
+    """Return a note for each Python file of the user that the hosts execute."""
     return tuple(
         f"the hosts execute your file {file.name} (SHA-256 {file.sha256[:12]})"
         for file in code.files
@@ -206,12 +210,15 @@ def _code_notes(code: UserCode) -> tuple[str, ...]:
 
 
 def as_tuned(recipe: Recipe, ranks_per_host: int | None) -> Recipe:
-    """Return the recipe on the hosts in the form in which tunings store it."""
+    """Return the recipe as tunings store it, with the requested number of ranks per host."""
     return replace(recipe, ranks_per_host=ranks_per_host or recipe.ranks_per_host)
 
 
 def with_batch_of(recipe: Recipe, plan: LaunchPlan) -> tuple[Recipe, tuple[str, ...]]:
-    """Return the recipe with the plan's batch if it sets only a rank's, and a note about it."""
+    """Return the recipe with the global batch size of the plan, and a note about it.
+
+    A recipe without per_device_train_batch_size is returned unchanged, without a note.
+    """
     if recipe.training.per_device_train_batch_size is None:
         return recipe, ()
     samples = sum(rank.samples for host in plan.hosts for rank in host.placement)
@@ -233,15 +240,15 @@ def resumed_run(
 
     Args:
         job: the run to continue.
-        nodes: number of hosts with ranks, the head first; None for as many as that run had.
+        nodes: number of hosts with ranks, including the head; None for the number that run had.
         spares: number of further hosts that may replace a lost host.
         ranks_per_host: number of ranks on each host; None if the plan decides.
-        must_resume: True if it is an error that the run has saved nothing.
-        name: beginning of the new run's id; None for that of the continued run.
+        must_resume: True to raise an error if the run has saved no state to continue from.
+        name: beginning of the new run's id; None for the name of the continued run.
 
     Raises:
-        FtclusterError: no host is left, the run has saved nothing, IPEX optimizes its model, or
-            the plan is not valid.
+        FtclusterError: no host responds, the run has saved no state, IPEX optimized the run's
+            model, or the plan is not valid.
     """
     if must_resume and not job.saved and not job.recipe.training.resume_from_checkpoint:
         raise FtclusterError(
@@ -292,7 +299,7 @@ def _size_of_model(model: str) -> ModelSize | None:
 
 
 def say_notes(run: TrainingRun, view: View) -> None:
-    """Show notes that a user should read before a run begins."""
+    """Show the run's notes, which a user should read before the run begins."""
     for note in run.notes:
         view.say(f"note: {note}")
 
@@ -304,11 +311,11 @@ def headline_of(run: TrainingRun) -> list[str]:
 
 
 def shape_of(run: TrainingRun, runs: Sequence[PastRun], name: str = "") -> Shape:
-    """Return a planned training with the time and the cost of an epoch.
+    """Return a summary of a planned training, with the time and the cost of an epoch.
 
     Args:
         runs: measured trainings, the newest first.
-        name: see Shape.
+        name: path of the facts file that describes the hosts; "" without a file.
     """
     hosts = run.cluster.facts.hosts
     fields = json.loads(json.dumps(asdict(run.recipe)))  # in the form in which records store them

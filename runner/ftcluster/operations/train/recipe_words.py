@@ -1,4 +1,4 @@
-"""Read the recipe that a command line asks for, and map its files to paths on the hosts."""
+"""Read the recipe that a command line requests, and map its files to paths on the hosts."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ COLUMNS = ("_column", "_columns")  # suffixes of the fields that name columns
 
 
 def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the recipe and its overrides.
+    """Return the recipe's name or file, and the `key=value` overrides.
 
     Raises:
         UsageError: several recipes are named.
@@ -46,7 +46,7 @@ def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _why_several(recipes: Sequence[str]) -> str:
-    """Return the message for several words without an equals sign."""
+    """Return the error message for a command line that names several recipes."""
     fields = all_fields()
     without = [word for word in recipes if word in fields or f"training.{word}" in fields]
     if without and len(recipes) - len(without) <= 1:
@@ -66,19 +66,20 @@ def training_recipe(
     chosen: Sequence[str] = (),
     code: UserCode = NO_CODE,
 ) -> Recipe:
-    """Return the recipe that a command line asks for, with absolute paths of its folders.
+    """Return the recipe that a command line requests, with absolute paths for its folders.
 
-    If the user's own file defines the task and no recipe is named, the task's defaults apply.
+    If `code` defines a task and `words` name no recipe, the task's defaults apply.
 
     Args:
-        words: name or file of a recipe, and `key=value` for its fields.
-        data, model: folder or name that replaces the recipe's.
-        remembered: values for fields of the task, which `words` may override.
-        chosen: `key=value` of a command that tries settings, which override `words`.
-        code: the user's own files, as `read_code` has read them.
+        words: name or file of a recipe, and `key=value` arguments for its fields.
+        data: folder or name that replaces the recipe's data; None for the recipe's data.
+        model: folder or name that replaces the recipe's model; None for the recipe's model.
+        remembered: values from a trained model for fields of the task; `words` override them.
+        chosen: `key=value` arguments from a search (`sweep`, `tune`); they override `words`.
+        code: the user's task and metrics files, as returned by `read_code`.
 
     Raises:
-        UsageError: several recipes are named, or the recipe does not fit the user's own files.
+        UsageError: several recipes are named, or the recipe does not fit the user's files.
         RecipeError: the recipe is unknown or not valid.
     """
     recipe_name, overrides = split_words(words)
@@ -86,7 +87,7 @@ def training_recipe(
     if data is not None:
         flags.append(f"data={json.dumps(data)}")
         if not any(key in ("data_config", "dataset_config_name") for key in _keys(overrides)):
-            flags.append("data_config=null")  # it belongs to the recipe's data set
+            flags.append("data_config=null")  # the recipe's data_config is for its own data set
     if model is not None:
         flags += [f"model={json.dumps(model)}"]
     given, metrics = [*flags, *overrides], declared_metrics(code.metrics)
@@ -103,15 +104,16 @@ def training_recipe(
 
 
 def names_no_recipe(words: Sequence[str]) -> bool:
-    """Return True if all words are `key=value`."""
+    """Return True if all words are `key=value` arguments, so that none names a recipe."""
     return all("=" in word for word in words)
 
 
 def _check_code(recipe: Recipe, code: UserCode) -> None:
-    """Check that the recipe fits the user's own files.
+    """Check that the recipe fits the user's task and metrics files.
 
     Raises:
-        UsageError: the recipe has another task, or its task has no references for metrics.
+        UsageError: the recipe has a task other than the file's, or the metrics need reference
+            values that the task does not have.
     """
     own = current_task() if code.task else None
     if own and recipe.task != own.spec.name:
@@ -144,12 +146,12 @@ def trained_recipe(
     purpose: Purpose,
     code: UserCode = NO_CODE,
 ) -> tuple[Recipe, tuple[str, ...]]:
-    """Return the recipe for a trained model, and notes about it.
+    """Return the recipe for using a trained model, and notes about the recipe.
 
-    The recipe reads data as the model was trained to. A model that ftcluster has trained has the
-    name, task and columns of its recipe in a file of its folder. Somebody else may have written
-    that file, so it only sets fields of the task that the user has not set. Columns that data of
-    this machine do not have are chosen as for a training.
+    The recipe reads data in the same way as the model's training. For this, ftcluster writes the
+    name, task and columns of the training's recipe to a file in the model's folder. Somebody else
+    may have written that file, so it only sets fields of the task that the user has not set. If the
+    data lack the training's columns, the columns are chosen as for a new training.
 
     See `training_recipe` for arguments and errors.
     """
@@ -168,7 +170,8 @@ def trained_recipe(
     plain = training_recipe(words, data, model, code=code)
     if notes and data is None:
         notes = [f"{notes[0]}: data={shortened(plain.data)}"]
-    if trained.task != plain.task:  # used for another task, or trained by another program
+    # the user requests another task, or another program trained the model
+    if trained.task != plain.task:
         if trained.task:
             notes.append(
                 f"the model was trained for {trained.task} ({trained.file}), and is used for "
@@ -189,10 +192,10 @@ def trained_recipe(
 
 
 def _recipe_of(trained: TrainedFields, model: str) -> str:
-    """Return the recipe for the model's own data, or for any data of its task.
+    """Return the name of the recipe that trained the model, or of a recipe for the model's task.
 
     Raises:
-        UsageError: the model's folder does not say which task it was trained for.
+        UsageError: the model's folder does not record the task, or the task is unknown.
     """
     if trained.unknown_task:
         raise UsageError(
@@ -215,9 +218,10 @@ def _recipe_of(trained: TrainedFields, model: str) -> str:
 def _settings(
     trained: TrainedFields, words: Sequence[str], plain: Recipe, purpose: Purpose
 ) -> list[Given]:
-    """Return the model's values for fields, without columns that the data lack.
+    """Return the field values that the trained model recorded, without columns that the data lack.
 
-    If the user sets a field that sets other fields, none of these come from the model.
+    If the user sets a field that determines other fields, the model's values of those other fields
+    are skipped.
     """
     columns = header(plain, purpose)
     names = {word.partition("=")[0] for word in split_words(words)[1]}
@@ -232,7 +236,7 @@ def _settings(
 
 
 def _differences(trained: TrainedFields, plain: Recipe, recipe: Recipe) -> Iterator[str]:
-    """Yield notes about fields that the model sets or that differ from its training."""
+    """Yield notes about fields whose values come from the model or differ from its training."""
     before, after = asdict(plain.options), asdict(recipe.options)
     if changed := [f"{name}={_shown(now)}" for name, now in after.items() if now != before[name]]:
         yield f"as the model was trained ({trained.file}): {' '.join(changed)}"
@@ -246,7 +250,7 @@ def _differences(trained: TrainedFields, plain: Recipe, recipe: Recipe) -> Itera
 
 
 def recipes_for(model: Path) -> Sequence[str]:
-    """Return the recipes that may fit a model's folder, by the class that its config.json names."""
+    """Return recipes that may fit a model's folder, chosen by the model class in config.json."""
     try:
         names = [str(name) for name in read_json(model / CONFIG)["architectures"]]
     except (ValueError, KeyError, TypeError):
@@ -257,7 +261,7 @@ def recipes_for(model: Path) -> Sequence[str]:
 
 
 def model_recipes() -> dict[str, tuple[str, ...]]:
-    """Return recipes by the suffix of transformers' class names, the longest suffix first."""
+    """Map suffixes of transformers' class names to names of recipes, the longest suffix first."""
     recipes: dict[str, tuple[str, ...]] = {}
     for spec in TASKS.values():
         for end, names in spec.model_recipes.items():
@@ -278,7 +282,10 @@ def _shown(value: Any) -> str:
 
 
 def for_trained_model(recipe: Recipe) -> Recipe:
-    """Return the recipe for a trained model, which has its own configuration and tokenizer."""
+    """Return the recipe without settings that a trained model determines or does not need.
+
+    A trained model has its own configuration and tokenizer.
+    """
     training = replace(recipe.training, use_ipex=False, shard_optimizer=False)
     return replace(
         recipe, training=training, from_scratch=False, config_overrides={}, tokenizer=None
@@ -286,10 +293,10 @@ def for_trained_model(recipe: Recipe) -> Recipe:
 
 
 def on_the_hosts(recipe: Recipe, facts: ClusterFacts) -> tuple[Recipe, tuple[tuple[str, str], ...]]:
-    """Return the recipe with paths on the hosts for local folders, and the folders to copy.
+    """Return the recipe with the hosts' paths of its local folders, and the folders to copy.
 
     Raises:
-        InputError: folders contain something that is not copied; lists all of it.
+        InputError: folders contain files that cannot be copied; lists all such files.
     """
     if all(host.connection == "local" for host in facts.hosts):  # also the nodes of a Slurm job
         return recipe, ()
@@ -313,7 +320,7 @@ def on_the_hosts(recipe: Recipe, facts: ClusterFacts) -> tuple[Recipe, tuple[tup
 
 
 def with_folders(recipe: Recipe, rename: Callable[[str, str], str]) -> Recipe:
-    """Return the recipe with local folders renamed by `rename(field, folder)`."""
+    """Return the recipe with each local folder replaced by `rename(field, folder)`."""
     values: dict[str, Any] = {field: getattr(recipe, field) for field in FOLDERS}
     values["resume_from_checkpoint"] = recipe.training.resume_from_checkpoint
     renamed = {

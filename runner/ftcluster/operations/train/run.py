@@ -55,21 +55,22 @@ ShowOutput = Callable[[Literal["stdout", "stderr"], str], None]
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A script, and how it is run.
+    """A script to run, and the options of its run.
 
     Attributes:
         words: a Python file with its arguments, or -m and a module with its arguments.
-        connection: the cluster, and how its hosts are reached.
-        nodes: number of hosts with ranks, the head first; None for all.
+        connection: the cluster, and the arguments for reaching its hosts.
+        nodes: number of hosts with ranks, including the head; None for all hosts.
         spares: number of further hosts that may replace a lost host.
         ranks_per_host: number of ranks on each host; None if the plan decides.
-        run_name: beginning of the run's id, instead of the script's name.
-        on_hosts: True if every host has the file at the same absolute path; otherwise the file's
-            folder is copied.
-        force: True if the script runs even if it needs other versions.
-        fast: True if the script uses the kernels of `train`.
-        requirements: file with packages that the script needs in addition to the stack, or None.
-        wheels: folder with wheels of these packages, or None.
+        run_name: beginning of the run's id; None for the script's name.
+        on_hosts: True if every host has the script at the same absolute path. Otherwise the
+            script's folder is copied to the hosts.
+        force: True to run the script even if it requires versions that the stack does not have.
+        fast: True if the script uses ftcluster's kernels, as trainings do.
+        requirements: path of a requirements file with packages that the script needs in addition to
+            the stack; None for none.
+        wheels: path of a folder with wheels of these packages; None to download the wheels.
         hub_token: True if the hosts may use the user's token for the Hugging Face Hub.
         detach: True if the command returns once the run is launched.
     """
@@ -90,10 +91,10 @@ class RunRequest:
     launch: LaunchOptions = field(default_factory=lambda: LaunchOptions(hang_seconds=HANG_SECONDS))
 
     def __post_init__(self) -> None:
-        """Check that the words name a script.
+        """Check that `words` name a script.
 
         Raises:
-            UsageError: they do not.
+            UsageError: `words` name no script.
         """
         self.script()
 
@@ -160,13 +161,13 @@ class ScriptPlan:
         return lines
 
     def commands(self) -> str:
-        """Return the plan as shell commands, with the text as comments."""
+        """Return the plan as shell commands. The plan's text becomes comments."""
         return as_commands(self.lines(), self.run.launch, self.run.plan, self.run.job)
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """A script that has succeeded, or that continues without its caller."""
+    """The result of a script that has succeeded, or of a detached run that continues."""
 
     run: ScriptRun
     progress: RunProgress
@@ -178,7 +179,7 @@ class RunResult:
         return script_result(self.run, self.progress)
 
     def lines(self) -> list[str]:
-        """Return the duration and the path of the output; if the script continues, its run's id."""
+        """Return the duration and the path of the output; for a detached run, its id."""
         run = self.run
         if self.progress.state == "running":
             return [run.id]
@@ -203,12 +204,13 @@ def run(
     """Run a script to its end, or return after the launch if the request says so.
 
     Args:
-        show: function that takes the stream and text of rank 0's output.
-        cancelled: function that returns True once nobody reads the output any more; it is called
+        show: function that is called with pieces of rank 0's output: the stream and the text.
+        cancelled: function that returns True once nobody reads the output any more. It is called
             several times a second.
 
     Raises:
-        ClusterChanged: the cluster has changed since the run was planned; see `again`.
+        ClusterChanged: the cluster has changed since the run was planned. `again`
+            retries the operation.
         Detached: a signal has ended this process only; the script continues.
         Interrupted: the script was stopped.
         BrokenPipeError: nobody reads rank 0's output any more.
@@ -266,7 +268,7 @@ def _check_script(
     stacks: Mapping[str, Stack],
     request: RunRequest,
 ) -> list[str]:
-    """Return notes about a script before it runs on these hosts.
+    """Check a script against the hosts' stack, and return notes about possible problems.
 
     Raises:
         UsageError: the script would fail on every rank; lists every reason.
@@ -289,7 +291,7 @@ def _check_fast(stack: Stack) -> None:
     """Check that a stack has the torch version that the kernels need.
 
     Raises:
-        UsageError: its torch is too old.
+        UsageError: the stack's torch is too old.
     """
     torch = stack.version("torch")
     if Version(torch) < Version(FAST_TORCH):
@@ -300,10 +302,12 @@ def _check_fast(stack: Stack) -> None:
 
 
 def _layer_of(request: RunRequest, run_hosts: RunHosts, view: View) -> Layer | None:
-    """Return an overlay of the packages of --requirements that the stack lacks, or None.
+    """Return an overlay with the packages of --requirements that the stack lacks.
+
+    Return None if --requirements is not given.
 
     Raises:
-        UsageError: the options or the file are wrong.
+        UsageError: the options or the requirements file are not valid.
         FtclusterError: the hosts do not respond, or the packages cannot be downloaded.
     """
     if not request.requirements:
@@ -318,7 +322,9 @@ def _layer_of(request: RunRequest, run_hosts: RunHosts, view: View) -> Layer | N
 
 
 def _look_for_script(run: ScriptRun, run_hosts: RunHosts) -> list[str]:
-    """Check that the hosts have a script that is not copied; return notes on hosts that are silent.
+    """Check that the hosts have the script, if it is not copied to them.
+
+    Return a note about hosts that did not respond.
 
     Raises:
         FtclusterError: a host does not have the script.

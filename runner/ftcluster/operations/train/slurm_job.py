@@ -1,4 +1,4 @@
-"""Train in a Slurm job: its nodes are the hosts, and a requeued job continues the training."""
+"""Train in a Slurm job: the job's nodes are the hosts. A requeued job resumes the training."""
 
 import contextlib
 import os
@@ -24,7 +24,9 @@ def move_to_first_node(job: Allocation, terminal: bool, command: Sequence[str]) 
     """Replace this process with srun, which runs a command on the job's first node.
 
     Args:
+        job: the Slurm job that this process runs in.
         terminal: True if the command needs a terminal.
+        command: command to run on the first node.
     """
     argv = on_first_node(job, terminal, command)
     os.execvp(argv[0], argv)
@@ -34,7 +36,8 @@ def move_to_first_node(job: Allocation, terminal: bool, command: Sequence[str]) 
 def requeued(job: Allocation, view: View) -> Iterator[None]:
     """Requeue the Slurm job if a signal stops its training, unless the job was cancelled.
 
-    A training without any step is not requeued, because each start of the job would end that way.
+    A training that was stopped before its first step is not requeued, because every new start of
+    the job would end in the same way.
     """
     try:
         yield
@@ -46,7 +49,10 @@ def requeued(job: Allocation, view: View) -> Iterator[None]:
 
 
 def earlier_run(job: Allocation, command: Sequence[str]) -> str:
-    """Return the run that a command started before Slurm requeued the job; "" if there is none."""
+    """Return the id of the run that `command` started before Slurm requeued the job.
+
+    Return "" if there is no such run.
+    """
     if not job.restarts:
         return ""
     runs = []

@@ -35,22 +35,22 @@ from ftcluster.provision.stages import run_stages
 from ftcluster.report.cost import cost_line
 from ftcluster.text.plural import counted
 
-HEAD_SECONDS = 120.0  # it may be rebooting
+HEAD_SECONDS = 120.0  # wait this long for the head, which may be rebooting
 
 
 @dataclass(frozen=True)
 class TrainRequest(RecipeRequest):
-    """A training, and how it is run.
+    """A training to run or to resume, and the options of its run.
 
     Attributes:
-        resume: id of a run (or the beginning of it) to continue from its newest checkpoint or
-            snapshot, with its own recipe, model and data.
-        watch: True if the training continues on the other hosts when its head does not respond for
-            2 minutes.
+        resume: id of a run to continue, or the beginning of the id; "" for a new training. The run
+            continues from its newest checkpoint or snapshot, with its own recipe, model and data.
+        watch: True if the training moves to the other hosts when its head does not respond for 2
+            minutes.
         detach: True if the command returns once the run is launched.
         hub_token: True if the hosts may use the user's token for the Hugging Face Hub.
-        job: Slurm job whose nodes are the hosts, instead of the cluster's hosts.
-        requeue: True if Slurm starts that job again when a signal stops the training.
+        job: Slurm job whose nodes are the hosts; None for the cluster's hosts.
+        requeue: True if Slurm starts the job again when a signal stops the training.
     """
 
     resume: str = ""
@@ -65,7 +65,7 @@ class TrainRequest(RecipeRequest):
         """Check that --resume is not combined with a recipe, model or data.
 
         Raises:
-            UsageError: it is.
+            UsageError: --resume is combined with a recipe, model or data.
         """
         super().__post_init__()
         if self.resume and (self.words or self.data or self.model):
@@ -78,7 +78,7 @@ class TrainRequest(RecipeRequest):
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A training that has ended, or that continues without its caller.
+    """The result of a training that has ended, or of a detached training that continues.
 
     Attributes:
         run: the launched run.
@@ -107,7 +107,7 @@ class TrainResult:
         }
 
     def lines(self) -> list[str]:
-        """Return metrics, speed, cost and the model's path; for a run that continues, its id."""
+        """Return metrics, speed, cost and the model's path; for a detached run, its id."""
         progress, result, run = self.progress, self.progress.result, self.run
         if progress.state == "running":
             return [progress.run]
@@ -143,7 +143,7 @@ class _Attempt:
     """A training before its launch.
 
     Attributes:
-        must_resume: True if it is an error that the continued run has saved nothing.
+        must_resume: True to raise an error if the continued run has saved no state.
     """
 
     request: TrainRequest
@@ -165,7 +165,8 @@ def train(request: TrainRequest, view: View) -> TrainResult:
     """Train to the end, or return after the launch if the request says so.
 
     Raises:
-        ClusterChanged: the cluster has changed since the training was planned; see `again`.
+        ClusterChanged: the cluster has changed since the training was planned. `again`
+            retries the operation.
         Detached: a signal has ended this process only; the training continues.
         Interrupted: the training was stopped.
         FtclusterError: the request is not valid, or the training failed.
@@ -184,19 +185,19 @@ def train(request: TrainRequest, view: View) -> TrainResult:
 def _first_attempt(request: TrainRequest, view: View) -> _Attempt:
     job = request.job
     cluster = cluster_of_job(job) if job else cluster_of(request.connection, view)
-    must_resume = bool(request.resume)  # otherwise a new head may start from the beginning
+    must_resume = bool(request.resume)  # other trainings may restart from the beginning
     if job and not must_resume and (earlier := earlier_run(job, request.launch.command)):
         request = _resuming(request, earlier)
     return _Attempt(request, cluster, _prepared(request, cluster, must_resume), must_resume)
 
 
 def _resuming(request: TrainRequest, run: str) -> TrainRequest:
-    """Return the request that continues a run which this request has launched before."""
+    """Return a request that continues the run with the id `run`, launched by this request."""
     return replace(request, resume=run, words=(), data=None, model=None)
 
 
 def _prepared(request: TrainRequest, cluster: Cluster, must_resume: bool) -> TrainingRun:
-    if request.resume:  # on a remaining host if the head is lost
+    if request.resume:  # if the head is lost, find_job reads the run's job on another host
         run_hosts = replace(run_hosts_of(cluster), options=request.connection.to(cluster))
         job = find_job(run_hosts, request.resume, request.user_code())
         shape = (request.nodes, request.spares, request.ranks_per_host)
@@ -207,7 +208,10 @@ def _prepared(request: TrainRequest, cluster: Cluster, must_resume: bool) -> Tra
 
 
 def _done_before(attempt: _Attempt, view: View) -> RunProgress | None:
-    """Return the result of the run that a requeued Slurm job would continue, if it is done."""
+    """Return the progress of the run that a requeued Slurm job would continue.
+
+    Return None if the run is not done.
+    """
     run_hosts, run = run_hosts_of(attempt.cluster), attempt.request.resume
     if not run or find_run(run_hosts, run).state != "done":
         return None
@@ -215,11 +219,12 @@ def _done_before(attempt: _Attempt, view: View) -> RunProgress | None:
 
 
 def _train_with_failover(attempt: _Attempt, view: View) -> TrainResult:
-    """Train; with `watch`, continue on a remaining host when the head is lost.
+    """Train to the end. With `watch`, continue on the remaining hosts if the head is lost.
 
     Raises:
         HeadLost: the head was lost, and `watch` is not set or the restarts are used up.
-        FtclusterError, Interrupted: see `training_run.train`.
+        FtclusterError: the training failed, see `training_run.train`.
+        Interrupted: the training was stopped.
     """
     request, cluster, connection_options = (
         attempt.request,
@@ -242,12 +247,12 @@ def _train_with_failover(attempt: _Attempt, view: View) -> TrainResult:
                 raise
             view.say(f"{error.message}; continuing on the other hosts")
         left -= 1
-        request = replace(_resuming(request, run.id), nodes=None, spares=0)  # they may be used up
+        request = replace(_resuming(request, run.id), nodes=None, spares=0)  # spares may be used up
         run = _prepared(request, cluster, must_resume)
 
 
 def _ensure_head_ssh(attempt: _Attempt, view: View) -> None:
-    """Let the head of a run start ranks on its other hosts, if setup has not done so."""
+    """Give the run's head ssh access to the run's other hosts, if setup has not done so."""
     run, cluster = attempt.run, attempt.cluster
     names = [host.name for host in run.plan.prepared]
     usual = not attempt.request.connection.inventories and names[0] == cluster.facts.head.name
