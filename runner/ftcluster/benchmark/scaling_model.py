@@ -15,10 +15,13 @@
 
 Latency and bandwidth follow Hockney 1994 (The communication challenge for MPP); messages and bytes
 of collectives follow Thakur, Rabenseifner and Gropp 2005 (Optimization of Collective Communication
-Operations in MPICH). Each mode has its own a, each backend its own x, and
-each pair of backend and optimizer its own k. x and k are a least-squares fit to the step times on
-several hosts minus c and a L(n). a comes from a separate measurement of collectives without
-payload: the times for bytes and for messages both grow with n, so a few points cannot separate them.
+Operations in MPICH).
+
+Each mode has its own a, each backend its own x, and each pair of backend and optimizer its own k. x
+and k are a least-squares fit to the step times on several hosts minus c and a L(n).
+
+a comes from a separate measurement of collectives without payload: the times for bytes and for
+messages both grow with n, so a few points cannot separate them.
 """
 
 from collections.abc import Mapping, Sequence
