@@ -38,10 +38,7 @@ POLL_SECONDS = 0.1
 # in the kernel would also apply to the programs that Ansible starts on this machine.
 MOST_MEMORY_BYTES = 4 << 30
 LOOK_SECONDS = 1.0
-MOST_SHOWN, MOST_LINES = (
-    4000,
-    200,
-)  # maximum characters per line of a failure, and lines
+MOST_SHOWN, MOST_LINES = 4000, 200  # maximum characters per line of a failure, and lines
 REFUSE = "ansible.builtin.fail"
 
 
