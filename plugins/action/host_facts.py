@@ -16,7 +16,7 @@ SECONDS = re.compile(r"^\d+\.\d+\r?$", re.MULTILINE)
 
 
 class ActionModule(ActionBase):
-    """See plugins/modules/host_facts.py."""
+    """Action plugin of plugins/modules/host_facts.py."""
 
     _requires_connection = True
 

@@ -44,7 +44,7 @@ OTHER_VERSION = (
 
 
 class ActionModule(ActionBase):
-    """See plugins/modules/node_program.py."""
+    """Action plugin of plugins/modules/node_program.py."""
 
     _VALID_ARGS = frozenset(("stack", "program", "arguments", "stdin", "compiles"))
     _requires_connection = True

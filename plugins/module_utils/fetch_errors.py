@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 
 # Each entry has the kind of the error, a pattern of the programs' messages, and our message. The
-# first match counts. The messages of pip come from OpenSSL and urllib3, those of apt from GnuTLS
-# (OpenSSL since Debian 13), those of dnf from libcurl and OpenSSL.
+# first match counts. pip's messages come from OpenSSL and urllib3, apt's messages from GnuTLS
+# (OpenSSL since Debian 13), and dnf's messages from libcurl and OpenSSL.
 KINDS = (
     (
         "expired",

@@ -86,7 +86,7 @@ def user_of_mount(descriptor: int) -> int | None:
 def unmount(user: int) -> list[str]:
     """Unmount the FUSE file systems of a user; return the paths of their mount points.
 
-    End the user's processes first, because they could exchange the paths.
+    End the user's processes first, because they could replace the paths.
 
     Raises:
         OSError: a file system cannot be unmounted; the message names it.

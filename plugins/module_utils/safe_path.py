@@ -73,7 +73,7 @@ def writers(descriptor: int, state: os.stat_result, groups: Collection[int]) -> 
     Args:
         descriptor: the open file or folder; O_PATH is enough.
         state: os.fstat of the file or folder.
-        groups: ids of the groups that may write, besides the owner.
+        groups: ids of the groups that may write, in addition to the owner.
     """
     if state.st_mode & stat.S_IWOTH or (
         state.st_mode & stat.S_IWGRP and state.st_gid not in groups

@@ -73,7 +73,7 @@ SECONDS_TO_END = 5
 
 
 def remove_jobs(name: str, uid: int) -> list[str]:
-    """Remove the account's timed jobs and its lingering session; return the removed paths."""
+    """Remove the account's timed jobs and its lingering (systemd); return the removed paths."""
     removed = []
     for path in (Path(folder, name) for folder in JOBS):
         if path.is_file() and not path.is_symlink():
@@ -108,7 +108,7 @@ def end(uid: int, number: int) -> None:
 
 
 def end_processes(name: str, uid: int) -> list[str]:
-    """End the account's processes and remove jobs that they add meanwhile; list what was removed.
+    """End the account's processes, and remove jobs that they add; return the removed items.
 
     Raises:
         OSError: processes do not end.

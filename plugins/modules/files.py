@@ -145,7 +145,7 @@ def set_attributes(
     """Set owner, group and mode of an existing path, and remove its ACLs.
 
     Raises:
-        RefusedPath: the path is no longer a file or folder as before, or may be a hard link to a
+        RefusedPath: the path is of another kind now (file or folder), or may be a hard link to a
             system file.
     """
     with opened(path) as descriptor:

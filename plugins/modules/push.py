@@ -85,7 +85,7 @@ def finish(new: Path, path: Path, sha256: str) -> bool:
     """Check, flush and rename the received files; return True if this call has renamed them.
 
     Raises:
-        ValueError: the files differ from those that were sent.
+        ValueError: the files differ from the files that the control node sent.
         OSError: the files cannot be read, written to the disk or renamed.
     """
     new.chmod(0o700)

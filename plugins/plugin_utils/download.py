@@ -246,7 +246,7 @@ class Pip:
                 check=False,
                 stdin=subprocess.DEVNULL,
             )
-            # only the log has the reason for an empty index or a conflict; its lines have timestamps
+            # only the log, with timestamps, explains an empty index or a conflict
             logged = [line.partition(" ")[2].strip() for line in log]
         conflict = [*takewhile(bool, dropwhile(lambda line: line != CONFLICT, logged))]
         if conflict:  # a package may have many versions; the conflicting requirement comes last

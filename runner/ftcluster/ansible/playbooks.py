@@ -22,7 +22,7 @@ class Variables:
     """The variables of a playbook; for None, the inventory or the default sets the variable."""
 
     def variables(self) -> dict[str, Any]:
-        """Return all variables by name, including those of nested parts."""
+        """Return all variables by name, including the variables of nested parts."""
         values: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)

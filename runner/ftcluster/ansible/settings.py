@@ -38,13 +38,13 @@ IN_FILE = {
     "ANSIBLE_LOCAL_TEMP": ("defaults", "local_tmp"),
     "ANSIBLE_SSH_RETRIES": ("ssh_connection", "retries"),
 }
-# Variables that disable host key checking; the last one that is set counts
+# Variables that disable host key checking; if several are set, the last variable counts
 CHECKING = ("ANSIBLE_HOST_KEY_CHECKING", "ANSIBLE_SSH_HOST_KEY_CHECKING")
 CHECKING_IN_FILE = (("defaults", "host_key_checking"), ("ssh_connection", "host_key_checking"))
 
 
 def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return variables for Ansible, without those that the environment or ansible.cfg sets."""
+    """Return variables for Ansible, except variables that the environment or ansible.cfg sets."""
     users = _set_in_file()
     wanted = {
         "FTCLUSTER_PID": str(os.getpid()),  # the owner of the hosts' setup lock

@@ -1,4 +1,4 @@
-"""The modes that `bench scaling` compares: how ranks exchange gradients or weights."""
+"""The modes that `bench scaling` compares: ways to exchange gradients or weights."""
 
 from itertools import product
 

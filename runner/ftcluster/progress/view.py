@@ -115,7 +115,7 @@ def make_view(verbose: bool, console: Console | None = None) -> View:
 
 
 class _LiveView(TerminalView):
-    """A view that redraws a picture four times a second and leaves the last one on the screen."""
+    """A view that redraws a picture four times a second; the last picture stays on the screen."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)

@@ -168,7 +168,7 @@ def _kept(document: Any) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """Return the figures in a document of the state folder.
 
     Raises:
-        ValueError, TypeError, LookupError, AttributeError: the document has another form.
+        ValueError, TypeError, LookupError, AttributeError: the document is damaged.
         FormatError: a newer ftcluster has written the document.
     """
     kept: dict[str, dict[str, list[dict[str, Any]]]] = opened(CHECKS, document)["inventories"]

@@ -314,7 +314,7 @@ def cores(nodes: Sequence[tuple[str, Sequence[int]]], rank_of: Mapping[int, int]
 
 
 def thinned(rows: Rows, most: int = POINTS) -> list[Mapping[str, Any]]:
-    """Return every n-th row and the last one, about `most` rows in total.
+    """Return every n-th row and the last row, about `most` rows in total.
 
     >>> thinned([{"x": n} for n in range(10)], most=4)
     [{'x': 2}, {'x': 5}, {'x': 8}, {'x': 9}]
