@@ -156,7 +156,7 @@ def choose_address(
     default: str,
     resolve: Callable[[str], list[str]] = resolve,
 ) -> tuple[str, str]:
-    """Return the address at which other hosts reach this one, and its interface's name.
+    """Return the address at which other hosts reach this host, and the name of its interface.
 
     The first available address of this list is used:
 

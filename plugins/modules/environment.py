@@ -137,12 +137,12 @@ STALE_SECONDS = 3600
 
 
 def marker(path: Path, layer: str) -> Path:
-    """Return the file that stores the digest of a finished part of an environment."""
+    """Return the file that marks an environment or overlay as installed and stores its digest."""
     return path / (f".complete-{layer}" if layer else ".complete")
 
 
 def digest_found(path: Path, layer: str, check_mode: bool) -> str:
-    """Return the digest of a finished part, or "" if the part is incomplete."""
+    """Return the digest of an environment or overlay, or "" if its installation is incomplete."""
     try:
         digest, booted = marker(path, layer).read_text(encoding="ascii").partition(" ")[::2]
     except (FileNotFoundError, NotADirectoryError):

@@ -482,7 +482,7 @@ def pythons(module: Any) -> list[dict[str, str]]:
 def pythons_for_stacks(
     module: Any, has_root: bool
 ) -> tuple[list[dict[str, str]], dict[str, str] | None]:
-    """Return the Pythons for stacks, and the reason if the user's Python cannot be used."""
+    """Return the Pythons that a stack can use, and the reason if the user's Python is refused."""
     path = module.params["python"]
     if not path:
         return pythons(module), None

@@ -141,7 +141,7 @@ def refusal(what: str, keys: Keys) -> FtclusterError:
 
 
 def store(keys: Sequence[Met]) -> None:
-    """Add keys to the files in which ssh searches for them.
+    """Add keys to the known_hosts files that ssh reads.
 
     Raises:
         OSError: a file cannot be written.

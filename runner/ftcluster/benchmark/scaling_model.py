@@ -81,7 +81,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Exchanged:
-    """S of a mode as a function of the host count: min(base + per_host * hosts, most)."""
+    """S (exchanged bytes) of a mode by host count: min(base + per_host * hosts, most)."""
 
     base: float
     per_host: float
@@ -97,11 +97,11 @@ class Model:
     """The fitted model; units and letters are defined in this module's docstring.
 
     Attributes:
-        compute: c.
-        fixed: k by backend and optimizer.
-        latency: a by mode.
-        per_byte: x by backend.
-        exchanged: S by mode.
+        compute: c, the seconds of a step on one host.
+        fixed: k, the fixed seconds of an exchange, by backend and optimizer.
+        latency: a, the seconds of a sequential message, by mode.
+        per_byte: x, the seconds per byte, by backend.
+        exchanged: S, the bytes that a step exchanges, by mode.
     """
 
     compute: float

@@ -106,7 +106,7 @@ def compared(document: JsonObject, history: HostMeasurements) -> JsonObject:
 def _relative(
     current: Mapping[str, Any], before: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[str, float]]:
-    """Yield the ratio of each figure to its earlier median (disk: to its earlier minimum)."""
+    """Yield each figure's ratio to the median of earlier checks (for the disk: the minimum)."""
     for name in FIGURES:
         earlier = [one[name] for one in before if one.get(name)]
         if current[name] and len(earlier) >= LEAST:

@@ -9,7 +9,7 @@ NCCL = "nccl"
 
 
 def gpu_lines(tree: ast.AST) -> list[int]:
-    """Return the line numbers that select a CUDA device or the backend nccl unconditionally.
+    """Return the numbers of lines that select a CUDA device or nccl unconditionally.
 
     Comparisons with such names do not count. Neither do arguments of `init_process_group`.
     """
