@@ -291,7 +291,7 @@ def opened(path: str | Path) -> Iterator[int]:
 
 
 def read_text(path: str | Path) -> str | None:
-    """Return the text of a regular file, or None if it does not exist.
+    """Return the text of a regular file, or None if the file does not exist.
 
     Raises:
         RefusedPath: the path is not a regular file, or is larger than any file of ftcluster.

@@ -96,7 +96,7 @@ def is_of(line: str, folder: str) -> bool:
 
 
 def entry(public_key: str, address: str, folder: str) -> str:
-    """Return the line of authorized_keys that accepts a key from an address, only for commands."""
+    """Return a line for authorized_keys: it accepts a key from one address, only for commands."""
     return f'restrict,from="{address}" {public_key} {folder}'
 
 

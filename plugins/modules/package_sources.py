@@ -111,7 +111,7 @@ def sources(listing: str) -> list[str]:
 
 
 def proxy_of(settings: str, scheme: str, environ: Mapping[str, str]) -> str:
-    """Return the proxy that apt uses for a scheme, from the output of `apt-config dump`.
+    """Return the proxy that apt uses for a URL scheme, from the output of `apt-config dump`.
 
     >>> proxy_of('Acquire::http::Proxy "http://me:secret@proxy:3128";', "https", {})
     'http://****@proxy:3128'
@@ -128,7 +128,7 @@ def _proxy_of_all(scheme: str, environ: Mapping[str, str]) -> str:
 
 
 def dnf_proxy_of(settings: str, scheme: str, environ: Mapping[str, str]) -> str:
-    """Return the proxy that dnf uses for a scheme, from its dnf.conf.
+    """Return the proxy that dnf uses for a URL scheme, from the text of dnf.conf.
 
     >>> dnf_proxy_of("[main]\\nproxy = http://proxy:3128\\n", "https", {})
     'http://proxy:3128'

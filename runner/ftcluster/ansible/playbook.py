@@ -137,7 +137,7 @@ class _Playing:
     calls `play`.
 
     Attributes:
-        state: see `playbook_states`.
+        state: state of the process, see `playbook_states`.
     """
 
     def __init__(self, cancelled: Callable[[], bool], time_limit_seconds: float) -> None:

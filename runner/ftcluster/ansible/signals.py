@@ -16,7 +16,7 @@ class Interrupts:
     handler. Otherwise the signal would be lost.
 
     Attributes:
-        first: number of the first signal; 0 before any signal.
+        first: the first signal as a number, such as 2 for SIGINT; 0 before any signal.
 
     Example:
         with Interrupts() as interrupts:

@@ -278,7 +278,7 @@ def _epoch(point: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _slowest(point: Mapping[str, Any]) -> str:
-    """Format the slowest host; the percentage of a step shows how much less it waits than the mean."""
+    """Format the slowest host, with the percentage of a step that it waits less than the mean."""
     waited = point["waited"]
     if len(waited) == 1:
         return "-"

@@ -1,4 +1,4 @@
-"""Parsers that raise errors as exceptions, and whose help has examples and command groups."""
+"""Parsers that report errors as exceptions and print help with examples and command groups."""
 
 import argparse
 import re

@@ -113,7 +113,7 @@ class RunProgress:
 
     @property
     def epoch_seconds(self) -> float | None:
-        """Seconds per epoch of a training that has ended; None if it trained no step."""
+        """The seconds per epoch of a training that has ended; None if the training did no step."""
         speed = self.result.get("samples_per_second")
         return self.start["train_samples"] / speed if speed and self.start else None
 
