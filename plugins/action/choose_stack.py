@@ -83,7 +83,7 @@ class ActionModule(ActionBase):
             if bundle:
                 hold(bundle, arguments["bundle"], wanted)
         except (BundleError, ChoiceError, StacksFileError) as error:
-            raise AnsibleActionFail(str(error)) from None  # Ansible would print it twice
+            raise AnsibleActionFail(str(error)) from None  # Ansible would print the cause too
         packages = document["stacks"][choice.stack]["packages"]
         known = advisories_of(packages, advisories["advisories"])
         notice = advisory_notice(choice.stack, known, advisories["looked_at"])

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Downloads wheels once, sends them to the host and installs them with the module."""
+"""Downloads wheels once, sends them to each host and installs them there with the module."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ActionModule(ActionBase):
         else:
             files, notices = [Path(path) for path in arguments["wheels"]], []
             sha256 = {path.name: sha256_of(path) for path in files}
-        # a separate folder: a killed control node may still be writing to the other one
+        # use a new folder, because a killed control node may still be writing to the old one
         staging = f"{arguments['path'].rstrip('/')}.staging-{secrets.token_hex(4)}"
         push_files(self, [(path.resolve(), path.name) for path in files], staging)
         installed = self._execute_module(
@@ -94,7 +94,7 @@ def _wheels(wanted: Wanted, arguments: Mapping[str, Any], state: Mapping[str, An
         made_here = not arguments.get("wheelhouse") or is_unpacked(house.folder, cache)
         verify(house, wanted, state["python_version"], made_here)
     except (WheelhouseError, ValueError) as error:
-        raise AnsibleActionFail(str(error)) from None  # Ansible would print it twice
+        raise AnsibleActionFail(str(error)) from None  # Ansible would print the cause too
     return house
 
 
@@ -123,7 +123,7 @@ def _house(
 
 
 def _check_space(house: Wheelhouse, path: str, free: int) -> None:
-    """Check the exact size before anything is written."""
+    """Check that the disk has space for all files, before any file is written."""
     if free < house.host_bytes:
         available, required = free_and_needed(free, house.host_bytes)
         raise AnsibleActionFail(
@@ -133,7 +133,7 @@ def _check_space(house: Wheelhouse, path: str, free: int) -> None:
 
 
 def _layer_digest(arguments: Mapping[str, Any]) -> str:
-    """Return the contents of a finished layer's marker.
+    """Return the digest that marks an overlay as completely installed.
 
     Raises:
         AnsibleActionFail: a wheel has the wrong hash.

@@ -1,8 +1,8 @@
 # Apache-2.0 (see LICENSE)
 """Copies the events and logs of a running run to the control node.
 
-A command on the host waits until there is more to read, because each command needs a session of SSH
-and one of sudo. Very long files are copied only in part.
+Each command on the host needs an SSH session and a sudo session. To need few commands, a command
+waits on the host until there is new text. Very long files are copied only in part.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.samples import W
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.typed import NAME as PROMPTS
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.typed import Typed
 
-# a killed supervisor is restarted; its `end` event may have been written between two polls
+# wait so long before a supervisor counts as dead: the run may just have ended
 GONE_SECONDS = 5.0
 STARTS_SECONDS = 60.0  # from the end of the preparation to the supervisor's start
-WAIT_SECONDS = 20  # a command on the host continues so long after its connection is lost
-BUSY_SECONDS = 2.0  # longest pause between two commands that both return something
+WAIT_SECONDS = 20  # a command on the host continues so long after the connection is lost
+BUSY_SECONDS = 2.0  # longest pause after a command that returned new text
 EVENTS, OUTPUT = "events.jsonl", "output.jsonl"
-PIECE_BYTES = 1 << 20  # maximum of a file in one response
-TAIL_BYTES = 64 << 10  # end of a copy that has the last event; an event is shorter
-LAST_BYTES = 4 << 20  # end of a log that is copied first
-SPARE_BYTES = 256 << 20  # must stay free on the control node's disk
-MOST_BYTES = 1 << 42  # maximum of a file of a run; ext4 takes no copy of more than 16 TiB
-SHOWN = 8000  # characters of a run's logs in an error
+PIECE_BYTES = 1 << 20  # maximum bytes of a file in one response
+TAIL_BYTES = 64 << 10  # length of the end of a copy that contains the last event
+LAST_BYTES = 4 << 20  # length of the end of a log, which is copied first
+SPARE_BYTES = 256 << 20  # bytes that must stay free on the control node's disk
+MOST_BYTES = 1 << 42  # maximum size of a run's file; ext4 allows at most 16 TiB
+SHOWN = 8000  # maximum characters of a run's logs in an error
 FILE = r"[0-9.-]{1,60}"  # inode and time in seconds, see stat(1)
 ROTATED = "[lines are missing here: the log was rotated twice before they were copied]\n"
 EARLIER = "[earlier lines are in {}/logs on the head]\n"
@@ -51,10 +51,10 @@ EARLIER = "[earlier lines are in {}/logs on the head]\n"
 
 @dataclass(frozen=True)
 class _Piece:
-    """The bytes of a file on a host, from some position on.
+    """A piece of a file on a host.
 
     Attributes:
-        file: inode and creation time of the file, because inodes are reused; "0" if there is none.
+        file: inode and creation time of the file, because inodes are reused; "0" if none.
         start: position of the first byte.
         size: size of the file in bytes.
     """
@@ -66,7 +66,7 @@ class _Piece:
 
     @property
     def full(self) -> bool:
-        """True if the file may have more bytes already."""
+        """True if the piece has the maximum length, so that the file may have more bytes."""
         return len(self.data) == PIECE_BYTES
 
 
@@ -76,11 +76,11 @@ class _Log:
 
     Attributes:
         name: file name in the run's folder.
-        write: function that gets the new text.
+        write: function that receives the new text.
         mark: placeholder for lines that are not copied.
-        offset: position of the next byte; a negative one counts from the end, before the first
-            read.
-        known: identity of the file, see `_Piece`.
+        offset: position of the next byte. Before the first read, a negative position counts from
+            the end of the file.
+        known: identity of the file, see `_Piece.file`.
     """
 
     name: str
@@ -127,7 +127,7 @@ class ActionModule(ActionBase):
     ) -> dict[str, Any]:
         """Copy events and a script's output until the run's end, and return the end event.
 
-        Lines that the user types meanwhile are sent to the run.
+        Also send the lines that the user types to the run.
         """
         gone_since = None
         self._copy_samples(destination)
@@ -140,7 +140,7 @@ class ActionModule(ActionBase):
             alive, pieces = self._poll(logs, 0 if typed and typed.awaited else WAIT_SECONDS)
             found, data = pieces[0], pieces[0].data
             whole = data[: data.rfind(b"\n") + 1] or (data if found.full else b"")
-            # the output comes before the events, so that readers of the end have all output
+            # write the output before the events: a reader of the end event must have all output
             if output:
                 self._take_output(output, pieces[1], to_end=b'"end"' in whole)
             _check_room(destination.parent)
@@ -148,7 +148,7 @@ class ActionModule(ActionBase):
                 fcntl.flock(file, fcntl.LOCK_EX)  # another command may follow the same run
                 if file.seek(0, os.SEEK_END) == offset:
                     file.write(whole)
-            if not (alive or whole):  # another command may have copied the end
+            if not (alive or whole):  # another command may have copied the end event
                 whole = _tail(destination)
             events = [*filter(None, map(_event, whole.split(b"\n")))]
             if typed:
@@ -163,14 +163,14 @@ class ActionModule(ActionBase):
             self._sleep(pieces)
 
     def _send(self, lines: bytes) -> None:
-        """Add lines to the run's prompts, if the run still reads them."""
+        """Append lines to the run's file of prompts, if the run still reads prompts."""
         path = shlex.quote(f"{self._run_dir}/{PROMPTS}")
         done = execute(self, f"if [ -f {path} ]; then cat >> {path}; fi", lines)
         if done.get("rc"):
             raise AnsibleActionFail(f"a prompt cannot be written there: {done['stderr'].strip()}")
 
     def _copy_samples(self, destination: Path) -> None:
-        """Copy parts of a long event file, with its beginning and end, into a sparse file."""
+        """Copy the beginning, the end and samples of a long event file into a sparse file."""
         if destination.exists() and destination.stat().st_size:
             return
         _, (found,) = self._poll([_Log(EVENTS, bytes, offset=0)], 0)
@@ -189,7 +189,7 @@ class ActionModule(ActionBase):
                 file.write(piece[first : piece.rfind(b"\n") + 1])
 
     def _follow_log(self, log: _Log, once: bool) -> None:
-        """Copy a log until the run has ended, or once, even if the log is rotated meanwhile."""
+        """Copy a log until the run has ended, or only once; handle a rotation of the log."""
         gone_since = None
         while True:
             alive, (found,) = self._poll([log], 0 if once else WAIT_SECONDS)
@@ -209,18 +209,18 @@ class ActionModule(ActionBase):
             self._sleep([found])
 
     def _state(self) -> str:
-        """Return the state of a run that has no supervisor on this host.
+        """Return the state of a run that has no supervisor process on this host.
 
-        The states are ended, elsewhere (a Slurm job on other hosts), prepares, starts (it has had
-        no supervisor yet) and gone.
+        The states are: ended; elsewhere (the run is a Slurm job on other hosts); prepares; starts
+        (there was no supervisor yet); gone (the supervisor has died).
 
-        A running job is in the queue; each task of an array has its own id. If Slurm does not
-        respond, the job may still be running.
+        A Slurm job is running if its id is in the queue; each task of an array has its own id. If
+        Slurm does not respond, the state is elsewhere, because the job may still be running.
         """
         words, _ = self._answer(
             f"{TELL}; cd {shlex.quote(self._run_dir)} && state=gone; "
             "[ -e supervisor.pid ] || state=starts; "
-            # split in two so that the shell's own command line does not match
+            # split into two parts so that grep does not find this shell's own command line
             "what=prepare; for one in "
             '$(grep -lsF "ftcluster_train.engine.$what" /proc/[0-9]*/cmdline); do '
             f"grep -qsF {shlex.quote(self._run_dir)} $one && state=prepares; done; "
@@ -236,10 +236,10 @@ class ActionModule(ActionBase):
         return words
 
     def _take(self, log: _Log, found: _Piece) -> bool:
-        """Write new text of a log; return True if the file was replaced and must be read again."""
+        """Write the new text of a log; return True if a new file must be read."""
         if log.known not in ("0", found.file) and found.file != "0":
             self._finish_rotated(log)
-            log.offset, log.known = 0, found.file  # the log may be renamed before it is read
+            log.offset, log.known = 0, found.file  # the new log may be renamed before the next poll
             return True
         if log.known == "0" != found.file and found.start == 0:
             self._take_renamed(log, found)
@@ -256,7 +256,7 @@ class ActionModule(ActionBase):
     def _take_renamed(self, log: _Log, found: _Piece) -> None:
         """Copy the wanted part of a log that was renamed before the first poll.
 
-        Both files are inspected in one command, so that a rename meanwhile cannot mix them up.
+        One command inspects both files, so that a rename between two commands cannot confuse them.
         """
         old = _Log(f"{log.name}.1", log.write, log.mark, min(0, log.offset + found.size))
         _, (again, rest) = self._poll([log, old], 0)
@@ -270,7 +270,7 @@ class ActionModule(ActionBase):
         output.keep()
 
     def _finish_rotated(self, log: _Log) -> None:
-        """Copy the rest of a log that has been renamed meanwhile."""
+        """Copy the rest of a log that was renamed."""
         old = _Log(f"{log.name}.1", log.write, offset=log.offset)
         while True:
             _, (rest,) = self._poll([old], 0)
@@ -285,8 +285,8 @@ class ActionModule(ActionBase):
     def _poll(self, logs: Sequence[_Log], wait_seconds: int) -> tuple[bool, list[_Piece]]:
         """Return True if the run's supervisor is alive, and a piece of each file of the run.
 
-        The host waits up to `wait_seconds` for new bytes while the supervisor is alive and no file
-        is replaced.
+        The command on the host waits up to `wait_seconds` for new bytes. It stops waiting if the
+        supervisor is dead or a file was replaced.
         """
         folder = shlex.quote(self._run_dir)
         look = "".join(_look(number, log) for number, log in enumerate(logs))
@@ -317,7 +317,7 @@ class ActionModule(ActionBase):
                 raise AnsibleActionFail(f"the host sends another part of {log.name}")
             count = max(0, min(size - start, PIECE_BYTES))
             pieces.append(_Piece(file, start, size, data[:count]))
-            # an earlier write failed, and its partial output was cut off
+            # the run cut off the incomplete output of a failed write
             if len(data) < count and len(logs) > 1:
                 return state == "alive", [_Piece() for _ in logs]
             data = data[count:]
@@ -326,7 +326,7 @@ class ActionModule(ActionBase):
         return state == "alive", pieces
 
     def _parts(self, name: str, parts: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the parts of a file of the run: start and bytes of each."""
+        """Return the contents of some parts of a run's file, given as (start, length in bytes)."""
         path = shlex.quote(f"{self._run_dir}/{name}")
         wanted = " ".join(f"{start + 1}:{count}" for start, count in parts)
         _, data = self._answer(
@@ -344,12 +344,12 @@ class ActionModule(ActionBase):
     def _answer(self, command: str) -> tuple[str, bytes]:
         """Return the values in a command's output, and the rest of the output."""
         answer = execute(self, f"{{ {command}; }} 2>/dev/null")
-        # after the output of login scripts
+        # skip the output of login scripts
         words, _, text = answer["stdout"].partition(MARK)[2].partition("\n")
         return words.strip(), text.encode(errors="surrogateescape")
 
     def _sleep(self, found: Sequence[_Piece]) -> None:
-        """Pause longer after each command that returned something."""
+        """Wait before the next command: longer each time while commands return new text."""
         if any(piece.full for piece in found):
             return
         time.sleep(self._pause)
@@ -366,14 +366,14 @@ class ActionModule(ActionBase):
 
 
 def _look(number: int, log: _Log) -> str:
-    """Return shell commands that open a file and set i, f and s: inode, start and size."""
+    """Return shell commands that open a log and set i (identity), f (start) and s (size)."""
     known = log.known if re.fullmatch(FILE, log.known) else "0"
     i, f, s, fd = f"i{number}", f"f{number}", f"s{number}", number + 3
     start = f"{f}={log.offset}; "
     if log.offset < 0:
         start = f"{f}=$(({s} > {-log.offset} ? {s} - {-log.offset} : 0)); "
     return (
-        # the open file stays the inspected one if it is renamed
+        # read the opened file, even if the log is renamed
         f"command exec {fd}< {shlex.quote(log.name)} && "
         f"set -- $(stat -Lc '%i-%.W %s' /proc/self/fd/{fd}) || set -- 0 0; "
         f"{i}=$1; {s}=$2; {start}"
@@ -383,9 +383,9 @@ def _look(number: int, log: _Log) -> str:
 
 
 class _Output:
-    """A script's output on its way into a pipe.
+    """A writer that copies a script's output into a pipe.
 
-    A file beside the pipe stores the position, for a command that connects again.
+    A file next to the pipe stores the position, for a later command that continues the copy.
     """
 
     def __init__(self, pipe: Path) -> None:
@@ -396,7 +396,7 @@ class _Output:
         self.log = _Log(OUTPUT, self._write, self._mark, offset, known)
 
     def keep(self) -> None:
-        """Store the position up to which the output is copied."""
+        """Store the position after the copied output."""
         self._place.write_text(json.dumps([self.log.offset, self.log.known]))
 
     def _write(self, data: bytes) -> None:
@@ -418,7 +418,7 @@ def _check_room(folder: Path) -> None:
 
 
 def _event(line: bytes) -> dict[str, Any]:
-    """Return a line of the file as an event; {} if it is damaged, because hosts are not trusted."""
+    """Parse a line of the file as an event; {} if the line is invalid: hosts are not trusted."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):

@@ -16,7 +16,7 @@ SECONDS = re.compile(r"^\d+\.\d+\r?$", re.MULTILINE)
 
 
 class ActionModule(ActionBase):
-    """See plugins/modules/host_facts.py."""
+    """Action plugin of plugins/modules/host_facts.py."""
 
     _requires_connection = True
 
@@ -37,10 +37,10 @@ class ActionModule(ActionBase):
         return result
 
     def _clock(self) -> tuple[float, float] | tuple[None, None]:
-        """Return the host's clock minus this one's, and the maximum error, in seconds.
+        """Return the host's clock minus the local clock, and the maximum error, in seconds.
 
-        Return None if `date` fails or has no nanoseconds. One measurement suffices: the connection
-        is open by now, and the round trip is far shorter than the differences that matter.
+        Return (None, None) if `date` fails or prints no nanoseconds. One measurement is enough: the
+        connection is already open, so the round trip is much shorter than relevant differences.
         """
         before = time.time()
         try:
@@ -48,7 +48,7 @@ class ActionModule(ActionBase):
         except AnsibleConnectionFailure:
             return None, None
         after = time.time()
-        # login scripts may print lines too
+        # login scripts may also print lines
         found = SECONDS.findall(answer["stdout"])
         if answer["rc"] != 0 or not found:
             return None, None

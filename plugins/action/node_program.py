@@ -1,7 +1,8 @@
 # Apache-2.0 (see LICENSE)
-"""Runs a program of the package that trains, with one command on the host.
+"""Runs a program of the node package with one command on the host.
 
-This is no module because packing, sending and unpacking one takes as long as the program's start.
+This is not a module, because packing, sending and unpacking a module takes as long as the start of
+the program.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible 
 # apart from messages of ssh and sudo. The mark is assembled when it is printed, as in TELL.
 RUN = "; ".join((
     "import json, os, subprocess, sys",
-    # often true for a container image: -B sets it explicitly where it is meant
+    # container images often set this variable; callers that need it pass -B
     'os.environ.pop("PYTHONDONTWRITEBYTECODE", None)',
     "command, given = json.load(sys.stdin)",
     'done = subprocess.run(command, input=given.encode(), cwd="/", capture_output=True)',
@@ -32,7 +33,7 @@ RUN = "; ".join((
     'print("ftcluster-%s" % "answer:", json.dumps([done.returncode, *said]))',
 ))  # fmt: skip
 SECRET = "*" * 8
-# the message of a Python whose package lacks the requested module
+# message of a Python whose package lacks the requested module
 NO_PROGRAM = re.compile(
     r"No module named '?ftcluster_train\b|'ftcluster_train\.\w+' is a package and"
 )
@@ -43,7 +44,7 @@ OTHER_VERSION = (
 
 
 class ActionModule(ActionBase):
-    """See plugins/modules/node_program.py."""
+    """Action plugin of plugins/modules/node_program.py."""
 
     _VALID_ARGS = frozenset(("stack", "program", "arguments", "stdin", "compiles"))
     _requires_connection = True

@@ -18,16 +18,16 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK, TELL
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible import execute
 
-PIECE_BYTES = 8 << 20  # maximum of a file in one response
-MOST_FILES = 10_000  # a model has dozens of files, predictions one per split
-MOST_NAME = 1000  # characters of a file's path in the folder
-SPARE_BYTES = 256 << 20  # must stay free on the control node's disk
+PIECE_BYTES = 8 << 20  # maximum bytes of a file in one response
+MOST_FILES = 10_000  # a model has dozens of files; predictions have a file for each data set
+MOST_NAME = 1000  # maximum characters of a file's path in the folder
+SPARE_BYTES = 256 << 20  # bytes that must stay free on the control node's disk
 
 
 # size and hash before a path, as printed by the command below
 LISTED = re.compile(r"(\d{1,15}) ([0-9a-f]{64}) \./(.+)", re.ASCII)
-# characters that no file name of a model has: control characters, and halves of surrogate pairs
-# (bytes that are not UTF-8)
+# characters that are never in a file name of a model: control characters and surrogates (bytes that
+# are not UTF-8)
 REFUSED = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\\]")
 
 
@@ -53,7 +53,7 @@ class ActionModule(ActionBase):
     _requires_connection = True
 
     def run(self, tmp: None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Copy every file to a folder beside the destination, then rename that folder."""
+        """Copy all files to a new folder next to the destination, then rename the new folder."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         path = self._task.args["path"]
         destination = Path(self._task.args["destination"]).absolute()
@@ -86,7 +86,7 @@ class ActionModule(ActionBase):
         return result
 
     def _listed(self, path: str, newer: str) -> dict[str, tuple[int, str]]:
-        """Return size and SHA-256 of each file, by its path in the folder."""
+        """Return the size and SHA-256 of each file by its path in the folder."""
         only = f"-newer {shlex.quote(newer)} ! -path '*/__pycache__/*' " if newer else ""
         command = (
             f"cd {shlex.quote(path)} && {TELL} && tell files && find . -type f {only}-exec sh -c "
@@ -123,7 +123,7 @@ class ActionModule(ActionBase):
     def _check_size(
         self, path: str, files: Mapping[str, tuple[int, str]], destination: Path
     ) -> None:
-        """Raise an error if the disk lacks space, before anything is copied."""
+        """Raise an error if the disk has too little space for the files."""
         size = sum(size for size, _digest in files.values())
         above = next(folder for folder in destination.parents if folder.is_dir())
         free = shutil.disk_usage(above).free
@@ -136,7 +136,7 @@ class ActionModule(ActionBase):
     def _pull(self, path: str, destination: Path, size: int, digest: str) -> None:
         make_private(destination.parent)
         seen = hashlib.sha256()
-        # a model or rows: readable by the user alone, and never written through an existing link
+        # only this user may read a model or rows; never write through an existing link
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             descriptor = os.open(destination, flags, 0o600)
@@ -177,7 +177,7 @@ class ActionModule(ActionBase):
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder, and missing folders above it, that only this user can open."""
+    """Create a folder and its missing parents, so that only this user can open them."""
     for path in (*reversed(folder.parents), folder):
         if not path.is_dir():
             path.mkdir(0o700)

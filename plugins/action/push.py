@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Copies a folder to a host, once; see plugins/modules/push.py."""
+"""Copies a folder to a host that does not have it yet; see plugins/modules/push.py."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class ActionModule(ActionBase):
         try:
             files = source_files(source) if names is None else named_files(source, names)
         except SourceError as error:
-            raise AnsibleActionFail(str(error)) from None  # Ansible would print it twice
-        # a separate folder: another control node may be copying the same folder
+            raise AnsibleActionFail(str(error)) from None  # Ansible would print the cause too
+        # use a new folder, because another control node may be copying the same files
         new = f"{path}.new-{secrets.token_hex(4)}"
         whole = False
         try:

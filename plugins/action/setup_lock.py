@@ -27,7 +27,7 @@ class ActionModule(ActionBase):
 
     def run(self, tmp: None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
-        # the command that runs several playbooks for one setup, else ansible-playbook itself
+        # process of the command that runs a setup's playbooks, or else of ansible-playbook
         play = int(os.environ.get("FTCLUSTER_PID") or os.getppid())
         control = control_id()
         wheel = self._task.args.get("node_package")
@@ -43,7 +43,7 @@ class ActionModule(ActionBase):
 
 
 def control_id() -> str:
-    """Return an id of this control node's boot and container."""
+    """Return an id that identifies this control node's boot and container."""
     boot, processes = Path(BOOT_ID), Path("/proc/self/ns/pid")
     text = boot.read_text(encoding="ascii") if boot.exists() else socket.gethostname()
     text += str(processes.readlink()) if processes.is_symlink() else ""
@@ -51,7 +51,7 @@ def control_id() -> str:
 
 
 def started(pid: int) -> str:
-    """Return the start of a process in ticks since the boot, because process ids are reused."""
+    """Return the start time of a process in ticks since boot, because ids are reused."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return stat.rpartition(")")[2].split()[19]

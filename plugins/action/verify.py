@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Runs verify on the head while the control node connects to the hosts' ports."""
+"""Runs `verify` on the head; meanwhile, the control node connects to the hosts' ports."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible 
 )
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.report_schema import read_report
 
-OUR_PORTS = range(29800, 30000)  # the ports that the firewall closes and nothing else uses
+OUR_PORTS = range(29800, 30000)  # ports that the firewall closes and no other program uses
 CALL_SECONDS = 1.0
-# Login scripts may print lines first. Run in / because Python imports from the current folder.
+# The mark follows any output of login scripts. Run in /: Python imports from the current folder.
 MARK = "ftcluster-report:"
 BEGIN = "printf 'ftcluster-%s\n' report: && cd /"
 PAUSE_SECONDS = 0.2
-MOST_SAID = 4000  # maximum size in characters
+MOST_SAID = 4000  # maximum length in characters
 
 
 def ports_to_open(local_ports: Iterable[str]) -> list[int]:
-    """Return a random port from each range that a firewall must close."""
+    """Return a random port of each range that a firewall must close."""
     theirs = sorted(number_list(",".join(local_ports)))
     return [random.SystemRandom().choice(ports) for ports in (OUR_PORTS, theirs) if ports]
 
@@ -38,8 +38,12 @@ def ports_to_open(local_ports: Iterable[str]) -> list[int]:
 class Caller:
     """A background thread that connects to ports of hosts while its context is active.
 
-    Args are triples of a host's name, address and SSH port, and the ports by name. `reached` has
-    the names of hosts whose SSH port accepted a connection.
+    Args:
+        hosts: name, address and SSH port of each host.
+        ports: ports to connect to, by the name of the host.
+
+    Attributes:
+        reached: names of hosts whose SSH port accepted a connection.
     """
 
     def __init__(
@@ -76,7 +80,7 @@ class Caller:
             self.reached.append(name)
 
     async def _call(self, address: str, port: int) -> None:
-        # the ranks open a port at some time from now on; one connection is enough
+        # the ranks open the ports later; one successful connection is enough
         while not await connects(address, port):
             await asyncio.sleep(PAUSE_SECONDS)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """Attributes, each in a fragment named after this file and the attribute in lower case."""
+    """Attributes: each one is a fragment, named after the file and the attribute in lower case."""
 
     READS = r"""
 attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """Options, each in a fragment named after this file and the attribute in lower case."""
+    """Options: each one is a fragment, named after the file and the attribute in lower case."""
 
     PREFIX = r"""
 options:

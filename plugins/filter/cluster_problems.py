@@ -43,15 +43,15 @@ _value:
 """
 
 
-Hosts = Mapping[str, Mapping[str, Any]]  # facts of the hosts
-Findings = Iterator[tuple[str, str, str]]  # host, problem, hint
+Hosts = Mapping[str, Mapping[str, Any]]  # facts of each host by name
+Findings = Iterator[tuple[str, str, str]]  # tuples of host, problem and hint
 
 
 def clocks(hosts: Hosts, allowed: float) -> Findings:
-    """Yield the hosts whose clock is off by more than the allowed seconds.
+    """Yield the hosts whose clocks differ from the median host's by more than `allowed` seconds.
 
-    Offsets are relative to the control node, whose clock may be wrong. So the median host is the
-    reference; of two middle hosts, the one nearer to the control node.
+    The control node's clock cannot be the reference, because it may be wrong. If there are two
+    middle hosts, the reference is the host whose clock is nearer to the control node's.
     """
     offsets = {
         host: (facts["clock_offset_seconds"], facts.get("clock_error_seconds") or 0.0)
@@ -73,7 +73,7 @@ def clocks(hosts: Hosts, allowed: float) -> Findings:
 
 
 def accounts(hosts: Hosts) -> Findings:
-    """Yield hosts without root if other hosts have it: their ranks would run as another user."""
+    """Yield hosts without root, if other hosts have root; ranks would run as different users."""
     users = {host: facts["rank_user"] for host, facts in hosts.items() if "rank_user" in facts}
     example = next((host for host, user in users.items() if user), "")
     for host, user in users.items():
@@ -92,7 +92,7 @@ def accounts(hosts: Hosts) -> Findings:
 
 
 def prefixes(hosts: Hosts) -> Findings:
-    """Yield hosts with another prefix than most hosts, or than the first host in a tie."""
+    """Yield hosts whose prefix differs from the most frequent prefix (in a tie, the first)."""
     prefixes_of = {host: facts["prefix"] for host, facts in hosts.items() if facts.get("prefix")}
     usual = [prefix for prefix, _count in Counter(prefixes_of.values()).most_common(1)]
     examples = [host for host, prefix in prefixes_of.items() if prefix in usual]
@@ -129,7 +129,7 @@ def addresses(hosts: Hosts) -> Findings:
 
 
 def currencies(hosts: Hosts) -> Findings:
-    """Yield hosts with a price in another currency than the first host with a price."""
+    """Yield hosts whose price has another currency than the first price."""
     prices = {host: facts["price_per_hour"] for host, facts in hosts.items()
               if facts.get("price_per_hour")}  # fmt: skip
     first = next(iter(prices), "")
@@ -143,7 +143,7 @@ def currencies(hosts: Hosts) -> Findings:
 def cluster_problems(
     facts_by_host: Hosts, requirements: Mapping[str, Any]
 ) -> dict[str, list[dict[str, str]]]:
-    """Return the problems between hosts, as a list for each host."""
+    """Return the list of problems between hosts, by host."""
     problems: dict[str, list[dict[str, str]]] = {host: [] for host in facts_by_host}
     for findings in (
         clocks(facts_by_host, requirements.get("clock_seconds", 5)),

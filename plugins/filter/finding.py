@@ -34,7 +34,7 @@ _value:
 
 
 def finding(found: Mapping[str, str]) -> str:
-    """Return the line, without parts that are empty or missing."""
+    """Return the finding as a line; skip empty or missing parts."""
     start = f"{found['host']}: " if found.get("host") else ""
     return start + found["what"] + (f"; {found['hint']}" if found.get("hint") else "")
 

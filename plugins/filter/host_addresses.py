@@ -49,7 +49,7 @@ def host_addresses(
     names: Iterable[str],
     saved: Mapping[str, str] | None = None,
 ) -> dict[str, list[str]]:
-    """Return the addresses, and the names of hosts without one.
+    """Return the addresses of the hosts, and the names of hosts without an address.
 
     >>> host_addresses({"a": {"ansible_host": "10.0.0.1"}, "b": {}}, ["a", "b"])
     {'addresses': ['10.0.0.1'], 'unknown': ['b']}

@@ -59,9 +59,9 @@ _value:
 FactValues = Mapping[str, Any]
 Findings = Iterator[dict[str, str]]
 FREE_NAME = "set ftcluster_user to a name that is free"
-# a name that useradd accepts; it becomes part of limits.conf. Empty: the login user trains
+# A name that useradd accepts, which becomes part of limits.conf; empty if the login user trains.
 ACCOUNT = re.compile(r"([a-z_][a-z0-9_-]{0,31})?")
-# a number, and optionally a currency
+# a number with an optional currency
 PRICE = re.compile(r"(\d+(\.\d+)?( [^\s\d]{1,8})?)?")
 USUAL_PORTS = {*range(29500, 30000), *range(32768, 61000)}
 # the account's home, as in playbooks/vars/cluster.yml, and the file that the role ssh_mesh writes
@@ -76,7 +76,7 @@ def finding(what: str, hint: str) -> dict[str, str]:
 
 
 def version(text: str) -> tuple[int, ...]:
-    """Return 3.11.7 as (3, 11, 7)."""
+    """Convert a version to numbers: (3, 11, 7) for 3.11.7."""
     return tuple(int(part) for part in text.split(".") if part.isdecimal())
 
 
@@ -105,12 +105,12 @@ def root_problems(facts: FactValues, requirements: FactValues) -> Findings:
 
 
 def is_local(facts: FactValues) -> bool:
-    """Return True if this is the control node, on which anybody may try ftcluster."""
+    """Return True if the host is the control node, where anybody may try ftcluster."""
     return bool(facts.get("connection") == "local")
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Return True if a name matches a list of sshd_config (PATTERNS in ssh_config(5)).
+    """Return True if a name matches a pattern list of sshd_config (see PATTERNS in ssh_config(5)).
 
     >>> matches("ops", ["!o*", "*"]), matches("ml", ["!o*", "m?"]), matches("ml", ["ml@10.0.0.*"])
     (False, True, True)
@@ -122,7 +122,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def lets_key_in(keyword: str, value: str, user: str) -> bool:
-    """Return True if a setting of sshd accepts the head's key, which is in the account's home.
+    """Return True if a setting of sshd lets the head log in with the key in the account's home.
 
     >>> lets_key_in("authorizedkeysfile", "/etc/ssh/keys/%u %h/.ssh/authorized_keys", "ml")
     True
@@ -148,7 +148,7 @@ def sshd_problems(facts: FactValues) -> Findings:
         keyword, value = rule.partition(" ")[::2]
         found.setdefault(keyword, []).append(value)
     for keyword, values in found.items():
-        value = " ".join(values)  # old releases print lists as one line for each name
+        value = " ".join(values)  # old releases print a line for each name of a list
         of_groups, allows = keyword.endswith("groups"), keyword.startswith("allow")
         if keyword.startswith(("allow", "deny")):
             patterns = [word for word in value.split() if allows or "@" not in word]
@@ -179,7 +179,7 @@ def sshd_problems(facts: FactValues) -> Findings:
 
 
 def refused_to_root(facts: FactValues) -> Findings:
-    """Return folders that root may not write, for example on NFS with root_squash."""
+    """Return folders in which root may not write, for example on NFS with root_squash."""
     if "prefix" in facts.get("root_refused", ()):
         yield finding(
             f"root may not write to {facts['prefix']}: its file system is read-only, or on a "
@@ -191,14 +191,14 @@ def refused_to_root(facts: FactValues) -> Findings:
             "root may not write where Ansible leaves files for it, in the login user's home "
             "(ansible_remote_tmp): it is read-only, or on a server that maps root to nobody (NFS "
             "with root_squash)",
-            # not a new subfolder, which root's first module would create for root alone
+            # no new subfolder, because root's first module would create it for root alone
             "name a folder of the host's own disk that all may write to in the inventory: "
             "ansible_remote_tmp=/var/tmp",
         )
 
 
 def account_problems(facts: FactValues) -> Findings:
-    """Return the problem of an existing account with the training account's name, if any."""
+    """Return a problem if another account already has the training account's name."""
     user, origin = facts.get("rank_user", ""), facts.get("rank_user_origin", "")
     if not user or origin not in ("other", "directory"):
         return
@@ -219,7 +219,7 @@ def account_problems(facts: FactValues) -> Findings:
 
 
 def host_problems(facts: FactValues, requirements: FactValues) -> Findings:
-    """Return the reasons why the host cannot take part."""
+    """Return the reasons why the host cannot be part of the cluster."""
     yield from root_problems(facts, requirements)
     if not ACCOUNT.fullmatch(facts.get("rank_user", "")):
         yield finding(

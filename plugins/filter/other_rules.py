@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Checks if a host's account or firewall rules belong to another cluster."""
+"""Checks if another cluster needs a host's account or firewall rules."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _value:
 def other_rules(
     facts: Mapping[str, Any], addresses: Collection[str], closes: bool = True
 ) -> list[dict[str, str]]:
-    """Return the problem of a host whose account or rules another cluster needs, if any."""
+    """Return a problem if another cluster needs the host's account or firewall rules."""
     others = facts["other_clusters"]
     folders = ", ".join(other["prefix"] for other in others)
     if not facts["rank_user"]:

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Determines if root is available on a host, and if not, why."""
+"""Determines if root is available on a host, or else the reason why not."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ NO_TERMINAL = (
 
 
 def root_answer(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the verdict from the registered result of a raw task."""
+    """Return the availability of root, from the registered result of a raw task."""
     message, told = result.get("msg") or "", answers(result.get("stdout") or "")
-    # without a terminal sudo complains on the other stream
+    # without a terminal, sudo prints its errors to stderr
     out = "\n".join(result.get(stream) or "" for stream in ("stdout", "stderr"))
     user = told.get("uid", [""])[-1]
     wrong, asks = "Incorrect" in message, False

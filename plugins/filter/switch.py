@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Normalizes a switch that is on, off or required."""
+"""Normalizes the value of a setting that can be on, off or required."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Builds the request to verify from the hosts' facts."""
+"""Builds the request for the program `verify` from the hosts' facts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def verify_request(
     ansible_hosts: Mapping[str, str],
     addresses: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the parts of the request, and the calls."""
+    """Return the parts of the request, and the hosts to which the control node connects."""
     known = {name: facts for name, facts in facts_of.items() if facts}
 
     def address(name: str) -> str:

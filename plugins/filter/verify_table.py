@@ -48,7 +48,7 @@ MEASURED = ("bf16 GFLOP/s", "fp32 GFLOP/s", "of median")
 
 
 def speed(facts: Mapping[str, Any]) -> str:
-    """Return the cluster's interface with its speed: eth0 10 Gbit/s."""
+    """Return the name and speed of the host's cluster interface, such as eth0 10 Gbit/s."""
     name: str = facts.get("network_interface", "")
     speeds = {nic["name"]: nic["speed_mbits"] for nic in facts.get("nics", ())}
     mbits = speeds.get(name)
@@ -62,7 +62,7 @@ def cpu(facts: Mapping[str, Any]) -> str:
 
 
 def row(host: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the cells of one host."""
+    """Return the table cells of one host."""
     memory = facts.get("memory_bytes")
     return (
         host["name"],
@@ -79,7 +79,7 @@ def row(host: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def measured(host: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the cells of one host's measurements."""
+    """Return the table cells with one host's measurements."""
     speed = host.get("speed") or {}
     relative = speed.get("relative")
     return (
@@ -99,7 +99,7 @@ def network(links: Sequence[Mapping[str, Any]]) -> str:
 
 
 def guard(hosts: Sequence[Mapping[str, Any]], reached: Collection[str]) -> list[str]:
-    """Return the line about the firewall, if the control node tried to connect."""
+    """Return a line about the firewall, if the control node tried to connect to ports."""
     called = [host for host in hosts if (host.get("calls") or {}).get("came")]
     open_ones = [host for host in called if any(host["calls"]["came"].values())]
     if not called:
@@ -116,7 +116,7 @@ def guard(hosts: Sequence[Mapping[str, Any]], reached: Collection[str]) -> list[
             "not verified that their ports are closed to others: this machine is one of the hosts"
         ]
     if open_ones:
-        return []  # that case is a finding
+        return []  # a finding reports this case
     if unsure:
         return [
             "not verified that their ports are closed to others: this machine does not reach "

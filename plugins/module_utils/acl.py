@@ -1,9 +1,10 @@
 # Apache-2.0 (see LICENSE)
 """POSIX access control lists (ACLs) of files and folders, as extended attributes.
 
-An ACL gives single users and groups rights beside the mode, and survives a change of owner or mode.
-A folder may also have a default ACL, which everything new in it inherits. The format is that of the
-kernel: include/uapi/linux/posix_acl_xattr.h. A host may have no setfacl.
+An ACL grants rights to single users and groups, in addition to the mode. It survives a change of
+owner or mode. A folder may also have a default ACL, which new files in the folder inherit. The
+format is defined in the kernel: include/uapi/linux/posix_acl_xattr.h. This module does not use
+setfacl, because a host may lack this program.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
 VERSION = struct.Struct("<I")
-ENTRY = struct.Struct("<HHI")  # tag, rights, number of a user or group
+ENTRY = struct.Struct("<HHI")  # tag, rights, id of a user or group
 USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER = 1, 2, 4, 8, 16, 32
 TAGS = (USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER)
 WRITE = 2
@@ -39,7 +40,7 @@ class AclEntry(NamedTuple):
 
 
 def parse_acl(value: bytes) -> list[AclEntry]:
-    """Parse the value of one of the two attributes.
+    """Parse the value of an ACL's extended attribute.
 
     Raises:
         ValueError: the value is not in the kernel's format; a user's file system may return
@@ -57,7 +58,12 @@ def parse_acl(value: bytes) -> list[AclEntry]:
 def lets_others_write(
     entries: Collection[AclEntry], is_trusted: Callable[[int], bool], groups: Collection[int]
 ) -> bool:
-    """Return True if an ACL lets anyone but the owner, trusted users and some groups write.
+    """Return True if an ACL lets untrusted users or groups write.
+
+    Args:
+        entries: entries of the ACL.
+        is_trusted: function of a user id.
+        groups: ids of the groups that may write.
 
     >>> theirs = [
     ...     AclEntry(USER, 6, 1001),
@@ -80,7 +86,7 @@ def lets_others_write(
 
 
 def acl_of(descriptor: int, name: str) -> bytes:
-    """Return an attribute of an open file or folder, or b"" if it has none; O_PATH is enough."""
+    """Return the value of an open file's or folder's ACL, or b"". O_PATH is enough."""
     try:
         return os.getxattr(f"/proc/self/fd/{descriptor}", name)
     except OSError as error:
@@ -97,8 +103,8 @@ def has_acl(descriptor: int) -> bool:
 def remove_acl(descriptor: int) -> None:
     """Remove both ACLs of an open file or folder; O_PATH is enough.
 
-    The group keeps its rights in the ACL. Otherwise it would get the mask, which is the union of
-    all rights in the ACL.
+    The file's group keeps the rights that the ACL gives it. Otherwise the group would get the mask,
+    the union of all rights in the ACL.
     """
     path = f"/proc/self/fd/{descriptor}"
     if acl_of(descriptor, DEFAULT):

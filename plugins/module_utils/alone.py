@@ -1,7 +1,7 @@
 # Apache-2.0 (see LICENSE)
-"""A lock on a folder, for work that only one process may do there at a time.
+"""A lock on a folder, for work that only one process may do in the folder at a time.
 
-Whoever can open a file can lock it, so the lock is a file that only this user may open.
+Any user who can open a file can lock it. Therefore the lock is a file that only this user may open.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def alone_in(folder: str | Path, seconds: float = 300) -> Iterator[None]:
-    """Hold the lock.
+    """Hold the lock of a folder in this context.
 
     Raises:
         OSError: the lock's file cannot be opened, or is no regular file.
@@ -57,9 +57,9 @@ def alone_in(folder: str | Path, seconds: float = 300) -> Iterator[None]:
 
 
 def lock_holders(descriptor: int, processes: Path = Path("/proc")) -> list[str]:
-    """Return the processes that hold a lock (flock) on an open file, with their users, as text.
+    """Return texts with the processes that hold a lock (flock) on an open file, and their users.
 
-    Any user who can open a folder can lock it, so the kernel's list of locks is used.
+    The kernel's list of locks has all holders; any user who can open a folder can lock the folder.
     """
     state = os.fstat(descriptor)
     device = f"{os.major(state.st_dev):02x}:{os.minor(state.st_dev):02x}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 # Linux, arch/x86/include/asm/intel-family.h (the _X and _D models of family 6);
-# the same in Intel SDM volume 4, "CPUID Signature Values of DisplayFamily_DisplayModel"
+# also in Intel SDM volume 4, "CPUID Signature Values of DisplayFamily_DisplayModel"
 GENERATIONS = {
     63: "Haswell",
     79: "Broadwell",
@@ -22,11 +22,11 @@ GENERATIONS = {
     207: "Emerald Rapids",
     221: "Clearwater Forest",
 }
-# One model number stands for three generations: a flag that came with each, and its first stepping.
+# Three generations have this model number. Each has a flag that it introduced and a first stepping.
 OF_MODEL_85 = (("Cooper Lake", "avx512_bf16", 10), ("Cascade Lake", "avx512_vnni", 5))
 
 DIAMOND_RAPIDS = (19, 1)  # family and model
-# numbers of QEMU's Icelake-Server v1 to v3, and of Snow Ridge, which has no AVX
+# model of QEMU's Icelake-Server v1 to v3, and of Snow Ridge, which has no AVX
 QEMU_ICE_LAKE = 134
 
 GENERATIONS_WITH_AMX = ("Sapphire Rapids", "Emerald Rapids", "Granite Rapids", "Diamond Rapids")
@@ -41,7 +41,7 @@ XFEATURE_XTILEDATA = 18
 def generation(vendor: str, family: int, model: int, stepping: int, flags: Collection[str]) -> str:
     """Return the name of an Intel server CPU's generation, or "other".
 
-    Takes the fields of /proc/cpuinfo: `vendor` such as GenuineIntel, three integers, and the flags.
+    The arguments are fields of /proc/cpuinfo; `vendor` is a text such as GenuineIntel.
     """
     if vendor == "GenuineIntel" and (family, model) == DIAMOND_RAPIDS:
         return "Diamond Rapids"
@@ -68,8 +68,8 @@ def call_kernel(number: int, *arguments: Any) -> int:
 def amx_state(flags: Collection[str], syscall: Callable[..., int] = call_kernel) -> str:
     """Return "usable", "refused" or "absent" for the AMX of this process.
 
-    The kernel is asked because distributions backport AMX to older kernels, and because a sandbox
-    may refuse AMX on a new kernel.
+    A check of the kernel's version is not enough: distributions backport AMX to older kernels, and
+    a sandbox may refuse AMX on a new kernel.
     """
     if "amx_tile" not in flags:
         return "absent"

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import re
 
-# Each entry has the kind, the programs' messages, and our message. pip's messages come from OpenSSL
-# and urllib3, apt's from GnuTLS (OpenSSL since Debian 13), dnf's from libcurl and OpenSSL. The
-# first match counts.
+# Each entry has the kind of the error, a pattern of the programs' messages, and our message. The
+# first match counts. pip's messages come from OpenSSL and urllib3, apt's messages from GnuTLS
+# (OpenSSL since Debian 13), and dnf's messages from libcurl and OpenSSL.
 KINDS = (
     (
         "expired",
@@ -56,7 +56,7 @@ BECAUSE = re.compile("Connection refused|timed out|No route to host")
 
 
 def redacted(text: str) -> str:
-    """Return a text without the credentials in its URLs.
+    """Hide the credentials in the URLs of a text.
 
     >>> redacted("from https://me:secret@mirror.site/simple")
     'from https://****@mirror.site/simple'
@@ -71,7 +71,7 @@ def cause(text: str, mirror: str, proxy: str, who: str) -> tuple[str, str] | Non
         text: output of the program.
         mirror: host that the packages come from.
         proxy: configured proxy, or "" if unknown.
-        who: machine whose trust in a CA counts.
+        who: machine that must trust the CA, for the sentence.
 
     >>> said = "Could not connect to 10.0.0.9:3128 (10.0.0.9). - connect (111: Connection refused)"
     >>> cause(said, "mirror.site", "", "the host")

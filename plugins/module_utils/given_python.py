@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Checks a Python that the site installed on a host, before root executes any of it."""
+"""Checks a Python that the site installed on a host, before root executes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
     writers,
 )
 
-# modules that packages of every stack import, and that a Python built without their libraries lacks
+# modules that all stacks need, and that a Python lacks if it was built without certain libraries
 MODULES = ("bz2", "ctypes", "lzma", "ssl", "zlib")
 PROGRAM = f"""
 import importlib, platform
@@ -38,17 +38,17 @@ ANOTHER = "name another one with ftcluster_python, or none"
 def given_python(
     path: str, has_root: bool, run: Callable[[list[str]], tuple[int, str, str]], account: str = ""
 ) -> str:
-    """Return the version of a Python that can be the base of a stack.
+    """Check that a Python can be the base of a stack, and return its version.
 
     Args:
         path: path of the program.
         has_root: True if root will execute the program.
-        run: function of argv that returns exit code, stdout and stderr.
-        account: other account that will execute the program.
+        run: function that runs a command and returns exit code, stdout and stderr.
+        account: other account that will execute the program; "" for none.
 
     Raises:
-        RefusedPath: the program does not exist, is no CPython, lacks modules that the stacks need,
-            or could be changed by others than root.
+        RefusedPath: the program does not exist, is not CPython, lacks modules that the stacks need,
+            or could be changed by users other than root.
     """
     if not Path(path).is_absolute():
         raise RefusedPath(path, "is not an absolute path", "begin it with /")
@@ -88,7 +88,7 @@ def given_python(
 
 
 def _library(program: Path) -> dict[Path, None]:
-    """Return the folders and shared libraries beside a program that it runs from."""
+    """Return the folders and shared libraries that a Python uses when it runs."""
     top = program.parents[1]
     patterns = ("python3.*", "libpython3*.so*")
     found = [
@@ -103,13 +103,13 @@ def _library(program: Path) -> dict[Path, None]:
 
 
 def _refuse_unguarded(path: str | Path) -> None:
-    """Raise an error if another user could exchange the path, a folder on the way, or the file."""
+    """Raise an error if another user could replace the file or a folder in its path."""
     with opened_parent(path, guarded=True) as (folder, name):
         _refuse_writers(path, name, os.fstat(folder).st_dev, folder)
 
 
 def _refuse_writable(path: Path, device: int) -> None:
-    """Raise an error if another user could have written below a folder on a checked device."""
+    """Raise an error if another user could have written a file below a folder on `device`."""
     if not path.is_symlink():
         _refuse_writers(path, path, device)
     elif path.exists():

@@ -15,9 +15,9 @@ DEVICES = Path("/dev")
 
 
 def hardware(interface: Path) -> list[Path]:
-    """Return the folders of the hardware interfaces at or below an interface (bond, bridge, VLAN).
+    """Return the folders of the hardware interfaces that an interface uses (bond, bridge, VLAN).
 
-    Software interfaces such as veth or tun have none; their speed is made up.
+    A software interface such as veth or tun uses no hardware; the speed in its folder is invented.
     """
     if (interface / "device").exists():
         return [interface]
@@ -27,10 +27,11 @@ def hardware(interface: Path) -> list[Path]:
 def link_speed(interface: Path) -> int | None:
     """Return the speed of a link in Mbit/s, or None if it is unknown.
 
-    With several interfaces below it, the fastest one counts, because a TCP connection uses one.
+    If the link uses several hardware interfaces, return the speed of the fastest one, because a TCP
+    connection uses only one interface.
     """
     speeds = [read(folder / "speed").strip() for folder in hardware(interface)]
-    # an unknown speed is -1, in some drivers as an unsigned number
+    # an unknown speed is -1; some drivers print -1 as an unsigned number
     known = [int(speed) for speed in speeds if speed.isdigit() and 0 < int(speed) < 2**32 - 1]
     return max(known, default=None)
 
@@ -48,7 +49,7 @@ def drivers(interface: Path) -> str:
 
 
 def above(interface: Path) -> Iterator[str]:
-    """Return the names of bonds and VLANs over an interface; RDMA does not go through a bridge."""
+    """Return the names of bonds and VLANs that use an interface; RDMA does not use bridges."""
     for upper in sorted(interface.glob("upper_*")):
         if not (upper / "bridge").exists():
             yield upper.name[len("upper_") :]
@@ -56,7 +57,7 @@ def above(interface: Path) -> Iterator[str]:
 
 
 def opens(path: Path) -> bool:
-    """Return True if this process can open a device, and every other account may."""
+    """Return True if this process can open a device and every account has permission to."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
         return path.stat().st_mode & 0o006 == 0o006

@@ -1,9 +1,9 @@
 # Apache-2.0 (see LICENSE)
-"""File systems that an ordinary user has mounted: that user alone controls their responses.
+"""Finds FUSE file systems that an ordinary user has mounted and therefore controls.
 
-With fusermount any user may mount a FUSE file system on a writable folder. If /etc/fuse.conf has
-user_allow_other, root sees it too, and its files can claim any owner. The kernel reports the user
-who mounted it: `user_id` in /proc/self/mountinfo (proc(5)).
+With fusermount, any user may mount a FUSE file system on a writable folder. If /etc/fuse.conf has
+user_allow_other, root sees this file system too, and its files can claim any owner. The kernel
+reports the user who mounted it: `user_id` in /proc/self/mountinfo (proc(5)).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 MOUNTS = Path("/proc/self/mountinfo")
-NOBODY_KNOWS = -1  # the user of a mount that is gone, or for which the kernel reports no user
-DETACH = 2  # MNT_DETACH of umount(2): unmount even while it is in use
+NOBODY_KNOWS = -1  # user of a mount that was removed, or for which the kernel reports no user
+DETACH = 2  # MNT_DETACH of umount(2): unmount a file system even if it is in use
 ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 class Mount(NamedTuple):
-    """One mount.
+    """A mounted file system.
 
     Attributes:
         number: mount id, as in an open file's fdinfo.
@@ -36,9 +36,9 @@ class Mount(NamedTuple):
 
 
 def parse_mounts(text: str) -> list[Mount]:
-    """Parse the text of mountinfo; skip lines of another form, whose user is unknown."""
+    """Parse the text of mountinfo; skip lines of an unknown form."""
     parsed = []
-    # split only at the two characters that the kernel escapes in names; names may have all others
+    # split only at the two characters that the kernel escapes in names
     for line in filter(None, text.split("\n")):
         fields = line.split(" ")
         try:
@@ -56,7 +56,7 @@ def parse_mounts(text: str) -> list[Mount]:
 
 
 def mounts() -> list[Mount]:
-    """Return all mounts that this process could reach.
+    """Return all mounts that this process can see.
 
     Raises:
         OSError: there is no /proc.
@@ -74,9 +74,9 @@ def mount_number(descriptor: int) -> int:
 
 
 def user_of_mount(descriptor: int) -> int | None:
-    """Return the user whose FUSE file system an open file or folder is on; None if there is none.
+    """Return the user who mounted the FUSE file system of an open file or folder, or None.
 
-    For a mount that was removed meanwhile, return NOBODY_KNOWS, because it may have been anyone's.
+    If the mount was removed meanwhile, return NOBODY_KNOWS, because any user may have mounted it.
     """
     number = mount_number(descriptor)
     users = [mount.user for mount in mounts() if mount.number == number]
@@ -84,19 +84,19 @@ def user_of_mount(descriptor: int) -> int | None:
 
 
 def unmount(user: int) -> list[str]:
-    """Unmount the FUSE file systems of a user, even if their process has ended; return their paths.
+    """Unmount the FUSE file systems of a user; return the paths of their mount points.
 
-    Call this after the user's processes have ended, because they could exchange the paths.
+    End the user's processes first, because they could replace the paths.
 
     Raises:
         OSError: a file system cannot be unmounted; the message names it.
     """
     libc, removed, done = ctypes.CDLL(None, use_errno=True), [], set()
     while theirs := {mount.number: mount.path for mount in mounts() if mount.user == user}:
-        path = next(iter(theirs.values()))  # mounts inside of it are unmounted with it
+        path = next(iter(theirs.values()))  # the kernel also unmounts mounts inside this mount
         descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            number = mount_number(descriptor)  # number of the top one, if several are mounted there
+            number = mount_number(descriptor)  # of several mounts, the top one
             if number not in theirs or number in done:
                 raise OSError(errno.EBUSY, "has a file system that cannot be unmounted", path)
             if libc.umount2(f"/proc/self/fd/{descriptor}".encode(), DETACH):

@@ -17,13 +17,13 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.links import (
     link_speed,
 )
 
-MOST_TRIED = 4  # maximum number of other hosts to resolve; an unanswered name takes seconds
-# RFC 5737 and RFC 3849: documentation addresses, which only a default route leads to
+MOST_TRIED = 4  # maximum number of host names to resolve; a name without a response takes seconds
+# documentation addresses (RFC 5737, RFC 3849): only the default route leads to them
 FAR_AWAY = ((socket.AF_INET, "203.0.113.1"), (socket.AF_INET6, "2001:db8::1"))
 
 
 def plain(text: str) -> str:
-    """Return an address in canonical form, or "" if the text is no address.
+    """Convert an address to its canonical form; return "" if the text is not an address.
 
     IPv4-mapped IPv6 addresses become IPv4; brackets and scopes (%eth0) are removed.
     """
@@ -42,8 +42,8 @@ def is_loopback(text: str) -> bool:
 def interfaces(text_of_ip_json: str, folder: Path = INTERFACES) -> list[dict[str, Any]]:
     """Return the network interfaces except loopback, with IPv4 and global IPv6 addresses.
 
-    The input is the output of `ip -json address`. The link's speed is None if the driver does not
-    know it, which is usual in virtual machines.
+    The input is the output of `ip -json address`. The speed of a link is None if the driver does
+    not know the speed, as in most virtual machines.
     """
     try:
         links = json.loads(text_of_ip_json)
@@ -90,9 +90,11 @@ def source_address(
     make_socket: Callable[..., Any] = socket.socket,
     resolve: Callable[[str], list[str]] = resolve,
 ) -> str:
-    """Return the source address towards the first of these hosts that has a route, or "".
+    """Return this host's source address for connections to other hosts, or "".
 
-    Hosts are addresses or names. Without hosts, return the source address of the default route.
+    Args:
+        others: addresses or names of other hosts; the first host with a route counts. Without
+            hosts, the default route counts.
     """
     known = (address for name in others for address in resolve(name))
     towards = [
@@ -115,10 +117,14 @@ def source_address(
 def find_ssh_connection(
     environment: Mapping[str, str], parent: int, read: Callable[[str], str]
 ) -> str:
-    """Return SSH_CONNECTION of this process or of a parent, because sudo removes it.
+    """Return the variable SSH_CONNECTION of this process or of a parent.
 
-    Args are the environment as a dictionary, the parent's process id, and a function that reads a
-    file of /proc and returns "" on failure.
+    Parents are searched because sudo removes the variable.
+
+    Args:
+        environment: environment variables of this process.
+        parent: process id of the parent.
+        read: function that returns the text of a file of /proc, or "" on failure.
     """
     if environment.get("SSH_CONNECTION"):
         return environment["SSH_CONNECTION"]
@@ -150,24 +156,29 @@ def choose_address(
     default: str,
     resolve: Callable[[str], list[str]] = resolve,
 ) -> tuple[str, str]:
-    """Return the address at which other hosts reach this one, and its interface's name.
+    """Return the address at which other hosts reach this host, and the name of its interface.
 
-    Args are the user's setting and the inventory's address (each an address, a name or ""), the
-    result of `interfaces`, the variable SSH_CONNECTION and the result of `source_address`. The
-    first of these counts:
+    The first available address of this list is used:
 
     1. the user's setting, unchanged;
-    2. the inventory's address, if an interface of this host has it. The control node may use a
-    public
-       address, and Debian resolves the host's name to 127.0.1.1;
-    3. the address that the SSH connection came in at, which is the inner one behind NAT;
-    4. the source address towards the other hosts, or of the default route;
+    2. the inventory's address, if an interface of this host has it (a public address is often on no
+       interface, and Debian resolves the host's own name to 127.0.1.1);
+    3. the local address of the SSH connection, which is the inner address behind NAT;
+    4. the source address for connections to other hosts, or of the default route;
     5. the inventory's address, unchanged.
 
-    An IPv6 address that the user did not set is replaced by an IPv4 address of the same interface
-    if there is one, because mpirun supports only IPv4.
+    mpirun supports only IPv4. Therefore an IPv6 address that the user did not set is replaced by an
+    IPv4 address of the same interface, if there is one.
 
     The interface is "" if no interface has the address, and "lo" for loopback.
+
+    Args:
+        given: the user's setting: an address, a name or "".
+        inventory: the inventory's address or name, or "".
+        nics: result of `interfaces`.
+        ssh_connection: variable SSH_CONNECTION.
+        default: result of `source_address`.
+        resolve: function that returns the addresses of a name.
     """
     owner = {address: nic["name"] for nic in nics for address in nic["addresses"]}
     given, inventory = given.strip(), inventory.strip()

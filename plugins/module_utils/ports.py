@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""The ephemeral TCP ports of a host, and the ports at which programs listen."""
+"""Reads the ephemeral TCP ports of a host, and the ports at which programs listen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LISTEN = "0A"  # Linux, include/net/tcp_states.h
 
 
 def local_ports(read: Callable[[str], str]) -> list[str]:
-    """Return the kernel's ephemeral ports without the reserved ones, as ranges.
+    """Return the kernel's ephemeral ports, except reserved ports, as ranges.
 
     `read` is a function that returns the text of a file of /proc, or "" on failure.
     """
@@ -34,7 +34,7 @@ def is_loopback(address: str) -> bool:
 
 
 def listeners(read: Callable[[str], str]) -> dict[int, set[int]]:
-    """Return the ports at which programs listen for other hosts, with their users' ids."""
+    """Return the ports at which programs listen for other hosts, each with the users' ids."""
     found: dict[int, set[int]] = {}
     for name in ("tcp", "tcp6"):
         for line in read(f"/proc/net/{name}").splitlines()[1:]:

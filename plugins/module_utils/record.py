@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 FORMAT = 1
-MOST = 200_000  # characters; an event of Ansible has 700 kB for all facts
+MOST = 200_000  # maximum characters; an event of Ansible has 700 kB for all facts
 SECTIONS = ("drained", "all_reduce", "tunings")
 
 
 def wrong_format(number: object) -> str:
-    """Return the reason why a record of this format is rejected."""
+    """Return the error message for a record of another format."""
     newer = isinstance(number, int) and number > FORMAT
     return (
         f"it was written by {'a newer' if newer else 'another'} ftcluster (format {number!a:.40}, "
@@ -26,7 +26,7 @@ def parse_record(text: str) -> dict[str, dict[str, Any]]:
     """Return the sections of a record, each a mapping of named entries; {} for an empty text.
 
     Raises:
-        ValueError: the text is no record, or has another format.
+        ValueError: the text is not a record, or has another format.
     """
     try:
         document = json.loads(text) if text.strip() else {"format": FORMAT}
@@ -44,7 +44,7 @@ def parse_record(text: str) -> dict[str, dict[str, Any]]:
 
 
 def refuse_unmeasured(changes: Mapping[str, Any]) -> None:
-    """Check that measurements are numbers: they come from programs of the training account.
+    """Check that all measurements are numbers; the training account's programs could forge them.
 
     Raises:
         ValueError: a measurement is not a number.
@@ -66,7 +66,9 @@ def refuse_unmeasured(changes: Mapping[str, Any]) -> None:
 def merged(
     sections: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Return the sections with entries set (new ones last), or removed if their value is None.
+    """Return the sections after changes: set entries, and remove entries whose value is None.
+
+    New entries come last.
 
     >>> merged({"drained": {"a": 1, "b": 2}}, {"drained": {"a": None, "c": 3}})
     {'drained': {'b': 2, 'c': 3}}
@@ -74,7 +76,7 @@ def merged(
     found = {}
     for name, section in sections.items():
         changed = changes.get(name) or {}
-        # an entry that is set to the same value keeps its place
+        # an entry whose value does not change keeps its place
         kept = {key: one for key, one in section.items() if changed.get(key, one) == one}
         new = {key: one for key, one in changed.items() if one is not None and key not in kept}
         found[name] = {**kept, **new}
@@ -82,7 +84,7 @@ def merged(
 
 
 def rendered(sections: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the text of a record; its oldest tunings are dropped if it would be too long.
+    """Return the text of a record; drop the oldest tunings if the text would be too long.
 
     Raises:
         ValueError: the text is too long even without tunings.

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Determines the CPUs, NUMA nodes, memory, space and C library that a process may use here."""
+"""Determines the CPUs, NUMA nodes, memory, disk space and C library that a process may use."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ def exists(path: Path) -> bool:
     """Return True if this user can see that a path exists."""
     try:
         path.stat()
-    except OSError:  # Path.exists raises some errors, such as for a folder that may not be searched
+    except OSError:  # Path.exists raises some errors, for example if a folder must not be searched
         return False
     return True
 
 
 def nearest_existing(folder: Path) -> Path:
-    """Return the folder itself, or the nearest existing one above it."""
+    """Return the folder if it exists, or else the nearest existing folder above it."""
     while not exists(folder):
         folder = folder.parent
     return folder
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the space available to an ordinary user at the folder's current or future place."""
+    """Return the free bytes for an ordinary user on the disk of a folder, which may be missing."""
     state = os.statvfs(nearest_existing(folder))
     return state.f_bavail * state.f_frsize
 
 
 def libc() -> str:
-    """Return the C library and its version, such as glibc 2.36."""
+    """Return the name and version of the C library, such as glibc 2.36."""
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (OSError, ValueError):
@@ -60,14 +60,14 @@ def libc() -> str:
 
 
 def number(text: str) -> int:
-    """Return a whole number, or 0 if the text is none."""
+    """Convert a text to a whole number; return 0 if the text is not a number."""
     return int(text) if text.isdigit() else 0
 
 
 def cgroup_folders(controller: str, read_file: Reader = read) -> Iterator[Path]:
-    """Return the folders of this process's cgroups, from its own up to the root, of both versions.
+    """Yield the folders of this process's cgroups, from its own cgroup up to the root cgroup.
 
-    For version 1, only the folders of one controller.
+    Include cgroups of both versions; of version 1, only the cgroups of one controller.
     """
     for line in read_file("/proc/self/cgroup").splitlines():
         controllers, path = line.split(":", 2)[1:]
@@ -81,7 +81,7 @@ def cgroup_folders(controller: str, read_file: Reader = read) -> Iterator[Path]:
 
 
 def cpu_quota(read_file: Reader = read) -> float | None:
-    """Return the number of CPUs that the cgroup's quota amounts to, or None without a quota."""
+    """Return the CPU quota of this process's cgroup in CPUs, or None without a quota."""
     limits = []
     for folder in cgroup_folders("cpu", read_file):
         quota, period = read_file(folder / "cpu.max").strip().partition(" ")[::2]
@@ -94,7 +94,7 @@ def cpu_quota(read_file: Reader = read) -> float | None:
 
 
 def whole_cores(quota: float) -> int:
-    """Return the number of cores that a plan uses within a quota, at least one."""
+    """Return the number of cores that a plan may use with a quota, at least one."""
     return max(1, int(quota))
 
 
@@ -115,15 +115,15 @@ def node_memory(node: int, read_file: Reader = read) -> int:
 
 
 def distances(node: int, online: Iterable[int], read_file: Reader = read) -> dict[int, int]:
-    """Return the distances from a NUMA node to the online nodes; 10 is the node itself."""
+    """Return the distance from a NUMA node to each online node; to itself, the distance is 10."""
     texts = read_file(f"{NODES}/node{node}/distance").split()
     return dict(zip(online, map(number, texts)))  # noqa: B905 - Python 3.8
 
 
 def is_hbm(node: int, near: int | None, cpu_model: str, read_file: Reader = read) -> bool:
-    """Return True if a memory-only node is faster than the cores' memory, unlike CXL.
+    """Return True if a node without cores is high-bandwidth memory (HBM), not for example CXL.
 
-    The firmware reports the bandwidth of both; otherwise the CPU's name decides.
+    Compare the bandwidths that the firmware reports. If it reports none, the CPU's name decides.
     """
     own, other = (
         number(read_file(f"{NODES}/node{one}/access0/initiators/read_bandwidth").strip())
@@ -135,9 +135,13 @@ def is_hbm(node: int, near: int | None, cpu_model: str, read_file: Reader = read
 def topology(
     allowed: set[int], memory: int, cpu_model: str = "", read_file: Reader = read
 ) -> tuple[int, int, list[dict[str, Any]]]:
-    """Return sockets, physical cores, and NUMA nodes with cores and memory of a set of CPUs.
+    """Return the number of sockets, the number of physical cores, and the NUMA nodes of some CPUs.
 
-    Further arguments are the memory of the whole host in bytes and the CPU's name.
+    Args:
+        allowed: ids of the CPUs that this process may use.
+        memory: memory of the whole host in bytes.
+        cpu_model: name of the CPU.
+        read_file: function that returns the text of a file, or "".
     """
     package = {}
     core_of = {}
@@ -167,7 +171,7 @@ def topology(
     has = {node: number_list(read_file(f"{NODES}/node{node}/cpulist")) for node in online}
     with_own = [node for node in online if has[node] & allowed]
     if with_own:
-        # CPUs that the firmware has not assigned to a node
+        # add the CPUs that the firmware has not assigned to a node
         has[with_own[0]] |= allowed.difference(*has.values())
     nodes = []
     for node in online:
@@ -191,7 +195,7 @@ def topology(
             def distance(
                 other: int, far: dict[int, int] = far, own: set[str] = sockets_of[facts["node"]]
             ) -> tuple[int, bool, int, int]:
-                # spread evenly over equally near nodes
+                # among equally near nodes, use each one equally often
                 return far.get(other, 0), not own & sockets_of[other], taken[other], other
 
             facts["near"] = min(others, key=distance)
@@ -199,14 +203,14 @@ def topology(
         if not facts["cores"] and not has[facts["node"]]:
             facts["hbm"] = is_hbm(facts["node"], facts["near"], cpu_model, read_file)
     if len(online) == 1:
-        # the node's count may lack memory that a hypervisor added later
+        # the node may not count memory that a hypervisor added later
         nodes[0]["memory_bytes"] = memory
-    # emulated nodes share their cores, so the cores are not the nodes' sum
+    # count cores directly: emulated nodes share cores, so a sum would count cores twice
     return len(packages), len(first), nodes
 
 
 def memory_bytes(read_file: Reader = read) -> int:
-    """Return the memory of the machine, or less if a cgroup limits memory or NUMA nodes."""
+    """Return the memory in bytes that a process may use, within limits of cgroups."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     mems = memory_allowed(read_file)
     sizes = {

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Detects runs that use a stack: they hold a shared lock on its folder."""
+"""Detects runs that use a stack; such runs hold a shared lock on the stack's folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class InUse(ValueError):
 
 @contextlib.contextmanager
 def without_runs(stack: str | Path, processes: Path = Path("/proc")) -> Iterator[None]:
-    """Keep runs from starting on a stack within the context, if the stack exists.
+    """Prevent runs from starting on a stack during this context, if the stack exists.
 
     Raises:
         InUse: a run uses the stack.
@@ -38,14 +38,14 @@ def without_runs(stack: str | Path, processes: Path = Path("/proc")) -> Iterator
             holders = () if runs else lock_holders(descriptor)
             raise InUse(words(Path(stack), runs, holders)) from None
         except OSError:
-            pass  # a file system without locks
+            pass  # the file system has no locks
         yield
     finally:
         os.close(descriptor)
 
 
 def words(stack: Path, runs: Sequence[str], holders: Sequence[str] = ()) -> str:
-    """Return the error message; without a known run it names the processes that hold the lock."""
+    """Return the error message; if no run is known, name the processes that hold the lock."""
     if holders:
         return (
             f"{', '.join(holders)} {'has' if len(holders) == 1 else 'have'} a lock on the stack "
@@ -63,7 +63,7 @@ def words(stack: Path, runs: Sequence[str], holders: Sequence[str] = ()) -> str:
 
 
 def as_owner(folder: Path) -> str:
-    """Return the sudo prefix for a command in a folder: root must not trust its owner's files."""
+    """Return the sudo prefix to run a command as a folder's owner, whom root must not trust."""
     try:
         uid = folder.stat().st_uid
     except OSError:
@@ -72,7 +72,7 @@ def as_owner(folder: Path) -> str:
 
 
 def runs_on(stack: str | Path, processes: Path = Path("/proc")) -> list[str]:
-    """Return the ids of runs whose visible processes have a stack's folder open."""
+    """Return the ids of runs with a visible process that has the stack's folder open."""
     wanted = Path(stack).stat()
     found = set()
     for process in processes.glob("[0-9]*"):
@@ -84,7 +84,7 @@ def runs_on(stack: str | Path, processes: Path = Path("/proc")) -> list[str]:
 
 
 def same(path: Path, wanted: os.stat_result) -> bool:
-    """Return True if an open file is a certain file."""
+    """Return True if `path` is the file with the status `wanted`."""
     try:
         return os.path.samestat(path.stat(), wanted)
     except OSError:
@@ -97,12 +97,12 @@ def run_of(process: Path) -> str:
         name, value = variable.partition(b"=")[::2]
         if name == b"FTCLUSTER_RUN":
             return run_id(value)
-    # processes that prepare or supervise a run have its folder as an argument
+    # processes that prepare or supervise a run have the run's folder as an argument
     found = re.search(rb"/runs/([^/\0]+)", (process / "cmdline").read_bytes())
     return run_id(found.group(1)) if found else ""
 
 
 def run_id(words: bytes) -> str:
-    """Return the run id that another user's process claims, validated for use in a command."""
+    """Validate a run id from another user's process, so that a command can contain the id."""
     found = re.fullmatch(rb"[\w.-]{1,200}", words)
     return found.group().decode("ascii") if found else ""

@@ -1,15 +1,15 @@
 # Apache-2.0 (see LICENSE)
-"""Changes files and folders by descriptor, never through links of a less trusted user.
+"""Changes files and folders without following links of a less trusted user.
 
-Root sets up files of the training account: its home, keys and folders below the prefix. A link by
-that account could lead root to any folder of the system. So each part of a path is opened relative
-to the folder before it, without following links, and the last part is changed by descriptor:
-exchanging a part meanwhile has no effect. A link is followed only if no other user can have made
-it, because /var or the prefix may be a link to another disk.
+Root sets up files of the training account: its home, keys and folders below the prefix. If this
+account made a link, the link could lead root to any folder of the system. Therefore each part of a
+path is opened relative to the previous folder, without following links. The last part is changed by
+descriptor, so that replacing a part meanwhile has no effect. A link is followed only if no less
+trusted user can have made it: /var or the prefix may be a link to another disk.
 
-Root trusts nothing below a folder that a less trusted user can write to, whatever its owner seems
-to be: the user may have mounted a file system there that returns anything. The same holds below a
-FUSE file system that such a user has mounted anywhere.
+Root trusts nothing below a folder that a less trusted user can write to, even if the files seem to
+belong to root: the user may have mounted a file system there that returns any owner. Likewise, root
+trusts nothing below a FUSE file system that such a user has mounted.
 
 Trusted users are root, the current user, and the user who ran sudo. Every function raises OSErrors
 with the whole path as filename.
@@ -42,12 +42,12 @@ PATH_ONLY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # do not wait for a pipe's writer
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 AGAIN = "remove it and run this again"
-MOST_BYTES = 16 << 20  # the account's file could be endless, for example sparse
-LINKS = 40  # the kernel's limit
+MOST_BYTES = 16 << 20  # a file of the account may be huge, for example sparse
+LINKS = 40  # maximum number of links in a path, as in the kernel
 
 
 class RefusedPath(OSError):
-    """A path that a less trusted user may have exchanged."""
+    """A path that a less trusted user may have replaced."""
 
     def __init__(self, path: str | Path, what: str, hint: str) -> None:
         super().__init__(errno.EPERM, f"{what}; {hint}", str(path))
@@ -60,7 +60,7 @@ def trusted(uid: int) -> bool:
 
 
 def user_name(uid: int) -> str:
-    """Return a user's name, or its number if it has no name."""
+    """Return a user's name, or the user id if there is no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -68,18 +68,18 @@ def user_name(uid: int) -> str:
 
 
 def writers(descriptor: int, state: os.stat_result, groups: Collection[int]) -> str:
-    """Return the command that stops others from writing to a file or folder; "" if none may.
+    """Return the command that removes other users' write permission, or "" if they have none.
 
     Args:
         descriptor: the open file or folder; O_PATH is enough.
         state: os.fstat of the file or folder.
-        groups: ids of the groups that may write, besides the owner.
+        groups: ids of the groups that may write, in addition to the owner.
     """
     if state.st_mode & stat.S_IWOTH or (
         state.st_mode & stat.S_IWGRP and state.st_gid not in groups
     ):
         return "chmod go-w"
-    # the group's mode bits are the mask of an ACL: without them the ACL lets nobody write
+    # the mode's group bits are the mask of an ACL: without `w` in it, the ACL lets nobody write
     if state.st_mode & stat.S_IWGRP and _acl_lets_others_write(descriptor, ACCESS, groups):
         return "setfacl -b"
     return ""
@@ -89,7 +89,7 @@ def _acl_lets_others_write(descriptor: int, name: str, groups: Collection[int]) 
     value = acl_of(descriptor, name)
     try:
         return bool(value) and lets_others_write(parse_acl(value), trusted, groups)
-    except ValueError:  # the users whom the ACL lets write are unknown
+    except ValueError:  # it is unknown which users may write
         return True
 
 
@@ -98,7 +98,7 @@ def mounted_by(descriptor: int, state: os.stat_result, device: int) -> str:
 
     Args:
         state: os.fstat of the file or folder.
-        device: device of the folder above, in which nobody else can have mounted something.
+        device: device of the folder above; less trusted users have mounted nothing on that folder.
     """
     if state.st_dev == device:
         return ""
@@ -107,7 +107,7 @@ def mounted_by(descriptor: int, state: os.stat_result, device: int) -> str:
 
 
 def _stranger(descriptor: int, folder: os.stat_result, before: os.stat_result | None) -> str:
-    """Return the less trusted user who controls the contents of a folder, as text; "" for none.
+    """Return the name of a less trusted user who controls the contents of a folder, or "".
 
     Args:
         descriptor: descriptor of the folder.
@@ -118,7 +118,7 @@ def _stranger(descriptor: int, folder: os.stat_result, before: os.stat_result | 
         return user
     if not trusted(folder.st_uid):
         return user_name(folder.st_uid)
-    # in a folder such as /tmp, others can exchange only their own files
+    # in a folder such as /tmp, other users can replace only their own files
     if not folder.st_mode & stat.S_ISVTX and writers(descriptor, folder, (0, os.getegid())):
         return "another user"
     return ""
@@ -139,13 +139,13 @@ def _check_link(place: Path, target: str, link: os.stat_result, folder: int, str
 
 
 def _check_guarded(place: Path, descriptor: int, folder: os.stat_result, stranger: str) -> None:
-    """Raise an error for a folder whose contents another user can exchange."""
+    """Raise an error for a folder whose contents another user can replace."""
     who, fix = "more users than root", ""
     if not trusted(folder.st_uid):
         who, fix = user_name(folder.st_uid), "chown root"
     elif not folder.st_mode & stat.S_ISVTX:
         fix = writers(descriptor, folder, (0,))
-    if not fix and _acl_lets_others_write(descriptor, DEFAULT, (0,)):  # inherited by root's files
+    if not fix and _acl_lets_others_write(descriptor, DEFAULT, (0,)):  # root's new files inherit it
         fix = "setfacl -k"
     if stranger and not fix:  # the user has mounted it
         who, fix = stranger, "umount"
@@ -172,11 +172,11 @@ def _made_folder(name: str, folder: int, opened: Callable[[str, int], int]) -> i
 def _walk(
     stack: contextlib.ExitStack, path: str | Path, follow: bool, make: bool, guarded: bool
 ) -> tuple[int, str]:
-    """Yield the folder and the name, see opened_parent; the stack closes all descriptors."""
+    """Return the folder and the name as in opened_parent; the stack closes all descriptors."""
 
     def opened(name: str, folder: int | None = None) -> int:
         try:
-            # without this flag the kernel does not mount autofs's mounts on demand
+            # without O_DIRECTORY, the kernel does not mount autofs file systems
             descriptor = os.open(name, PATH_ONLY | os.O_DIRECTORY, dir_fd=folder)
         except NotADirectoryError:
             descriptor = os.open(name, PATH_ONLY, dir_fd=folder)
@@ -184,8 +184,8 @@ def _walk(
         return descriptor
 
     names, place, links = deque(Path(path).absolute().parts), Path("/"), 0
-    strict = guarded or os.geteuid() == 0  # ordinary users have no rights that others lack
-    stranger = ""  # the user who can have made everything below this folder
+    strict = guarded or os.geteuid() == 0  # an ordinary user has no special rights
+    stranger = ""  # user who may have created everything below this folder
     folder = opened("/")
     while True:
         name = names.popleft()
@@ -221,12 +221,12 @@ def _walk(
 def opened_parent(
     path: str | Path, follow: bool = True, make: bool = False, guarded: bool = False
 ) -> Iterator[tuple[int, str]]:
-    """Open the folder of a path's last part; yield its descriptor and the name of that part.
+    """Open the folder that contains the path; yield its descriptor and the path's last part.
 
     Args:
         path: a path whose last part may be missing.
-        follow: True to follow a link that is the last part, to its target's folder.
-        make: True to create missing folders on the way.
+        follow: True to follow a link if it is the last part; the folder is then the target's.
+        make: True to create missing folders of the path.
         guarded: True to reject a path that a less trusted user could change.
 
     Raises:
@@ -242,14 +242,14 @@ def opened_parent(
 
 
 def refuse_unguarded(path: str | Path) -> None:
-    """Raise an error if root would use a path whose contents a less trusted user could exchange."""
+    """Raise an error if a less trusted user could replace the contents of a path."""
     if os.geteuid() == 0:
         with contextlib.suppress(FileNotFoundError), opened_parent(path, guarded=True):
             pass
 
 
 def refuse_unowned(path: str | Path) -> None:
-    """Raise an error if root would use a file that a less trusted user could exchange or write to.
+    """Raise an error if a less trusted user could replace a file or write to it.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -265,7 +265,7 @@ def refuse_unowned(path: str | Path) -> None:
             os.close(descriptor)
     if not stat.S_ISREG(state.st_mode):
         raise RefusedPath(path, "is not a regular file", AGAIN)
-    # nor does an ACL let anybody write if the mode has no right for the group
+    # if the mode gives the group no write permission, an ACL lets nobody write either
     if user or not trusted(state.st_uid) or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise RefusedPath(path, "others than root may write to it", "run ftcluster setup")
 
@@ -291,10 +291,10 @@ def opened(path: str | Path) -> Iterator[int]:
 
 
 def read_text(path: str | Path) -> str | None:
-    """Return the text of a regular file, or None if it does not exist.
+    """Return the text of a regular file, or None if the file does not exist.
 
     Raises:
-        RefusedPath: the path is no regular file, or is larger than any file of ftcluster.
+        RefusedPath: the path is not a regular file, or is larger than any file of ftcluster.
     """
     try:
         with opened(path) as descriptor:
@@ -310,7 +310,7 @@ def read_text(path: str | Path) -> str | None:
 
 
 def difference(path: str | Path, before: str | None, after: str | None) -> dict[str, str]:
-    """Return the difference that Ansible shows for a changed text; None means no file."""
+    """Return the difference that Ansible shows for a changed file; None means a missing file."""
     name = str(path)
     texts = {"before": before or "", "after": after or ""}
     return {"before_header": name, "after_header": name, **texts}
@@ -334,7 +334,7 @@ def make_folder(path: str | Path, mode: int = 0o755) -> None:
 def write_text(
     path: str | Path, text: str, mode: int = 0o600, uid: int = -1, gid: int = -1
 ) -> None:
-    """Write a file atomically: under another name, synced and renamed."""
+    """Write a file atomically: write and sync a new file, then rename it."""
     with opened_parent(path) as (folder, name):
         temporary = f".ftcluster-{secrets.token_hex(8)}"
         descriptor = os.open(temporary, NEW, 0o600, dir_fd=folder)
@@ -343,7 +343,7 @@ def write_text(
                 file.write(text)
                 file.flush()
                 os.fchown(descriptor, uid, gid)
-                remove_acl(descriptor)  # the folder may have added an ACL
+                remove_acl(descriptor)  # the file may have inherited an ACL from the folder
                 os.fchmod(descriptor, mode)
                 os.fsync(descriptor)
             os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -356,7 +356,7 @@ def write_text(
 def remove(path: str | Path) -> None:
     """Remove a file, a link, or a folder with its contents on the same file system."""
     with opened_parent(path, follow=False) as (folder, name):
-        # rm does not follow links either, and removes folders of any depth
+        # rm does not follow links, and removes folders of any depth
         argv = ["rm", "-rf", "--one-file-system", "--", f"./{name}"]
         done = subprocess.run(
             argv, cwd=f"/proc/self/fd/{folder}", stderr=subprocess.PIPE, check=False

@@ -1,7 +1,7 @@
 # Apache-2.0 (see LICENSE)
 """Finds old leftovers by the machine's uptime instead of its clock.
 
-If the clock is set forward, everything looks old, even files that are being written.
+If the clock is set forward, even files that are being written look old.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RECORD = ".unchanged.json"
 
 
 def last_change(folder: Path) -> int:
-    """Return the clock time of the last write in a folder: one large file may take hours."""
+    """Return the clock time of the last write to any file in a folder."""
     times = [folder.lstat().st_mtime_ns]
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # the folder is being removed
@@ -32,16 +32,17 @@ def last_change(folder: Path) -> int:
 
 
 def running_seconds() -> float:
-    """Return the seconds since the machine was started, including sleep."""
+    """Return the seconds since the machine booted, including time asleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def unchanged(folders: Iterable[Path], parent: str | Path, seconds: float) -> list[Path]:
-    """Return the folders in which nothing was written for that long, according to earlier calls.
+    """Return the folders in which nothing was written for `seconds`, according to earlier calls.
 
     Args:
-        folders: folders below `parent`, which holds the record of earlier calls. If the record
-            cannot be written, no folder is returned.
+        folders: folders below `parent`.
+        parent: folder with the record of earlier calls. Without a record, the result is empty.
+        seconds: uptime since the last write.
     """
     record, boot, now = Path(parent) / RECORD, boot_id(), running_seconds()
     before = _read(record)

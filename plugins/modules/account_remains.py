@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""Ends the processes of an account and removes what it left outside of its home."""
+"""Ends the processes of an account and removes its files outside of its home."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ SECONDS_TO_END = 5
 
 
 def remove_jobs(name: str, uid: int) -> list[str]:
-    """Remove the account's timed jobs and its lingering; return their paths."""
+    """Remove the account's timed jobs and its lingering (systemd); return the removed paths."""
     removed = []
     for path in (Path(folder, name) for folder in JOBS):
         if path.is_file() and not path.is_symlink():
@@ -85,9 +85,9 @@ def remove_jobs(name: str, uid: int) -> list[str]:
 
 
 def processes(uid: int) -> list[int]:
-    """Return the ids of processes with this real user; a host may lack pgrep."""
+    """Return the ids of processes with this real user id, without pgrep, which may be missing."""
     pids = []
-    # with the pattern [0-9]*/status, glob fails if a process ends meanwhile
+    # do not use the pattern [0-9]*/status: glob fails if a process ends meanwhile
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             lines = (folder / "status").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -108,7 +108,7 @@ def end(uid: int, number: int) -> None:
 
 
 def end_processes(name: str, uid: int) -> list[str]:
-    """End the account's processes and remove the jobs that they add; return the removed paths.
+    """End the account's processes, and remove jobs that they add; return the removed items.
 
     Raises:
         OSError: processes do not end.
@@ -132,7 +132,7 @@ def end_processes(name: str, uid: int) -> list[str]:
 
 
 def remove_temporary(uid: int) -> tuple[list[str], list[str]]:
-    """Remove the account's files in world-writable folders; return (removed, left)."""
+    """Remove the account's files in world-writable folders; return (removed paths, kept paths)."""
     removed, left = [], []
     for folder in filter(os.path.isdir, TEMPORARY):
         wanted = ("-xdev", "-mindepth", "1", "-depth", "-uid", str(uid))
@@ -157,14 +157,14 @@ def remove_shared(uid: int) -> list[str]:
 
 
 def find(folder: str, *arguments: str) -> list[str]:
-    """Return the lines of find, which follows no links and removes by descriptor; ignore errors."""
+    """Run find in a folder and return its lines; find follows no links. Ignore errors."""
     argv = ["find", "-P", folder, *arguments]
     done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
     return os.fsdecode(done.stdout).splitlines()
 
 
 def remove_remains(name: str, uid: int) -> tuple[list[str], list[str]]:
-    """Remove everything that the account left; return (removed, left).
+    """Remove all remains of the account; return (removed items, kept items).
 
     Raises:
         OSError: processes do not end, or a job or a file system cannot be removed.

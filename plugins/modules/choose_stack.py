@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""Documentation of the action plugin of the same name, where the work is done."""
+"""Documentation of the action plugin of the same name, which does the work."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""Reads and changes the record that all control nodes of a cluster share, a file on its head."""
+"""Reads and changes the cluster's record, a file on the head that all control nodes share."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 )
 
 NAME = "cluster.json"
-READABLE = 0o644  # written by the login users of all control nodes, without root
+READABLE = 0o644  # the login users of all control nodes write the file, without root
 
 
 def settle(
     path: Path, state: str, start: str, changes: Mapping[str, Any], check_mode: bool
 ) -> tuple[bool, str]:
-    """Bring the file into its state; return (changed, text afterwards)."""
+    """Bring the file into the requested state; return (changed, text afterwards)."""
     before = read_text(path)
     if state == "absent":
         if before is not None and not check_mode:

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""The host's part of the action plugin of the same name: verifies wheels and installs them."""
+"""The part of the action plugin on the host: verifies wheels and installs them."""
 
 from __future__ import annotations
 
@@ -137,18 +137,18 @@ STALE_SECONDS = 3600
 
 
 def marker(path: Path, layer: str) -> Path:
-    """Return the file that stores the digest of a finished part of an environment."""
+    """Return the file that marks an environment or overlay as installed and stores its digest."""
     return path / (f".complete-{layer}" if layer else ".complete")
 
 
 def digest_found(path: Path, layer: str, check_mode: bool) -> str:
-    """Return the digest of a finished part, or "" if the part is incomplete."""
+    """Return the digest of an environment or overlay, or "" if its installation is incomplete."""
     try:
         digest, booted = marker(path, layer).read_text(encoding="ascii").partition(" ")[::2]
     except (FileNotFoundError, NotADirectoryError):
         return ""
-    # Files reach the disk some time after they were written. After a power cut the marker may be
-    # there but not the files, so the files are checked once in each boot.
+    # The kernel writes files to the disk with a delay. After a power failure, the marker may exist
+    # without the files. Therefore the files are checked once after each boot.
     if booted.strip() != boot_id():
         if not is_whole(path):
             return ""
@@ -158,20 +158,20 @@ def digest_found(path: Path, layer: str, check_mode: bool) -> str:
 
 
 def is_whole(path: Path) -> bool:
-    """Return True if the Python and all files in the packages' lists exist, with their sizes."""
+    """Return True if the Python and all files of the packages exist and have the right sizes."""
     python = path / "bin/python"
     if python.is_symlink() and not python.exists():
-        return False  # an upgrade of the system has removed the base Python
+        return False  # an upgrade of the system has removed the Python
     packages = list(path.glob("lib/python*/site-packages/*.dist-info"))
     try:
         return bool(packages) and all(has_its_files(package) for package in packages)
-    except (OSError, ValueError, csv.Error):  # a truncated list
+    except (OSError, ValueError, csv.Error):  # the list of files is truncated
         return False
 
 
 def has_its_files(package: Path) -> bool:
-    """Return True if a package has the files in its RECORD; OSError or ValueError also mean no."""
-    record = f"{package.name}/RECORD"  # RECORD's own line has no size
+    """Return True if a package has all files in its RECORD; OSError or ValueError mean False."""
+    record = f"{package.name}/RECORD"  # the line of RECORD itself has no size
     with (package / "RECORD").open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
     sizes = {name: size for name, _hash, size in rows}
@@ -182,7 +182,7 @@ def has_its_files(package: Path) -> bool:
 
 
 def check(folder: Path, sha256: Mapping[str, str]) -> None:
-    """Verify the wheels that were sent.
+    """Verify the wheels that the control node sent.
 
     Raises:
         ValueError: a wheel has another hash, is missing or is unexpected; the message names it.
@@ -213,15 +213,15 @@ def unpack_uv(staging: Path) -> Path | None:
 
 
 def finish(path: Path, layer: str, digest: str) -> None:
-    """Write the marker atomically, as the last step."""
+    """Write the marker of a finished installation atomically, as the last step."""
     write_text(marker(path, layer), f"{digest} {boot_id()}\n", 0o644)
 
 
 def protect(path: Path) -> None:
-    """Let only the training account lock a stack, because anyone who can list its folder could.
+    """Allow only the training account to lock a stack's folder.
 
-    Other users can still execute its programs. The folder `runs` beside the stacks has the
-    account's group.
+    Any user who can list a folder can lock it, so the permission is removed. Other users can still
+    execute the programs in the folder. The group comes from the folder `runs` next to the stacks.
     """
     runs = path.parent.parent / "runs"
     if path.parent.name != "stacks":
@@ -236,9 +236,9 @@ def protect(path: Path) -> None:
 
 
 def install(module: Any, path: Path, folder: str, digest: str, sha256: dict[str, str]) -> bool:
-    """Verify the wheels that were sent into a folder and install them, under a lock.
+    """Verify the wheels in a folder and install them, under a lock.
 
-    Return True if they had to be installed.
+    Return True if this call installed the wheels.
     """
     layer, staging = module.params["layer"] or "", Path(folder)
     try:
@@ -247,7 +247,7 @@ def install(module: Any, path: Path, folder: str, digest: str, sha256: dict[str,
         with alone_in(path.parent):
             remove_stale(path)
             if digest_found(path, layer, check_mode=True) == digest:
-                return False  # another control node has installed it meanwhile
+                return False  # another control node has installed the environment meanwhile
             with without_runs(path):
                 if module.params["base"]:
                     fill_beside(module, path, staging, digest)
@@ -271,7 +271,7 @@ def remove_stale(path: Path) -> None:
 
 
 def options_of(staging: Path) -> list[str | Path]:
-    """Return uv's options: it unpacks into a cache on the same file system, and links from it."""
+    """Return uv's options: unpack into a cache on the same file system, then link the files."""
     return ["--no-config", "--offline", "--quiet", "--cache-dir", staging / "cache"]
 
 
@@ -283,7 +283,7 @@ def install_words(staging: Path) -> list[str | Path]:
 
 
 def fill_beside(module: Any, path: Path, staging: Path, digest: str) -> None:
-    """Install the wheels of the staging folder into another environment with another name."""
+    """Install the wheels of the staging folder into a new environment, then rename it."""
     base, new = Path(module.params["base"]), staging / "new"
     where = ["--python", base / "bin/python", "--prefix", new]
     options = options_of(staging)
@@ -291,7 +291,7 @@ def fill_beside(module: Any, path: Path, staging: Path, digest: str) -> None:
     (new / ".lock").unlink(missing_ok=True)  # uv creates this lock world-writable
     finish(new, "", digest)
     run(module, ["sync", "--file-system", new])
-    shutil.rmtree(path, ignore_errors=True)  # an incomplete environment
+    shutil.rmtree(path, ignore_errors=True)  # the environment is incomplete
     new.rename(path)
 
 
@@ -315,7 +315,7 @@ def fill(module: Any, path: Path, staging: Path, layer: str, sha256: Mapping[str
 
 
 def run(module: Any, command: Iterable[object]) -> None:
-    """Run a program; on failure, end the module with the end of the program's output."""
+    """Run a program; if it fails, end the module with the last lines of its output."""
     os.umask(0o022)
     environment = {"UV_PYTHON_DOWNLOADS": "never", "UV_LINK_MODE": "hardlink"}
     argv = [str(word) for word in command]

@@ -97,17 +97,17 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
     write_text,
 )
 
-# instead of a user or group id
+# values instead of a user or group id
 KEEP = -1
 UNKNOWN = -2
 
 
 def number_of(name: str, find: Callable[[str], Any], check_mode: bool) -> int:
-    """Return the id of a user or group, or KEEP without a name.
+    """Return the id of a user or group; return KEEP if the name is empty.
 
     Raises:
-        LookupError: the name does not exist. In check mode the result is UNKNOWN instead, because
-            an earlier task would have created it.
+        LookupError: the name does not exist. In check mode, UNKNOWN is returned instead, because
+            an earlier task would have created the user or group.
     """
     try:
         return find(name)[2] if name else KEEP
@@ -145,7 +145,8 @@ def set_attributes(
     """Set owner, group and mode of an existing path, and remove its ACLs.
 
     Raises:
-        RefusedPath: the path has changed its kind, or may be a hard link to a system file.
+        RefusedPath: the path is of another kind now (file or folder), or may be a hard link to a
+            system file.
     """
     with opened(path) as descriptor:
         state = os.fstat(descriptor)
@@ -166,13 +167,13 @@ def set_attributes(
 
 
 def text_to_show(path: str, state: os.stat_result | None) -> str | None:
-    """Return the text of an existing path for display; None if the file is too large."""
+    """Return the text of an existing file for display; None if the file is too large."""
     too_large = state is not None and stat.S_ISREG(state.st_mode) and state.st_size > MOST_BYTES
     return None if too_large else read_text(path)
 
 
 def remove_empty(path: str, check_mode: bool) -> bool:
-    """Remove an empty folder; return True if there was one."""
+    """Remove a folder if it is empty; return True if it was removed."""
     found = status(path, follow=False)
     if found is None or not stat.S_ISDIR(found.st_mode):
         return False
@@ -190,7 +191,7 @@ def remove_empty(path: str, check_mode: bool) -> bool:
 
 
 def settle(entry: Mapping[str, Any], check_mode: bool) -> tuple[bool, str | None, str | None]:
-    """Bring one path into its state; return (changed, text before, text after)."""
+    """Bring one path into the requested state; return (changed, text before, text after)."""
     path, state, content = entry["path"], entry["state"], entry["content"]
     if state == "absent_if_empty":
         return remove_empty(path, check_mode), "", ""
@@ -214,7 +215,7 @@ def settle(entry: Mapping[str, Any], check_mode: bool) -> tuple[bool, str | None
     if state == "directory":
         changed = changed or found is None or not stat.S_ISDIR(found.st_mode)
         if changed and not check_mode:
-            make_folder(path, 0o700)  # a user who may enter the folder now could stay in it
+            make_folder(path, 0o700)  # a user who may enter the old folder could stay in it
             new_mode = 0o755 if found is None and mode is None else mode
             set_attributes(path, stat.S_ISDIR, new_mode, uid, gid)
         return changed, "", ""
@@ -248,7 +249,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    os.umask(0o022)  # folders on the way belong to root and are open to all
+    os.umask(0o022)  # missing parents belong to root and are readable for all users
     changed_paths: list[str] = []
     diff: list[dict[str, str]] = []
     for entry in module.params["files"]:
@@ -262,7 +263,7 @@ def main() -> None:
                 changed=bool(changed_paths),
             )
         if changed:
-            # sshd may read keys only in folders of the type ssh_home_t
+            # SELinux lets sshd read keys only in folders of the type ssh_home_t
             if entry["state"] == "directory" and not module.check_mode:
                 module.set_default_selinux_context(entry["path"], True)
             changed_paths.append(entry["path"])

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""Reads nftables' rules on a host, and finds the rules of ftcluster among them."""
+"""Reads the rules of nftables on a host, and finds the rules of ftcluster in them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import
 
 RULES = Path("/etc/ftcluster/firewall.nft")
 UNIT = "ftcluster-firewall.service"
-FOLDERS = ["/usr/sbin", "/sbin"]  # not on every user's search path
+FOLDERS = ["/usr/sbin", "/sbin"]  # may be missing in a user's search path
 DIGEST = re.compile(r'comment "ftcluster ([0-9a-f]+)"')
 # comments of chains and of statements; libnftables-json(5)
 FAMILIES = ("inet", "ip", "ip6")
@@ -116,10 +116,10 @@ def digest_in_force(ruleset: Sequence[Mapping[str, Any]]) -> str:
 def closing_chains(
     ruleset: Sequence[Mapping[str, Any]], hosts: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return the chains of other tables that drop incoming packets of some hosts.
+    """Return the chains of other tables that drop incoming packets of the cluster's hosts.
 
-    A chain drops packets by its policy, or by a last rule without a condition. Tables that name
-    every host or have a rule with ftcluster's comment are ignored.
+    A chain drops packets if its policy is drop, or if its last rule drops all packets. Ignore
+    tables that name every host, and tables that have a rule with ftcluster's comment.
     """
     closing = []
     for chain in (one["chain"] for one in ruleset if "chain" in one):
@@ -145,7 +145,7 @@ def closing_chains(
 
 
 def state_of(rules: str, digest: str) -> str:
-    """Return the state of a file's rules: loaded or not.
+    """Return the state of the rules in a file, such as loaded or none.
 
     >>> state_of('drop comment "ftcluster 0a"', "0a"), state_of("", "")
     ('loaded', 'none')

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""Gives root the files of a removed account, and drops the access that the account granted."""
+"""Gives the files of a removed account to root, and removes access granted by the account."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ FOLDER = READ | os.O_DIRECTORY
 
 
 def give(name: str, folder: int, uid: int, device: int) -> tuple[bool, bool]:
-    """Give one file or folder to root; return (changed, True for a folder to enter).
+    """Give one file or folder to root; return (changed, True if the caller must enter a folder).
 
     Args:
         folder: descriptor of the folder that contains `name`.
-        device: file system to which changes are limited.
+        device: device of the file system; files on other devices are not changed.
     """
     descriptor = os.open(name, PATH_ONLY, dir_fd=folder)
     try:
@@ -83,15 +83,15 @@ def give(name: str, folder: int, uid: int, device: int) -> tuple[bool, bool]:
 
 
 def give_contents(here: int, uid: int) -> int:
-    """Give root a user's files in an open folder; return the number of files and folders.
+    """Give a user's files in an open folder to root; return the number of changed files.
 
-    Folders may be nested more deeply than the limits of descriptors or of recursion.
+    This works for any depth of folders, without recursion and with few open descriptors.
 
     Args:
         here: descriptor of the folder, which is closed.
 
     Raises:
-        OSError: a file or folder cannot be read or changed, or was exchanged meanwhile.
+        OSError: a file or folder cannot be read or changed, or was replaced meanwhile.
     """
     count, above, waiting = 0, [os.fstat(here)], [names_in(here)]
     try:
@@ -126,7 +126,7 @@ def names_in(folder: int) -> list[str]:
 
 
 def give_all(path: str | Path, uid: int) -> int:
-    """Give root a user's files in a folder and then the folder; return the number of changes."""
+    """Give a user's files in a folder, then the folder, to root; return the number of changes."""
     with opened_parent(path, follow=False) as (parent, name):
         here = os.open(name, FOLDER, dir_fd=parent)
         device = os.fstat(here).st_dev

@@ -347,18 +347,18 @@ FLAGS = (
     "avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
     "avx_vnni", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16",
 )  # fmt: skip
-MINORS = range(8, 16)  # Python 3.8 is the oldest that Ansible supports on hosts
-# library names with and without the profiler, and the folders of the distributions' packages
+MINORS = range(8, 16)  # Python 3.8 is the oldest version that Ansible supports on hosts
+# names of the library, with and without the profiler, and folders where distributions install it
 TCMALLOC = ("libtcmalloc.so.4", "libtcmalloc_minimal.so.4")
 OPENMP = ("libiomp5.so",)
-# libraries that the providers of Intel MPI's libfabric need and the stack lacks
+# libraries that Intel MPI's libfabric providers need and a stack does not contain
 RDMA_LIBRARIES = (
     "libibverbs.so.1", "librdmacm.so.1", "libefa.so.1", "libpsm2.so.2", "libnuma.so.1",
     "libuuid.so.1",
 )  # fmt: skip
-ACCOUNT_COMMENT = "ftcluster training"  # marks accounts that the role account has created
-FIREWALL_RULES = Path("/etc/ftcluster/firewall.nft")  # written by the role firewall
-CLUSTERS = Path("/etc/ftcluster/clusters")  # written by the playbook system
+ACCOUNT_COMMENT = "ftcluster training"  # comment of accounts that the role account has created
+FIREWALL_RULES = Path("/etc/ftcluster/firewall.nft")  # the role firewall writes this file
+CLUSTERS = Path("/etc/ftcluster/clusters")  # the playbook system writes this file
 OUR_PORTS = "29500-29999"  # ports on which mpirun and the ranks connect
 LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/lib64", "/usr/lib", "/usr/local/lib",
@@ -366,7 +366,7 @@ LIBRARY_FOLDERS = (
 
 
 def writable(folder: Path, has_root: bool = False) -> bool:
-    """Return True if this user, or root if available, could create and fill the folder."""
+    """Return True if this user (or root, if available) could create the folder and write to it."""
     there = nearest_existing(folder)
     if not there.is_dir():
         return False
@@ -377,18 +377,18 @@ def writable(folder: Path, has_root: bool = False) -> bool:
 
 
 def refusal(folder: Path) -> dict[str, str] | None:
-    """Return the reason why root must not install in a folder that another user could change."""
+    """Return the reason why root must not install in a folder, or None if root may."""
     try:
         with opened_parent(folder, guarded=True):
             return None
     except RefusedPath as error:
         return {"what": f"{error.filename}: {error.what}", "hint": error.hint}
-    except OSError:  # the folder is missing, or only root may read it
+    except OSError:  # the folder does not exist, or only root may read it
         return None
 
 
 def noexec(folder: Path) -> dict[str, str] | None:
-    """Return the reason why programs or libraries in a folder cannot be executed, or ""."""
+    """Return the reason why programs in a folder cannot be executed, or None if they can."""
     if not os.statvfs(nearest_existing(folder)).f_flag & os.ST_NOEXEC:
         return None
     return {
@@ -398,14 +398,14 @@ def noexec(folder: Path) -> dict[str, str] | None:
 
 
 def os_name(read_file: Callable[[str], str] = read) -> str:
-    """Return the system's name for people, from /etc/os-release."""
+    """Return the readable name of the operating system, from /etc/os-release."""
     text = read_file("/etc/os-release") or read_file("/usr/lib/os-release")
     found = re.search("^PRETTY_NAME=(.*)$", text, re.MULTILINE)
     return found[1].strip(" \"'") if found else ""
 
 
 def cpu_facts(cpuinfo: Mapping[str, str]) -> dict[str, Any]:
-    """Return the facts in the first CPU's fields of /proc/cpuinfo."""
+    """Return the CPU facts from the first CPU's fields in /proc/cpuinfo."""
     flags = set(cpuinfo.get("flags", "").split())
     vendor = cpuinfo.get("vendor_id", "")
     family, model, stepping = (
@@ -420,7 +420,7 @@ def cpu_facts(cpuinfo: Mapping[str, str]) -> dict[str, Any]:
 
 
 def network_facts(module: Any) -> dict[str, Any]:
-    """Return the interfaces, and the address at which other hosts reach this one."""
+    """Return facts of the network: the interfaces, and the address for other hosts."""
     program = module.get_bin_path("ip")
     listing = module.run_command([program, "-json", "address"])[1] if program else ""
     nics = interfaces(listing)
@@ -442,7 +442,7 @@ def network_facts(module: Any) -> dict[str, Any]:
 
 
 def port_facts(ssh_connection: str, rank_user: str) -> dict[str, Any]:
-    """Return the ports that ranks may listen on, and the ones that other programs use."""
+    """Return the ports on which ranks may listen, and the ports that other programs use."""
     given = local_ports(read)
     ours = number_list(",".join([OUR_PORTS, *given]))
     ssh_port = number(ssh_connection.rpartition(" ")[2])
@@ -466,7 +466,7 @@ def library(names: Iterable[str], folders: Sequence[str | Path] = LIBRARY_FOLDER
 
 
 def pythons(module: Any) -> list[dict[str, str]]:
-    """Return version and path of every Python on the search path, the current one first."""
+    """Return the version and path of each Python on the search path, the current Python first."""
     found = [{"version": platform.python_version(), "path": sys.executable}]
     program = "import platform, sys; print(platform.python_version(), sys.executable)"
     for minor in MINORS:
@@ -482,7 +482,7 @@ def pythons(module: Any) -> list[dict[str, str]]:
 def pythons_for_stacks(
     module: Any, has_root: bool
 ) -> tuple[list[dict[str, str]], dict[str, str] | None]:
-    """Return the Pythons that can be the base of a stack, and the reason against the user's one."""
+    """Return the Pythons that a stack can use, and the reason if the user's Python is refused."""
     path = module.params["python"]
     if not path:
         return pythons(module), None
@@ -504,7 +504,7 @@ def current_stack(prefix: Path) -> str:
 
 
 def finished_stacks(prefix: Path) -> list[str]:
-    """Return the names of the folders of completely installed stacks."""
+    """Return the folder names of the completely installed stacks."""
     try:
         return sorted(marker.parent.name for marker in prefix.glob("stacks/*/.complete"))
     except OSError:
@@ -514,13 +514,13 @@ def finished_stacks(prefix: Path) -> list[str]:
 def node_package(prefix: Path) -> str:
     """Return the version of the node package in the stack in use, or "".
 
-    Old builds without formats.py have the number of the next release, whatever their commit.
+    A development build without formats.py has the version of the next release.
     """
     try:
         found = sorted(
             prefix.glob("current/lib/python3*/site-packages/ftcluster_train-*.dist-info")
         )
-    except OSError:  # before Python 3.13, if this user may not read the folder
+    except OSError:  # before Python 3.13, raised if this user must not read the folder
         return ""
     if not found:
         return ""
@@ -530,7 +530,7 @@ def node_package(prefix: Path) -> str:
 
 
 def record_text(prefix: Path) -> str:
-    """Return the text of the cluster's record; if it is too long to be a record, only a part."""
+    """Return the text of the cluster's record, cut off if it is too long for a record."""
     try:
         descriptor = os.open(prefix / "cluster.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
@@ -540,7 +540,7 @@ def record_text(prefix: Path) -> str:
 
 
 def origin(name: str, read_file: Callable[[str], str] = read) -> str:
-    """Return an account's origin: "own", "other", "directory" (such as LDAP), or "" if missing."""
+    """Return an account's origin: own, other, directory (such as LDAP), or "" if it is missing."""
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
@@ -551,9 +551,9 @@ def origin(name: str, read_file: Callable[[str], str] = read) -> str:
 
 
 def host_firewall(read_file: Callable[[str], str], is_active: Callable[[str], bool]) -> str:
-    """Return the name of the usual program that manages the firewall here, or "".
+    """Return the name of the program that manages this host's firewall, or "".
 
-    The unit of ufw is active even if ufw itself is disabled.
+    The systemd unit of ufw is active even if ufw is disabled, so the setting of ufw is read too.
 
     >>> host_firewall(lambda _: "ENABLED=no", lambda unit: unit == "ufw")
     ''
@@ -564,7 +564,7 @@ def host_firewall(read_file: Callable[[str], str], is_active: Callable[[str], bo
 
 
 def other_clusters(prefix: str, folder: Path = CLUSTERS) -> list[dict[str, str]]:
-    """Return the clusters with a record in a folder, except the cluster in `prefix`."""
+    """Return the clusters that have a record in a folder, except the cluster in `prefix`."""
     records = (read(path).split("\n")[0].rpartition(" ") for path in sorted(folder.glob("*")))
     return [{"prefix": r[0], "user": r[2]} for r in records if r[1] and r[0] != prefix]
 

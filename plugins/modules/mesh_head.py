@@ -1,10 +1,10 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""Manages the head's side of the SSH mesh: its key, and the hosts that it trusts.
+"""Manages the SSH mesh on the head: the head's key, and the hosts that the head trusts.
 
-This module exists because ansible-core cannot create keys (openssh_keypair is in community.crypto),
-its known_hosts module changes one line per task and accepts lines that this module rejects, and
-ssh_config must keep the hosts that --limit excludes.
+ansible-core's modules are not sufficient: none creates keys (openssh_keypair is in
+community.crypto), and known_hosts changes one line per task and accepts lines that this module
+rejects. In addition, ssh_config must keep the hosts that --limit excludes.
 """
 
 from __future__ import annotations
@@ -100,12 +100,12 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 )
 
 if TYPE_CHECKING:
-    Members = Sequence[Mapping[str, Any]]  # as in the option `members`
+    Members = Sequence[Mapping[str, Any]]  # in the form of the option `members`
 
 KEY = "id_ed25519"
 RECORD = "mesh.json"
-FORMAT = 1  # the format of RECORD; a record without the number has format 0
-# A host without power does not respond: these end a connection in seconds instead of minutes.
+FORMAT = 1  # format of RECORD; a record without a format number has format 0
+# These settings end the connection to a host without power in seconds instead of minutes.
 SETTINGS = {
     "BatchMode": "yes",
     "ConnectTimeout": "5",
@@ -122,7 +122,7 @@ SETTINGS = {
 }
 
 
-# a word of ssh_config and known_hosts, and a public key as hosts report it
+# patterns of a word in ssh_config and known_hosts, and of a public key that a host reports
 WORD = re.compile(r"[^\s\x00-\x1f\x7f*?!,\"#]+")
 PUBLIC_KEY = re.compile(r"[a-z0-9-]+ [A-Za-z0-9+/]+=*")
 
@@ -132,7 +132,7 @@ class NewerFormat(Exception):
 
 
 def wrong_words(members: Members) -> list[str]:
-    """Return errors for values that would be read as something else, or as another line."""
+    """Return errors for values that ssh would misread, for example as a further line."""
     wrong = [
         f"{key} of {member['name']!a} is {member[key]!a}"
         for member in members
@@ -148,7 +148,7 @@ def wrong_words(members: Members) -> list[str]:
 
 
 def known_hosts(members: Members) -> str:
-    """Return the text of a known_hosts file: each host with its name and its address."""
+    """Return the text of a known_hosts file with the name and address of each host."""
     lines = []
     for member in members:
         names = dict.fromkeys([member["name"], member["address"]])
@@ -171,20 +171,20 @@ def ssh_config(members: Members, folder: Path, address: str) -> str:
         ]
     lines += ["Host *\n", f"  IdentityFile {folder / KEY}\n"]
     lines += [f"  UserKnownHostsFile {folder / 'known_hosts'}\n"]
-    if address:  # the hosts accept only this address
+    if address:  # the hosts accept only connections from this address
         lines.append(f"  BindAddress {address}\n")
     lines += [f"  {key} {value}\n" for key, value in SETTINGS.items()]
     return "".join(lines)
 
 
 def merged(known: Members, given: Members, names: Iterable[str]) -> list[Mapping[str, Any]]:
-    """Return members in the inventory's order; new ones replace known ones with the same name."""
+    """Return the members in the inventory's order; new members replace known ones by name."""
     by_name = {member["name"]: member for member in [*known, *given]}
     return [by_name[name] for name in names if name in by_name]
 
 
 def texts_of(members: Members, folder: Path, address: str) -> dict[str, str]:
-    """Return the texts of the files that define whom the head trusts, by file name."""
+    """Return the text of each file that defines which hosts the head trusts, by file name."""
     return {
         "known_hosts": known_hosts(members),
         "ssh_config": ssh_config(members, folder, address),
@@ -194,10 +194,10 @@ def texts_of(members: Members, folder: Path, address: str) -> dict[str, str]:
 
 
 def parse_mesh(text: str | None, path: Path) -> dict[str, Any]:
-    """Return the contents of mesh.json; empty if there is no file.
+    """Parse the text of mesh.json; return {} if there is no file.
 
     Raises:
-        ValueError: the text is no such document.
+        ValueError: the text is not a valid mesh.json.
     """
     found: dict[str, Any] = {}
     try:
@@ -227,7 +227,7 @@ def parse_mesh(text: str | None, path: Path) -> dict[str, Any]:
 
 
 def make_key(module: Any, folder: Path) -> None:
-    """Create the key pair, the private key last, so that an existing private key is complete."""
+    """Create the key pair, the private key last: if it exists, the pair is complete."""
     new = folder / f"{KEY}.new"
     for path in (new, folder / f"{KEY}.new.pub"):
         path.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""Manages a host's side of the SSH mesh: the head that it accepts, and the host's keys.
+"""Manages the SSH mesh on a host: the head that the host accepts, and the host's keys.
 
-This module exists because authorized_key is in ansible.posix and identifies lines only by their
-key: after a change of the head's key, the line of the old key would remain.
+The module authorized_key of ansible.posix is not sufficient: it identifies lines only by their key.
+After a change of the head's key, the line of the old key would remain.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 
 MARK = "ftcluster-mesh@"  # beginning of the key's comment
 KEYS = "/etc/ssh/ssh_host_*_key.pub"
-# the form of mesh_head's results; other text could be a line without restrict and from=
+# form of mesh_head's results; any other text could be a line without restrict and from=
 PUBLIC_KEY = re.compile(rf"ssh-ed25519 [A-Za-z0-9+/]+=* {MARK}[\w.-]*|")
 ADDRESS = re.compile(r"[\w:.%-]*")
 FOLDER = re.compile(r"/[\w./+@%=,~-]*", re.ASCII)
@@ -81,27 +81,27 @@ TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
 
 
 def with_line(text: str, line: str, folder: str) -> str:
-    """Return the text of an authorized_keys file with this line for the cluster's head, or none.
+    """Replace the line of the cluster's head in an authorized_keys file; "" removes the line.
 
-    Lines of earlier versions name no folder; they count as lines of this cluster.
+    A line of an earlier version of ftcluster names no folder; it counts as a line of this cluster.
     """
     others = [kept for kept in text.splitlines() if not is_of(kept, folder)]
     return "".join(f"{kept}\n" for kept in [*others, *([line] if line else [])])
 
 
 def is_of(line: str, folder: str) -> bool:
-    """Return True if a line of authorized_keys accepts the head whose mesh has this folder."""
+    """Return True if a line of authorized_keys is for the head whose mesh is in this folder."""
     mark, comment = line.partition(MARK)[1:]
     return bool(mark) and comment.partition(" ")[2] in ("", folder)
 
 
 def entry(public_key: str, address: str, folder: str) -> str:
-    """Return one line of authorized_keys: this key, from this address, for commands only."""
+    """Return a line for authorized_keys: it accepts a key from one address, only for commands."""
     return f'restrict,from="{address}" {public_key} {folder}'
 
 
 def key_of(line: str) -> str:
-    """Return the line of a public key file without its comment; "" for an unused key type."""
+    """Return the key in a line of a public key file, without comment; "" for unused key types."""
     words = line.split()
     return " ".join(words[:2]) if len(words) >= 2 and words[0] in TYPES else ""
 
@@ -110,8 +110,8 @@ def lines_of(path: Path) -> str | None:
     """Return the text of an authorized_keys file, or None if it does not exist.
 
     Raises:
-        RefusedPath: the file is no regular file, is too large or no text, and thus could not be
-            preserved.
+        RefusedPath: the file cannot be preserved, because it is not a regular file, is too large or
+            is not a text.
     """
     found = read_text(path)
     if found and "\ufffd" in found:

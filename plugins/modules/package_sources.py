@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""Checks that a host's package manager can get missing packages."""
+"""Checks that a host's package manager can download packages."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ HELPER = "/usr/lib/apt/apt-helper"
 DNF_SETTINGS = "/etc/dnf/dnf.conf"
 SECONDS = 10  # limit for a source that does not respond
 MOST = 3  # maximum number of sources to try
-FOLDERS = ["/usr/sbin", "/sbin"]  # not on every user's search path
+FOLDERS = ["/usr/sbin", "/sbin"]  # may be missing in a user's search path
 INDEX = re.compile(r"^'([^']+/InRelease)'", re.MULTILINE)
 QUICK = [
     *("-o", "Acquire::Retries=0"),
     *("-o", f"Acquire::http::Timeout={SECONDS}", "-o", f"Acquire::https::Timeout={SECONDS}"),
 ]
 ONE_TRY = [f"--setopt=timeout={SECONDS}", "--setopt=retries=1", "--setopt=skip_if_unavailable=0"]
-DNF_SAID = re.compile(r"^  - (.+)|^Error: (.+)", re.MULTILINE)  # with or without the cause
+DNF_SAID = re.compile(r"^  - (.+)|^Error: (.+)", re.MULTILINE)  # message with or without the cause
 # advice by kind of error in fetch_errors
 DNF_HINTS = {
     "expired": "have it renewed; if its dates are right, the host's clock is wrong",
@@ -99,7 +99,7 @@ HINTS = {
 
 
 def sources(listing: str) -> list[str]:
-    """Return the address of one index per server, from the output of `apt-get update --print-uris`.
+    """Return one index URL per server, from the output of `apt-get update --print-uris`.
 
     >>> sources("'http://m/a/InRelease' x 0\\n'http://m/b/InRelease' y 0\\n'http://n/Packages' z")
     ['http://m/a/InRelease']
@@ -111,7 +111,7 @@ def sources(listing: str) -> list[str]:
 
 
 def proxy_of(settings: str, scheme: str, environ: Mapping[str, str]) -> str:
-    """Return the proxy that apt uses for a scheme, from the output of `apt-config dump`.
+    """Return the proxy that apt uses for a URL scheme, from the output of `apt-config dump`.
 
     >>> proxy_of('Acquire::http::Proxy "http://me:secret@proxy:3128";', "https", {})
     'http://****@proxy:3128'
@@ -128,7 +128,7 @@ def _proxy_of_all(scheme: str, environ: Mapping[str, str]) -> str:
 
 
 def dnf_proxy_of(settings: str, scheme: str, environ: Mapping[str, str]) -> str:
-    """Return the proxy that dnf uses for a scheme, from its dnf.conf.
+    """Return the proxy that dnf uses for a URL scheme, from the text of dnf.conf.
 
     >>> dnf_proxy_of("[main]\\nproxy = http://proxy:3128\\n", "https", {})
     'http://proxy:3128'
@@ -139,7 +139,7 @@ def dnf_proxy_of(settings: str, scheme: str, environ: Mapping[str, str]) -> str:
 
 
 def dnf_sources(listing: str) -> list[str]:
-    """Return the ids in the output of `dnf repolist`, ignoring messages of plugins above the table.
+    """Return the ids in the output of `dnf repolist`; skip messages of plugins above the table.
 
     >>> dnf_sources("Updating ...\\nrepo id      repo name\\nbaseos   AlmaLinux 9 - BaseOS\\n")
     ['baseos']
@@ -180,7 +180,7 @@ def explained(said: str, url: str, proxy: str) -> str:
 
 
 def dnf_refusal(module: AnsibleModule) -> str:
-    """Return the reason why all of dnf's sources fail; "" if one works, or there is none."""
+    """Return the reason why all sources of dnf fail; "" if a source works or there is no source."""
     words = {"LC_ALL": "C.UTF-8"}
     listing = module.run_command(["dnf", "-q", "repolist"], environ_update=words)[1]
     try:
@@ -198,14 +198,14 @@ def dnf_refusal(module: AnsibleModule) -> str:
 
 
 def refusal(module: AnsibleModule) -> str:
-    """Return the reason why all of apt's sources fail; "" if one works."""
+    """Return the reason why all sources of apt fail; "" if a source works."""
     listing = module.run_command(["apt-get", "update", "--print-uris"])[1]
     settings = module.run_command(["apt-config", "dump"])[1]
     first = ""
     for url in sources(listing)[:MOST]:
         folder = Path(tempfile.mkdtemp(prefix="ftcluster-"))
         try:
-            folder.chmod(0o755)  # apt's account must be able to read there
+            folder.chmod(0o755)  # the account of apt must be able to read the folder
             command = [HELPER, *QUICK, "download-file", url, str(folder / "index")]
             code, out, err = module.run_command(command)
         finally:

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""The host's part of the action plugin of the same name: checks and renames received files."""
+"""The part of the action plugin on the host: checks and renames received files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ STALE_SECONDS = 24 * 3600
 
 
 def found_in(folder: Path) -> dict[bytes, bytes]:
-    """Return the SHA-256 of each file below a folder, as arguments of `tree_sha256`."""
+    """Return the SHA-256 of each file below a folder, as `tree_sha256` needs it."""
     found = {}
     for where, _folders, names in os.walk(folder):
         for name in names:
@@ -85,13 +85,13 @@ def finish(new: Path, path: Path, sha256: str) -> bool:
     """Check, flush and rename the received files; return True if this call has renamed them.
 
     Raises:
-        ValueError: the files differ from those that were sent.
+        ValueError: the files differ from the files that the control node sent.
         OSError: the files cannot be read, written to the disk or renamed.
     """
     new.chmod(0o700)
     with ThreadPoolExecutor(1) as pool:
         written = pool.submit(to_disk, new)
-        arrived = tree_sha256(found_in(new))  # while the disk writes
+        arrived = tree_sha256(found_in(new))  # hash the files while the disk writes
         written.result()
     if arrived != sha256:
         raise ValueError(
@@ -102,13 +102,13 @@ def finish(new: Path, path: Path, sha256: str) -> bool:
     except OSError:
         if not path.is_dir():
             raise
-        return False  # another control node was faster with the same files
+        return False  # another control node has already sent the same files
     return True
 
 
 def to_disk(folder: Path) -> None:
     """Write a folder's file system to the disk."""
-    # one call for thousands of files; fsync of each takes seconds
+    # one call, because fsync of thousands of files would take seconds
     argv = ["sync", "--file-system", str(folder)]
     done = subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
     if done.returncode != 0:
@@ -124,7 +124,7 @@ def remove_stale(folder: Path) -> None:
 
 
 def main() -> None:
-    """Ansible's entry point; the action plugin calls it after all files were sent."""
+    """Ansible's entry point; the action plugin runs the module after it has sent all files."""
     module = AnsibleModule(
         argument_spec={
             "source": {"type": "path", "required": True},

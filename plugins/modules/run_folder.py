@@ -110,8 +110,7 @@ def installed_version(stack: Path) -> str:
 def read_format(stack: Path) -> int:
     """Return the format of launch.json and job.json that the hosts' ftcluster reads.
 
-    Returns:
-        The format; OLDEST for a package whose programs have other names than in this version.
+    Return OLDEST if the programs of the package have other names than in this version.
     """
     for path in stack.glob(f"{PACKAGES}/ftcluster_common/protocol/formats.py"):
         found = RUN_FORMAT.search(path.read_text(encoding="utf-8", errors="replace"))
@@ -122,7 +121,7 @@ def read_format(stack: Path) -> int:
 
 
 def without_number(text: str) -> str:
-    """Return a JSON document in the form that hosts of format 0 read."""
+    """Remove the format number from a JSON document, for hosts of format 0."""
     document = json.loads(text)
     document.pop("format", None)
     return json.dumps(document, indent=4, sort_keys=True) + "\n"
@@ -148,7 +147,7 @@ def format_refusal(stack: Path, version: str, sent: int, later_fields: list[str]
 
 
 def lease_refusal(stack: Path, runs: Path, alone: bool) -> str:
-    """Return the reason why another run keeps the head from a new run; "" if none does.
+    """Return the reason why another run prevents a new run on the head, or "".
 
     Args:
         stack: folder of the stack in use.

@@ -80,7 +80,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 )
 
 NAME = ".setup"
-FORMAT = 1  # format of a lock; a lock without the number has format 0
+FORMAT = 1  # format of a lock; a lock without a format number has format 0
 COMPLETE = ".complete-node_agent"  # in a stack, see the module environment
 
 
@@ -92,7 +92,7 @@ def new_lock(owner: str, who: str, since: float, booted: str) -> dict[str, Any]:
 
 
 def read_lock(path: Path) -> dict[str, Any]:
-    """Return the owner of the lock, or None."""
+    """Return the contents of a lock file, or {} if the lock is free or the file is invalid."""
     try:
         lock = json.loads(path.read_text(encoding="utf-8"))
         return lock if isinstance(lock, dict) and "owner" in lock else {}
@@ -108,11 +108,15 @@ def is_free(
     now: float,
     booted: str,
 ) -> bool:
-    """Return True if a lock may be taken.
+    """Return True if `owner` may take a lock.
 
     Args:
-        alive: owners that are running on this control node.
+        lock: contents of the lock.
+        owner: the process that asks for the lock.
+        alive: owners whose processes are running on this control node.
         lease: seconds until a lock of another control node expires.
+        now: current time of the host.
+        booted: id of the host's boot; a lock from an earlier boot is free.
     """
     if not lock or lock["owner"] == owner or lock.get("boot") != booted:
         return True
@@ -136,7 +140,7 @@ def take(
     may_take: Callable[[Mapping[str, Any]], bool],
     create: bool = True,
 ) -> dict[str, Any] | None:
-    """Write a lock; return the existing lock if it may not be taken."""
+    """Write a lock and return None; if another lock prevents this, return the other lock."""
     if not create and not path.parent.is_dir():
         return None
     make_folder(path.parent)
@@ -157,7 +161,7 @@ def release(path: Path, owner: str) -> None:
 
 
 def in_use(stacks: Iterable[str], digest: str) -> list[str]:
-    """Return a line for each stack that a run uses, except stacks with this node package."""
+    """Return a line for each stack that a run uses; skip stacks with this node package."""
     refusals = []
     for stack in stacks:
         if digest and node_package(Path(stack)) == digest:
@@ -171,7 +175,7 @@ def in_use(stacks: Iterable[str], digest: str) -> list[str]:
 
 
 def node_package(stack: Path) -> str:
-    """Return the digest of a stack's node package."""
+    """Return the digest of the node package in a stack."""
     try:
         return (stack / COMPLETE).read_text(encoding="ascii").partition(" ")[0]
     except OSError:
@@ -187,7 +191,7 @@ def main() -> None:
             "create": {"type": "bool", "default": True},
             "take_over": {"type": "bool", "default": False},
             "stacks": {"type": "list", "elements": "path", "default": []},
-            "node_package": {"type": "path"},  # read by the action plugin
+            "node_package": {"type": "path"},  # the action plugin reads this option
             "lease": {"type": "int", "default": 3600},
             "from_action": {"type": "dict"},
         },

@@ -90,10 +90,10 @@ def is_finished(path: str) -> bool:
 
 
 def unused(prefix: Path) -> list[Path]:
-    """Return the folders of stacks without a link to them; none if no stack is in use."""
+    """Return the stacks' folders to which no link leads; return none if no stack is in use."""
     if not target(prefix / "current"):
         return []
-    # compare resolved paths, because the prefix may have been written differently in the links
+    # compare resolved paths, because a link may contain another spelling of the prefix
     used = {(prefix / link).resolve() for link in ("current", "previous")}
     return [path for path in sorted(prefix.glob("stacks/[!.]*")) if path.resolve() not in used]
 
@@ -128,7 +128,7 @@ def prune(module: Any, prefix: Path) -> None:
 
 
 def remove_all(module: Any, prefix: Path) -> None:
-    """Remove all stacks and the links if no run uses a stack, and end the module."""
+    """If no run uses a stack, remove all stacks and links; then end the module."""
     stacks = sorted(prefix.glob("stacks/[!.]*"))
     links = [prefix / name for name in ("current", "previous") if target(prefix / name)]
     changed = bool(links) or (prefix / "stacks").exists()
@@ -148,8 +148,8 @@ def remove_all(module: Any, prefix: Path) -> None:
 
 
 def remove(path: Path) -> bool:
-    """Remove a folder with its contents; return True if it is gone."""
-    # remove the marker first: after an interruption the stack is installed again
+    """Remove a folder with its contents; return True if it no longer exists."""
+    # remove the marker first, so that an incomplete stack is installed again
     with contextlib.suppress(OSError):
         (path / ".complete").unlink()
     shutil.rmtree(path, ignore_errors=True)

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""Starts a run's supervisor for an account, from a stack that only root can have written."""
+"""Starts a run's supervisor for an account, from a stack that only root can have changed."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 PROGRAM = "ftcluster_train/host/supervisor.py"
 # files of site-packages that Python executes before the program
 AT_START = ("*.pth", "*customize.py")
-SECONDS = 90  # the program checks twice, for up to 25 s, and starts a unit within 20 s
+SECONDS = 90  # the program checks twice for up to 25 s, and needs up to 20 s to start a unit
 
 
 def stack_of(prefix: Path) -> Path:
-    """Return the stack in use, after checking who could change the code that root executes.
+    """Return the stack in use, after checking that only root can change its code.
 
     Raises:
-        OSError: another user could have changed it; the message has the place and the advice.
-        ValueError: there is no stack, or C(current) leads out of the folder of stacks.
+        OSError: another user could have changed a file; the message has the path and advice.
+        ValueError: there is no stack, or the link `current` leads out of the folder of stacks.
     """
     link = prefix / "current"
     if not link.exists():
@@ -100,7 +100,7 @@ def stack_of(prefix: Path) -> Path:
 
 
 def command_of(stack: Path, run_dir: Path, user: str) -> list[str]:
-    """Return the command for root: it uses no environment variables and no files of any home."""
+    """Return the command for root. It uses no environment variables and no files in homes."""
     python = [str(stack / "bin/python"), "-I", "-B", "-m", "ftcluster_train.host.supervisor"]
     return [*python, "start", str(run_dir), "--user", user]
 

@@ -39,7 +39,7 @@ def advisories_of(
 
 
 def advisory_notice(stack: str, found: Sequence[Mapping[str, str]], looked_at: object) -> str:
-    """Return one line about the advisories of a stack, or ""."""
+    """Return a line about the advisories of a stack, or "" if there are none."""
     if not found:
         return ""
     by_package: dict[str, list[str]] = {}

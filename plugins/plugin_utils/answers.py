@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-# Occurs in no banner and no output of login scripts or sudo. The shell assembles it when it prints,
-# so a trace of the commands or an error that quotes them does not contain it.
+# No banner and no output of login scripts or sudo contains this mark. The shell assembles the mark
+# when it prints, so a trace of the commands or an error with the commands does not contain it.
 MARK = "ftcluster-answer:"
-# beginning of a failure that a restarted supervisor may repair
+# beginning of an error after which the supervisor should be restarted
 SUPERVISOR_GONE = "the supervisor ended without an end event"
 # a shell function that prints a key and a value
 TELL = "tell() { printf 'ftcluster-%s: %s\\n' answer \"$*\"; }"
 
 
 def answers(text: str) -> dict[str, list[str]]:
-    """Return the values of each key, from lines with MARK, a key and a value; skip other text.
+    """Return the values of each key from lines with MARK, a key and a value; skip other lines.
 
     Lines may end with carriage returns from a terminal, and text may precede a mark.
     """

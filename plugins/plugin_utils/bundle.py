@@ -1,8 +1,8 @@
 # Apache-2.0 (see LICENSE)
 """Bundles: all wheels of a stack in one file, for control nodes without a package index.
 
-A bundle is an uncompressed tar, because wheels are compressed already: first bundle.json, then the
-wheels.
+A bundle is a tar file that contains bundle.json and then the wheels. The tar is not compressed,
+because wheels are.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
 
 HEAD = "bundle.json"
 FORMAT = 1
-UNPACKED = re.compile(r"bundle-.+-[0-9a-f]+-[0-9a-f]+-[0-9a-f]+")  # a folder of the cache
+UNPACKED = re.compile(r"bundle-.+-[0-9a-f]+-[0-9a-f]+-[0-9a-f]+")  # folder in the cache
 HEAD_BYTES = 4 << 20
 MAX_WHEELS = 10_000
-MAX_NAME_BYTES = 64 << 10  # maximum size of a header with the name of the next entry
+MAX_NAME_BYTES = 64 << 10  # maximum size of a header that contains the name of the next entry
 PIECE_BYTES = 1 << 20
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class BundleError(Exception):
-    """A bundle cannot be written or used; the message has the reason and the advice."""
+    """A bundle cannot be written or used; the message has the reason and advice."""
 
 
 class BundleMember(tarfile.TarInfo):
-    """An entry of a bundle: a file, perhaps preceded by a header with a long name."""
+    """An entry of a bundle: a file, or a header with a long name and then a file."""
 
     @classmethod
     # the base class calls this argument tarfile, which is the module here
     def fromtarfile(cls, tar: tarfile.TarFile) -> BundleMember:  # pylint: disable=arguments-renamed
-        """Check a header before any data are read or memory is reserved for the sizes in it.
+        """Check a header before tarfile reads data or allocates memory for the header's sizes.
 
         Raises:
             ValueError: the entry is a link, a device, a sparse file, or has too long a name.
@@ -65,7 +65,7 @@ class BundleMember(tarfile.TarInfo):
         if header.type == tarfile.XHDTYPE and header.size <= MAX_NAME_BYTES:
             blocks = -(-header.size // tarfile.BLOCKSIZE)
             tar.fileobj.seek(start + (1 + blocks) * tarfile.BLOCKSIZE)
-            with contextlib.suppress(tarfile.HeaderError):  # reported below
+            with contextlib.suppress(tarfile.HeaderError):  # the error is reported below
                 header = _header(tar)
         if header.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
             raise ValueError(f"{header.name[:200]!a} is not a plain file")
@@ -74,7 +74,7 @@ class BundleMember(tarfile.TarInfo):
 
 
 def _header(tar: tarfile.TarFile) -> tarfile.TarInfo:
-    """Return the header at the current place of a tar, without the entries that follow."""
+    """Return the header at the current position of a tar, without reading further entries."""
     buffer = tar.fileobj.read(tarfile.BLOCKSIZE)
     return tarfile.TarInfo.frombuf(buffer, tar.encoding, tar.errors)
 
@@ -86,7 +86,7 @@ class Bundle:
     Attributes:
         digest: digest of the stack's lock.
         target: platform that hosts must have.
-        house: the wheels; its folder is where they are or will be unpacked.
+        house: wheelhouse with the wheels; they are or will be unpacked into its folder.
     """
 
     stack: str
@@ -113,7 +113,7 @@ def write_bundle(bundle: Bundle, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         name = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        descriptor = os.open(name, flags, 0o644)  # as far as the umask allows
+        descriptor = os.open(name, flags, 0o644)  # permissions within the umask
         try:
             with os.fdopen(descriptor, "wb") as file:
                 with tarfile.open(fileobj=file, mode="w") as tar:
@@ -136,7 +136,7 @@ def write_bundle(bundle: Bundle, path: Path) -> None:
 
 
 def open_bundle(path: Path, cache: Path) -> Bundle:
-    """Unpack a bundle into the cache, once, and verify each of its files.
+    """Unpack a bundle into the cache if it is not there, and verify all files.
 
     Raises:
         BundleError: the file is damaged or not a bundle; nothing of it is kept.
@@ -145,7 +145,7 @@ def open_bundle(path: Path, cache: Path) -> Bundle:
         status = path.stat()
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             raise BundleError(f"{path} is not a file")  # opening a pipe would block
-        # saves reading gigabytes again; a changed file has another time
+        # saves reading gigabytes again; a changed file has another modification time
         key = f"{path.name}-{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ino:x}"
         folder = cache / f"bundle-{key}"
         cache.mkdir(parents=True, exist_ok=True)
@@ -172,7 +172,8 @@ def hold(bundle: Bundle, path: object, wanted: Wanted) -> None:
     """Compare a bundle with the lock of this version.
 
     Raises:
-        BundleError: the bundle has other packages or files than the lock allows; names all of them.
+        BundleError: the bundle has packages or files that the lock does not allow; the message
+            names all of them.
     """
     if bundle.digest != wanted.digest:
         raise BundleError(
@@ -193,7 +194,7 @@ def hold(bundle: Bundle, path: object, wanted: Wanted) -> None:
 
 
 def is_unpacked(folder: Path, cache: Path) -> bool:
-    """Return True if `open_bundle` made a folder, so that the folder may be removed."""
+    """Return True if `open_bundle` created a folder, which may therefore be removed."""
     return folder.parent == cache and bool(UNPACKED.fullmatch(folder.name))
 
 
@@ -207,11 +208,11 @@ def sha256_of_head(head: Mapping[str, Any]) -> str:
 
 
 def read_head(tar: tarfile.TarFile, path: Path, folder: Path) -> Bundle:
-    """Return the description of the bundle `path`, its first file.
+    """Read the description of a bundle, which is the first file in the tar.
 
     Raises:
-        ValueError: it is not a bundle of a format that this version reads.
-        BundleError: a newer ftcluster has written it.
+        ValueError: the file is not a bundle, or has a format that this version cannot read.
+        BundleError: a newer ftcluster has written the bundle.
     """
     entry = tar.next()
     if entry is None or entry.name != HEAD or entry.sparse is not None or entry.size > HEAD_BYTES:
@@ -242,7 +243,7 @@ def read_head(tar: tarfile.TarFile, path: Path, folder: Path) -> Bundle:
 
 
 def unpack(tar: tarfile.TarFile, bundle: Bundle) -> None:
-    """Unpack and verify the wheels; the folder is renamed once all are valid.
+    """Unpack and verify the wheels; rename the folder after all wheels are valid.
 
     Raises:
         ValueError: a file is missing, unexpected or different; the message names it.
@@ -290,7 +291,7 @@ def _contents(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> IO[bytes]:
 
 
 def copy(source: IO[bytes], path: Path) -> str:
-    """Write an entry's bytes, and return their SHA-256."""
+    """Write the bytes of an entry to a file, and return their SHA-256."""
     digest = hashlib.sha256()
     with path.open("xb") as file:
         while piece := source.read(PIECE_BYTES):

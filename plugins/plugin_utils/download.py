@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Downloads wheels with the control node's pip and its configuration."""
+"""Downloads wheels with the control node's pip and pip's configuration."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
-# PEP 600: a wheel for glibc 2.N runs on 2.N and newer; 2.5 is manylinux1's, the oldest
+# PEP 600: a wheel for glibc 2.N runs on 2.N and newer; the oldest wheels, manylinux1, need 2.5
 OLDEST_GLIBC_MINOR = 5
 LEGACY_TAGS = ("manylinux2014", "manylinux2010", "manylinux1")
 OWN_METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
-# messages in pip's log: a package without a suitable wheel, with sources, and who requires it
+# messages in pip's log: no suitable wheel, sources but no wheel, and the requiring package
 NO_WHEEL = re.compile(r"hashes to check 0 links for project '([^']+)'")
 SOURCES = re.compile(r"No sources permitted for [^\s:]+: ([^\s#?]+)")
 WHEELS = re.compile(r"Found link ([^\s#?]+\.whl)[#?\s,]")
 REQUIRES_PYTHON = re.compile(r"\(requires-python:([^)]*)\)")
 NEEDED = re.compile(r"(?:depends on|No matching distribution found for|requested) (.+)")
 CONFLICT = "The conflict is caused by:"
-# variables of the session, pip, TLS, proxies and compilers
+# environment variables of the session, pip, TLS, proxies and compilers
 PIP_NEEDS = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|TZ|TMPDIR|LANG|LANGUAGE|LC_\w+|XDG_\w+|PIP_\w+|NETRC"
     r"|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|(https?|all|no|ftp)_proxy"
@@ -62,7 +62,7 @@ PREFERRED_SECONDS = 15  # seconds without a response after which an optional ind
 
 
 class DownloadError(Exception):
-    """Wheels cannot be downloaded; the message has the reason and the advice."""
+    """Wheels cannot be downloaded; the message has the reason and advice."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Target:
     machine: str
 
     def __post_init__(self) -> None:
-        """Reject values that must not get into a folder's name or pip's options.
+        """Reject invalid values, because they become part of a folder's name and of pip's options.
 
         Raises:
             ValueError: a value is invalid; the message names it.
@@ -91,11 +91,11 @@ class Target:
 
     @property
     def tag(self) -> str:
-        """The name of a folder for this target."""
+        """The part of a wheelhouse folder's name that identifies this target."""
         return f"cp{self.python.replace('.', '')}-glibc{self.glibc}-{self.machine}"
 
     def runs_wheels_of(self, name: str) -> bool:
-        """Return True if all wheels for another target run on this one.
+        """Return True if all wheels for another target also run on this target.
 
         Args:
             name: name of a folder that ends with the other target's tag.
@@ -109,7 +109,7 @@ class Target:
         return found is not None and tuple(map(int, found.groups())) <= own
 
     def pip_options(self) -> list[str]:
-        """Return the options that make pip choose the same wheels as on the host."""
+        """Return the options that make pip choose wheels for this target."""
         minor = int(self.glibc.split(".")[1])
         tags = [f"manylinux_2_{n}" for n in range(minor, OLDEST_GLIBC_MINOR - 1, -1)]
         options = [
@@ -123,12 +123,12 @@ class Target:
 
 @dataclass(frozen=True)
 class Sources:
-    """The sources of wheels in addition to pip's configuration.
+    """Sources of wheels in addition to the sources in pip's configuration.
 
     Attributes:
         index_url: URL of the package index, or "" for the index in pip's configuration.
         find_links: folders or pages with wheels.
-        indexes: URLs of indexes for single packages, by package name; they are tried first.
+        indexes: index URL by package name; for these packages, this index is tried first.
     """
 
     index_url: str = ""
@@ -136,21 +136,21 @@ class Sources:
     indexes: dict[str, str] = field(default_factory=dict)
 
     def pip_options(self) -> list[str]:
-        """Return the options for all packages without their own index."""
+        """Return pip's options for packages that have no index of their own in `indexes`."""
         options = [f"--index-url={self.index_url}"] if self.index_url else []
         return options + [f"--find-links={place}" for place in self.find_links]
 
 
 @dataclass(frozen=True)
 class DownloadOutcome:
-    """The result of downloading a file's requirements.
+    """The result of downloading the requirements in a file.
 
     Attributes:
         problem: reason why there are no compatible wheels, or "".
-        lacking: requirements for which there are sources but no wheel. If there is no problem, pip
-            has chosen older versions of the packages that require them.
-        sources: versions with sources, by normalized package name.
-        wheels: versions with a suitable wheel, by normalized package name.
+        lacking: requirements for which there are sources but no wheel. If `problem` is empty, pip
+            has instead chosen older versions of the packages with these requirements.
+        sources: versions for which there are sources, by normalized package name.
+        wheels: versions for which there is a suitable wheel, by normalized package name.
     """
 
     problem: str
@@ -168,17 +168,17 @@ class Pip:
     folder: Path
 
     def download(self, pins: Iterable[Pin], with_dependencies: bool = False) -> dict[str, str]:
-        """Download packages, preferably from their own indexes.
+        """Download packages, each from its own index if it has one.
 
         Args:
-            pins: packages as Pin, or any objects with name and version.
-            with_dependencies: True to download dependencies too, in versions that pip chooses.
+            pins: packages with name and version.
+            with_dependencies: True to also download dependencies, in versions that pip chooses.
 
         Returns:
-            {name: pip's message} for packages that their own index did not have.
+            pip's message by package name, for packages that were not in their own index.
 
         Raises:
-            DownloadError: a package is in no source.
+            DownloadError: no source has a package.
         """
         refused = {}
         remaining = []
@@ -200,9 +200,9 @@ class Pip:
         return refused
 
     def try_one(self, pin: Pin) -> str:
-        """Return the reason why the configured sources lack a package, or "".
+        """Return the reason why the configured sources do not have a package, or "".
 
-        A slow source counts too, although a download would wait longer for it.
+        A source that responds slowly counts as failed, although a real download would wait longer.
         """
         options = [*self.sources.pip_options(), "--retries=1", f"--timeout={PREFERRED_SECONDS}"]
         done, lines, _ = self._run([f"{pin.name}=={pin.version}"], options, with_dependencies=False)
@@ -211,9 +211,9 @@ class Pip:
         return complaint(lines, self.target, {}, {pin.name}, os.environ)
 
     def download_file(self, requirements: Path, constraints: Path) -> DownloadOutcome:
-        """Download the requirements of a file with their dependencies, within constraints.
+        """Download the requirements in a file and their dependencies, within constraints.
 
-        Both are files because they may contain credentials.
+        Requirements and constraints are files, because they may contain credentials.
         """
         words = [f"--requirement={requirements}", f"--constraint={constraints}"]
         done, lines, log = self._run(words, self.sources.pip_options(), with_dependencies=True)
@@ -230,7 +230,7 @@ class Pip:
     def _run(
         self, requirements: list[str], options: list[str], with_dependencies: bool
     ) -> tuple[bool, list[str], list[str]]:
-        """Run pip; return True on success, the lines of its messages, and its log."""
+        """Run pip; return (True on success, lines of messages, lines of the log)."""
         with tempfile.NamedTemporaryFile("r", encoding="utf-8", errors="replace") as log:
             command = [
                 *pip_command(), "download", "--quiet", "--no-input", "--disable-pip-version-check",
@@ -246,10 +246,10 @@ class Pip:
                 check=False,
                 stdin=subprocess.DEVNULL,
             )
-            # only the log, with timestamps, has the reason for an empty index or a conflict
+            # only the log, with timestamps, explains an empty index or a conflict
             logged = [line.partition(" ")[2].strip() for line in log]
         conflict = [*takewhile(bool, dropwhile(lambda line: line != CONFLICT, logged))]
-        if conflict:  # a package may have many versions; the contradicting requirement comes last
+        if conflict:  # a package may have many versions; the conflicting requirement comes last
             return False, [*conflict[: LAST_LINES // 2], *conflict[LAST_LINES // 2 :][-3:]], logged
         unfetched = [line for line in logged if UNFETCHED in line]
         lines = [line.strip() for line in (*unfetched, *done.stderr.splitlines())]
@@ -260,7 +260,7 @@ class Pip:
 def _offered(
     log: Iterable[str], python: str
 ) -> tuple[tuple[Requirement, ...], dict[str, frozenset[Version]], dict[str, frozenset[Version]]]:
-    """Return the last three fields of `DownloadOutcome`, read from pip's log."""
+    """Read `lacking`, `sources` and `wheels` of a `DownloadOutcome` from pip's log."""
     lines = list(log)
     sources = _versions(lines, SOURCES, parse_sdist_filename, python)
     wheels = _versions(lines, WHEELS, lambda name: parse_wheel_filename(name)[:2], python)
@@ -272,7 +272,7 @@ def _offered(
         except InvalidRequirement:
             continue
         name = canonicalize_name(requirement.name)
-        # the newest version of the package that requires it comes first in the log
+        # in the log, the newest version of the requiring package comes first
         if name in names & sources.keys():
             found.setdefault(name, requirement)
     return tuple(found.values()), sources, wheels
@@ -284,7 +284,7 @@ def _versions(
     parse: Callable[[str], tuple[NormalizedName, Version]],
     python: str,
 ) -> dict[str, frozenset[Version]]:
-    """Return the versions, by normalized name, of files in a log that may be for a Python."""
+    """Return the versions of files in a log that fit a Python version, by normalized name."""
     versions: dict[str, set[Version]] = {}
     for line in lines:
         if not (matched := pattern.search(line)):
@@ -294,14 +294,14 @@ def _versions(
             if needed and not SpecifierSet(needed[1]).contains(f"{python}.99"):
                 continue
             name, version = parse(unquote(matched[1].rpartition("/")[2]))
-        except ValueError:  # a file with an invalid name or range, which pip ignores
+        except ValueError:  # pip ignores a file with an invalid name or range
             continue
         versions.setdefault(str(name), set()).add(version)
     return {name: frozenset(numbers) for name, numbers in versions.items()}
 
 
 def needs(folder: Path, names: Collection[str], python: str) -> set[str]:
-    """Return the packages among `names` that the wheels of a folder require.
+    """Return the packages in `names` that the wheels in a folder require.
 
     Args:
         names: normalized package names.
@@ -326,7 +326,7 @@ def requirements_in(folder: Path, python: str) -> Iterator[Requirement]:
                 if marker is None or marker.evaluate(environment):
                     yield requirement
             except ValueError:
-                continue  # uv reports it on the host, with the package's name
+                continue  # uv reports the error on the host, with the package's name
 
 
 def _requires(wheel: Path) -> list[str]:
@@ -343,7 +343,7 @@ def _requires(wheel: Path) -> list[str]:
 
 
 def unpacked_bytes(wheel: Path) -> int:
-    """Return the total size of a wheel's files.
+    """Return the unpacked size of a wheel in bytes.
 
     Raises:
         DownloadError: the wheel is not a zip file.
@@ -374,10 +374,10 @@ def pip_version() -> Version:
 
 
 def pip_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment variables that pip, a compiler and a proxy need, and no others.
+    """Return only the environment variables that pip, compilers and proxies need.
 
-    Packages that pip builds execute foreign code, and pip expands ${NAME} in requirements files.
-    Neither may read tokens for other services.
+    When pip builds a package, the package's code is executed. In addition, pip expands ${NAME} in
+    requirements files. Neither may read tokens for other services.
 
     >>> pip_environment({"HOME": "/h", "PIP_CERT": "c", "HF_TOKEN": "t", "LC_ALL": "C"})
     {'HOME': '/h', 'PIP_CERT': 'c', 'LC_ALL': 'C'}
@@ -386,7 +386,7 @@ def pip_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def pip_command() -> list[str]:
-    """Return the command for the control node's pip: Ansible's Python's, else the system's.
+    """Return the command for pip: the pip of Ansible's Python, or else the system's pip.
 
     Raises:
         DownloadError: there is no pip.

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Validates a host's response, which may be any text, against a schema: facts, reports."""
+"""Validates facts or a report from a host against a schema; the host may send any text."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_schema impo
     PythonSchema,  # noqa: F401 - of the example
 )
 
-Lines = NewType("Lines", str)  # text for people, with any characters
-MOST_SHOWN = 60  # maximum size of a value in characters
+Lines = NewType("Lines", str)  # facts that are texts for people and may have any characters
+MOST_SHOWN = 60  # maximum length of a value in characters
 MOST_NUMBER = 1 << 63
 MISSING = " is missing"
 SIGNED = ("clock_offset_seconds",)
 # line ends, terminal escapes and other control characters
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-# values that become part of a path, an address or a line of a file
+# patterns of values that become part of a path, an address or a line of a file
 PATH = r"(/(?!\.\.(/|$))[\w.+@%=,~-]*)*"
 NAME = r"[\w+-][\w.+-]*|"
 FORMS = {
     "addresses": r"[0-9A-Fa-f:.]*",
     "cpu_flags": r"\w+",
-    # short numbers, so that a range cannot be huge
+    # numbers have few digits, so that a range cannot be huge
     "cpus": r"(\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*)?",
     "current": NAME,
     "driver": r"[\w+-]*",
@@ -41,7 +41,7 @@ FORMS = {
     "interfaces": r"[^\s/]+",
     "local_ports": r"\d{1,5}(-\d{1,5})?",
     "machine": r"\w+",
-    "name": r"[^\s/]+",  # values of an interface
+    "name": r"[^\s/]+",  # patterns of the values of an interface
     "network_address": r"[\w:][\w:.%-]*|",
     "network_interface": r"[^\s/]*",
     "node_package": NAME,
@@ -53,14 +53,14 @@ FORMS = {
     "socket_cpus": r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*",
     "stacks": NAME,
     "tcmalloc": PATH,
-    "version": NAME,  # values of a Python
+    "version": NAME,  # patterns of the values of a Python
 }
 
 
 def known_facts(
     answer: Any, schema: type[Any] = HostFactsSchema
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the facts of a response that are in the schema, and messages about invalid ones.
+    """Return the facts in a response that the schema has, and messages about invalid facts.
 
     >>> known_facts({"hostname": 3, "more": 1})[0]
     {'hostname': 3}
@@ -77,10 +77,10 @@ def known_facts(
 
 
 def _wrong_cores(facts: dict[str, Any]) -> list[str]:
-    """Return contradictions between facts of the CPUs that would break the plan."""
+    """Return errors about facts of the CPUs that contradict each other."""
     nodes = facts.get("numa", [])
     if not {"numa", "cores", "threads"} <= facts.keys():
-        return []  # the facts have the wrong type or are missing, which is reported elsewhere
+        return []  # facts that are missing or have a wrong type are reported elsewhere
     if any({"cores", "cpus"} - set(one) for one in nodes):
         return []
     here = [(node["cores"], number_list(node["cpus"])) for node in nodes]
@@ -108,14 +108,14 @@ def _wrong_cores(facts: dict[str, Any]) -> list[str]:
 
 
 def _wrong_counts(facts: dict[str, Any], nodes: list[dict[str, Any]]) -> list[str]:
-    """Return errors about counts of nodes and sockets that do not match the nodes."""
+    """Return errors about counts of nodes and sockets that do not match the NUMA nodes."""
     said = []
     having = sum(node["cores"] > 0 for node in nodes)
-    count = min(having, facts["cores"])  # only the cores that a quota allows
+    count = min(having, facts["cores"])  # the number of cores that a quota allows
     if facts.get("numa_nodes", count) != count:
         said.append(f"numa_nodes is {facts['numa_nodes']}, of {having} nodes with cores")
     named = {socket for node in nodes for socket in node.get("socket_cpus", {})}
-    # facts of an older setup lack socket_cpus: only 0 sockets are certainly wrong
+    # facts of an older setup lack socket_cpus; then, only 0 sockets are an error
     sockets = facts.get("sockets", 1)
     if named and sockets != len(named):
         said.append(f"sockets is {sockets}, of {len(named)} in socket_cpus")
@@ -125,7 +125,7 @@ def _wrong_counts(facts: dict[str, Any], nodes: list[dict[str, Any]]) -> list[st
 
 
 def _wrong_near(nodes: list[dict[str, Any]]) -> list[str]:
-    """Return errors about nodes whose nearest node does not exist or lacks the same resource."""
+    """Return errors about NUMA nodes whose nearest node is missing or lacks the same resource."""
     known = {node["node"]: node for node in nodes if "node" in node}
     said = []
     for number, node in known.items():
@@ -141,7 +141,7 @@ def _wrong_near(nodes: list[dict[str, Any]]) -> list[str]:
 
 
 def _wrong(name: str, value: Any, kind: Any) -> list[str]:
-    """Return the problems of a value and of its elements."""
+    """Return errors about the type and form of a value and its elements."""
     if isinstance(kind, UnionType):
         kind = get_args(kind)[0]
         if value is None:

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""The only schema of a host's facts; a test compares it with the documentation of host_facts."""
+"""The schema of a host's facts; a test compares the documentation of host_facts with it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RdmaSchema:
 
 @dataclass(frozen=True)
 class RefusalSchema:
-    """The reason why a Python or a prefix is rejected, and advice."""
+    """The reason why a Python or a prefix is refused, with advice."""
 
     what: str
     hint: str
@@ -69,7 +69,7 @@ class OtherClusterSchema:
 
 @dataclass(frozen=True)
 class ServiceSchema:
-    """A listening program of another account."""
+    """A program of another account that listens on a port."""
 
     port: int
     user: str
@@ -130,7 +130,7 @@ class HostFactsSchema:
 
 @dataclass(frozen=True)
 class MeasuredFactsSchema:
-    """Times in seconds that the control node measures for a host; None if it cannot."""
+    """Times in seconds that the control node measures; None if the measurement failed."""
 
     clock_offset_seconds: float | None
     clock_error_seconds: float | None

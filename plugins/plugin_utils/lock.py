@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Locks: complete lists of exact versions in pip's format."""
+"""Reads locks: complete lists of exact package versions in pip's format."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Pin:
     Attributes:
         name: normalized name (PEP 503).
         version: exact version.
-        hashes: SHA-256 of the accepted files; without any, files are accepted only if the user
-            allows unverified ones.
+        hashes: SHA-256 of the accepted files. If empty, any file is accepted, but only if the user
+            allows unverified files.
     """
 
     name: str
@@ -35,11 +35,11 @@ class Pin:
 
 
 def read_lock(text: str, python: str) -> dict[str, Pin]:
-    """Return the packages of a lock for one Python, as {name: Pin}.
+    """Return the packages of a lock for a Python version, by normalized name.
 
     Args:
-        text: lines of the form `name==version [; marker] [--hash=sha256:...]`; a backslash at its
-            end continues a line.
+        text: lines of the form `name==version [; marker] [--hash=sha256:...]`. A backslash at the
+            end of a line continues the line.
         python: minor version, such as "3.11".
 
     Raises:
@@ -57,7 +57,7 @@ def read_lock(text: str, python: str) -> dict[str, Pin]:
             )
             [specifier] = requirement.specifier
             Version(specifier.version)  # rejects 2.*
-        except ValueError as error:  # another form, or a meaningless comparison in a marker
+        except ValueError as error:  # another form, or a meaningless marker
             raise LockError(f"'{words}': {error}") from error
         if specifier.operator != "==" or requirement.extras:
             raise LockError(f"'{words}' is not of the form name==version")
@@ -83,6 +83,6 @@ def linux_environment(python: str) -> dict[str, str]:
 
 
 def sizes(text: str) -> tuple[int, int]:
-    """Return the bytes to download and to unpack from a lock's head; zeros if it has none."""
+    """Return the bytes to download and to unpack, as a lock's head says; (0, 0) if not given."""
     found = SIZES.search(text)
     return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Turns pip's messages about a failed download into a message with advice. Pure functions."""
+"""Converts pip's messages about a failed download to a message with advice. Pure functions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def reason(lines: list[str]) -> str:
 
 def telling(lines: Iterable[str]) -> list[str]:
     """Return pip's messages about the cause of a failure."""
-    # among warnings, only these give the cause of "no matching distribution"
+    # only these warnings can contain the cause of "no matching distribution"
     found = (
         line
         for line in lines
@@ -67,15 +67,15 @@ def complaint(
     names: Collection[str],
     environ: Mapping[str, str],
 ) -> str:
-    """Return the error message: pip's informative lines and advice.
+    """Return an error message with pip's informative lines and advice.
 
     Args:
-        refused: pip's messages about packages' own indexes, by package name.
+        refused: pip's message by package name, for packages that their own index does not have.
         names: names of the requested packages.
         environ: environment variables of pip.
     """
     missing = {canonicalize_name(name) for name in UNKNOWN.findall("\n".join(lines))}
-    # one of several indexes may lack a package that another one has
+    # one of several indexes may lack a package that another index has
     others = tuple(f"/{name}/: " for name in set(names) - missing) if missing else ()
 
     def concerns(line: str) -> bool:

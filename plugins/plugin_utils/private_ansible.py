@@ -1,7 +1,7 @@
 # Apache-2.0 (see LICENSE)
 """The undocumented parts of ansible-core that action plugins use.
 
-A new version may lack one; tests/unit/plugins/test_private_ansible.py reports which.
+A new version may lack some parts; tests/unit/plugins/test_private_ansible.py names them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 def execute(action: Any, command: str, data: bytes = b"", sudoable: bool = True) -> dict[str, Any]:
     """Run a shell command on the host and return a dictionary with rc, stdout and stderr.
 
-    With input, Ansible uses no terminal, which would merge stderr into stdout and end lines with
-    carriage returns.
+    If `data` is not empty, Ansible uses no terminal. A terminal would merge stderr into stdout and
+    end lines with carriage returns.
 
     Args:
         sudoable: True to run as the task's become user, False as the login user.
@@ -28,9 +28,9 @@ def execute(action: Any, command: str, data: bytes = b"", sudoable: bool = True)
 
 
 def for_any_shell(command: str) -> str:
-    """Return the command such that any login shell, even csh, can run it in single quotes.
+    """Encode a command so that any login shell, even csh, can run it in single quotes.
 
-    In csh a quoted text ends with its line, and ! recalls an earlier command.
+    In csh, a quoted text cannot contain a line break, and ! recalls an earlier command.
 
     >>> for_any_shell("echo a!b")
     'sh -c "$(echo ZWNobyBhIWI= | base64 -d)"'
@@ -41,6 +41,6 @@ def for_any_shell(command: str) -> str:
 
 
 def environment_words(action: Any) -> str:
-    """Return the task's environment as a prefix for a shell command."""
+    """Return the environment variables of the task as a prefix for a shell command."""
     words: str = action._compute_environment_string()
     return words

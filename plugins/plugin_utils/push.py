@@ -1,9 +1,9 @@
 # Apache-2.0 (see LICENSE)
-"""Streams files from the control node to a host as the user that the task runs as.
+"""Streams files from the control node to a host, as the task's become user.
 
-Ansible's file transfer writes as the login user first, which requires ACLs or open permissions if
-the task becomes another ordinary user. Streaming to standard input needs neither, and no space for
-a copy.
+Ansible's file transfer first writes the files as the login user. If the task becomes another
+ordinary user, this requires ACLs or open permissions. Streaming to a command's stdin needs neither,
+and it needs no disk space for a copy.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from ansible.errors import AnsibleActionFail
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible import execute
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.source_files import open_file
 
-CHUNK_BYTES = 32 * 1024 * 1024  # held in memory, per host
+CHUNK_BYTES = 32 * 1024 * 1024  # bytes in memory for each host
 
 
 def push_files(action: Any, files: Iterable[tuple[Path, str]], folder: str) -> dict[bytes, bytes]:
-    """Write (path, name) pairs into a new folder of the host that only the task's user can read.
+    """Write files into a new folder on the host that only the task's user can read.
 
-    Paths have no links: a part that has become a link since is an error.
+    Small files are sent together as a tar, large files in pieces.
 
-    Small files are sent together as a tar, large ones in pieces.
+    Args:
+        action: action plugin that sends the files.
+        files: path and name in the new folder of each file. Paths must not contain links.
+        folder: path of the new folder on the host.
 
     Returns:
-        The SHA-256 of each file's sent contents, as 32 bytes, by its name as bytes.
+        The SHA-256 (32 bytes) of each file's sent contents, by the file's name (bytes).
 
     Raises:
         AnsibleActionFail: the host cannot write the files or already has the folder, or a file
@@ -47,7 +50,7 @@ def push_files(action: Any, files: Iterable[tuple[Path, str]], folder: str) -> d
 
 def _push(action: Any, files: Iterable[tuple[Path, str]], folder: str) -> dict[bytes, bytes]:
     there, parent = shlex.quote(folder), shlex.quote(folder.rpartition("/")[0] or "/")
-    # together with the first files: each command costs a round trip
+    # create the folder together with the first files, because each command costs a round trip
     make = f"(umask 022 && mkdir -p {parent}) && mkdir -m 0700 {there} && "
     unpack = f"tar -x -f - -C {there}"
     digests: dict[bytes, bytes] = {}
@@ -93,14 +96,14 @@ def tar_of(files: Iterable[tuple[Path, str]], digests: dict[bytes, bytes]) -> by
 
 
 def _mode(file: IO[bytes]) -> int:
-    """Return the file's permissions, without write permission for others."""
+    """Return the permissions of a file, without write permission for other users."""
     return os.fstat(file.fileno()).st_mode & 0o755 | 0o600
 
 
 def _push_large(action: Any, path: Path, target: str, make: str) -> bytes:
     place = shlex.quote(target)
     digest = hashlib.sha256()
-    # one core hashes a piece while others send it
+    # hash a piece on one core while other cores send it
     with open_file(path) as file, ThreadPoolExecutor(1) as pool:
         start = f'mkdir -p "$(dirname {place})" && : > {place} && chmod {_mode(file):o} {place} && '
         while part := file.read(CHUNK_BYTES):

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""The schema of verify's report, which the head writes and which may be any text."""
+"""The schema of verify's report; the report is not trusted, because the head writes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer impo
 
 @dataclass(frozen=True)
 class FindingSchema:
-    """A problem or warning; its host is "" if it concerns all hosts."""
+    """A problem or warning; `host` is "" if the finding concerns all hosts."""
 
     host: str
     what: Lines
@@ -26,7 +26,7 @@ class FindingSchema:
 
 @dataclass(frozen=True)
 class SpeedSchema:
-    """A host's rates of computing, copying and writing, and possible causes of slowness."""
+    """A host's measured speeds, and possible causes of slowness."""
 
     bf16_gflops: float | None
     fp32_gflops: float | None
@@ -43,7 +43,7 @@ class SpeedSchema:
 
 @dataclass(frozen=True)
 class CallsSchema:
-    """The connections to a host's open ports, by port, and how long the ports were open."""
+    """The connections to a host's ports, by port, and the seconds that the ports were open."""
 
     seconds: float
     came: dict[str, list[str]]
@@ -67,7 +67,7 @@ class HostRowSchema:
 
 @dataclass(frozen=True)
 class LinkSchema:
-    """A measured pair of hosts."""
+    """The measurements of a pair of hosts."""
 
     hosts: list[str]
     latency_us: float
@@ -89,10 +89,14 @@ class VerifyReportSchema:
 
 
 def read_report(text: str, names: Iterable[str]) -> dict[str, Any]:
-    """Return the report in a text about the hosts with these names.
+    """Parse and validate a report.
+
+    Args:
+        text: output of verify.
+        names: names of the hosts that the report may contain.
 
     Raises:
-        ValueError: the text is no valid report; the message lists all problems in one line.
+        ValueError: the text is not a valid report; the message lists all problems in one line.
     """
     try:
         answer = json.loads(text)

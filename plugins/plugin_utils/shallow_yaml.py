@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""YAML parsing that takes little time and memory for any input."""
+"""A YAML parser that needs little time and memory for any input."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MAX_DEPTH = 20
 
 
 class ShallowLoader(yaml.SafeLoader):
-    """A loader that rejects aliases, which can multiply in memory, and deeply nested brackets.
+    """A loader that rejects aliases and deeply nested brackets.
 
-    The depth is checked while reading, because PyYAML checks up to 1024 open brackets for each new
-    one and would take seconds to reject 60,000 of them.
+    Aliases can multiply in memory. The depth is checked during parsing: for each new bracket,
+    PyYAML checks up to 1024 open brackets, and would need seconds to reject 60,000 brackets.
     """
 
     depth = 0
@@ -45,7 +45,7 @@ def parse_yaml(text: str) -> Any:
     """Return the value of a YAML text.
 
     Raises:
-        yaml.YAMLError: the text is no YAML, has an alias, or is nested too deeply.
+        yaml.YAMLError: the text is not YAML, has an alias, or is nested too deeply.
         ValueError: the text has an impossible date, or a number with thousands of digits.
     """
     return yaml.load(text, Loader=ShallowLoader)

@@ -5,7 +5,7 @@ UNITS = ((1e9, 1, "GB"), (1e6, 0, "MB"), (1, 0, "bytes"))
 
 
 def free_and_needed(free: int, needed: int) -> tuple[str, str]:
-    """Return both sizes in the largest unit in which they differ.
+    """Format two sizes in the largest unit in which the texts differ.
 
     >>> free_and_needed(1_000_000_000, 5_000_000_000)
     ('1.0 GB', '5.0 GB')

@@ -1,8 +1,8 @@
 # Apache-2.0 (see LICENSE)
-"""Finds the files of a folder on the control node that is copied to hosts.
+"""Finds the files in a folder on the control node that is copied to hosts.
 
-The folder may come from somebody else: its links must not copy files from elsewhere, and pipes and
-devices must not be read.
+The folder may come from another user. Links in it must not lead to files outside of the folder, and
+pipes and devices must not be read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from io import BufferedReader
 from pathlib import Path
 
 HUB = re.compile(r"(models|datasets|spaces)--.+")  # a repository's folder in the Hub's cache
-MAX_FILES = 1_000_000  # links to folders can make a folder endless
+MAX_FILES = 1_000_000  # with links to folders, a folder can be endless
 MOST_NAMED = 10
 KINDS = {
     stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a device",
@@ -30,15 +30,15 @@ class SourceError(Exception):
 def source_files(source: Path) -> list[tuple[Path, str]]:
     """Return the files of a folder, or the one file that the user has named.
 
-    Links within the folder are followed, and in a snapshot of the Hub's cache also links to the
-    blobs of the same repository. Dangling links, such as an editor's lock, are skipped.
+    Follow links within the folder. In a snapshot of the Hub's cache, also follow links to the blobs
+    of the same repository. Skip dangling links, such as an editor's lock.
 
     Returns:
         (path without links, name in the folder) of each file, sorted by name.
 
     Raises:
-        SourceError: a link leads elsewhere, or a file is not regular or cannot be read; names all
-            of them.
+        SourceError: a link leads out of the folder, or a file is not regular or cannot be read; the
+            message names all such files.
     """
     try:
         root = source.resolve(strict=True)
@@ -51,9 +51,9 @@ def source_files(source: Path) -> list[tuple[Path, str]]:
 
 
 def named_files(source: Path, names: Iterable[str] | None) -> list[tuple[Path, str]]:
-    """Return the files of a folder that have these names; None means all.
+    """Return the files of a folder with these names, or all files if `names` is None.
 
-    Result and errors are as in `source_files`.
+    The result and the errors are the same as of `source_files`.
     """
     root = source.resolve()
     walk = _Walk((root, *_blobs(root)))
@@ -89,7 +89,7 @@ def open_file(path: Path) -> BufferedReader:
             inner = os.open(part, flags, dir_fd=folder)
             os.close(folder)
             folder = inner
-        # otherwise opening a pipe blocks, and a terminal becomes our own
+        # otherwise, opening a pipe blocks, and a terminal could become our controlling terminal
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         file = os.open(name, flags, dir_fd=folder)
     except OSError as error:
@@ -104,12 +104,12 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def words_of(error: Exception) -> str:
-    """Return the reason of a read error, without the path."""
+    """Return the reason in a read error, without the path."""
     return getattr(error, "strerror", None) or str(error)
 
 
 def _blobs(root: Path) -> list[Path]:
-    """Return the folder that the links of a snapshot in the Hub's cache lead to, if it is one."""
+    """Return the folder of blobs if `root` is a snapshot in the Hub's cache, else nothing."""
     for folder in (root, *root.parents):
         if folder.parent.name == "snapshots" and HUB.fullmatch(folder.parent.parent.name):
             return [folder.parent.parent / "blobs"]
@@ -120,7 +120,7 @@ class _Walk:
     """A walk through a folder that collects files and problems.
 
     Args:
-        roots: the folder, and other folders that its links may lead to.
+        roots: the folder, and other folders to which links in the folder may lead.
     """
 
     def __init__(self, roots: tuple[Path, ...]) -> None:
@@ -146,7 +146,7 @@ class _Walk:
         """Process one entry of a folder.
 
         Args:
-            above: folders on the way from the root to the entry.
+            above: folders in the path from the root to the entry.
         """
         try:
             real = path.resolve(strict=True)

@@ -16,19 +16,20 @@ Stacks = Mapping[str, Mapping[str, Any]]
 Hosts = Mapping[str, Mapping[str, Any]]
 AUTO = "auto"
 DOCUMENTED = "documented"
-NODE_PYTHON = (3, 10)  # the oldest Python that the package ftcluster_train runs on
+NODE_PYTHON = (3, 10)  # oldest Python for the package ftcluster_train
 LEAVE_OUT = "remove the host from the inventory"
 FLAG_NAMES = {"avx2": "AVX2", "avx512f": "AVX512"}
 
 
 @dataclass(frozen=True)
 class StackRequest:
-    """The user's request.
+    """The user's request for a stack, and the cluster's present stack.
 
     Attributes:
-        stack: a name, "auto", or "" for the bundle's stack, else the present one, else the default.
-        bundle: object with `stack` and `target`, or None.
-        present: stack that the cluster has, or "".
+        stack: name of a stack, or "auto". If empty, the bundle's stack is used, or else the present
+            stack, or else the default stack.
+        bundle: bundle to install from, or None.
+        present: name of the stack that the cluster has, or "".
         allow_yanked: True if yanked releases may be installed.
         allow_unverified: True if files without a hash in a lock may be installed.
     """
@@ -45,7 +46,7 @@ class Choice:
     """A stack for all hosts.
 
     Attributes:
-        pythons: path of the Python for each host's environment.
+        pythons: path of the Python to use, by host.
         problems: reasons why a host cannot have the stack, as {what, hint}, by host.
         notices: warnings about the stack.
     """
@@ -58,15 +59,16 @@ class Choice:
 
 
 class ChoiceError(Exception):
-    """The requested stack cannot be installed; the message has the reason and advice."""
+    """The stack cannot be installed on any host; the message has the reason and advice."""
 
 
 def choose(stacks: Stacks, warnings: Stacks, wanted: StackRequest, hosts: Hosts) -> Choice:
-    """Choose a stack.
+    """Choose a stack and a Python for each host.
 
     Args:
         stacks: entries of stacks.yml, in its order.
         warnings: warnings about stacks as {text, source}, by key.
+        wanted: the user's request.
         hosts: facts by host name; any fact may be missing.
 
     Raises:
@@ -119,7 +121,7 @@ def _check_allowed(name: str, stack: Mapping[str, Any], wanted: StackRequest) ->
 
 
 def unverified(stack: Mapping[str, Any]) -> str:
-    """Return the packages of a stack without a hash in a lock, as text, or ""."""
+    """Return the names of a stack's packages that have no hash in the lock, as a text, or ""."""
     if stack["state"] == DOCUMENTED:
         return "no lock with the hashes of its packages"
     bare = ", ".join(f"{p} {stack['packages'][p]}" for p in stack.get("unverified", ()))
@@ -127,7 +129,7 @@ def unverified(stack: Mapping[str, Any]) -> str:
 
 
 def _name(stacks: Stacks, wanted: StackRequest, hosts: Hosts) -> tuple[str, str]:
-    """Return the name of the stack, and the reason for the choice."""
+    """Return the name of the chosen stack, and the reason for the choice."""
     default = next(name for name, stack in stacks.items() if stack["state"] == "default")
     bundled = getattr(wanted.bundle, "stack", "")
     if bundled:
@@ -158,7 +160,7 @@ def _name(stacks: Stacks, wanted: StackRequest, hosts: Hosts) -> tuple[str, str]
 
 
 def _automatic(stacks: Stacks, hosts: Hosts) -> tuple[str, str]:
-    """Return the first supported stack that fits every host."""
+    """Return the first supported stack that fits every host, and the reason for the choice."""
     against = []
     for name, stack in stacks.items():
         if stack["state"] == DOCUMENTED:
@@ -179,17 +181,17 @@ def _finding(what: str, hint: str) -> dict[str, str]:
 
 
 def version(text: str) -> tuple[int, ...]:
-    """Return 3.11.7 as (3, 11): wheels depend on the minor version."""
+    """Convert 3.11.7 to (3, 11), because wheels depend only on the minor version."""
     return tuple(int(part) for part in text.split(".")[:2])
 
 
 def python_for(
     stack: Mapping[str, Any], facts: Mapping[str, Any], name: str, bundle: Bundle | None = None
 ) -> tuple[str, list[dict[str, str]]]:
-    """Return the path of a host's Python that fits a stack, and the problems if there is none.
+    """Return the path of a host's Python that fits a stack, and problems if there is none.
 
-    The choice is the user's Python; else Ansible's Python if it fits, because it certainly runs;
-    else the newest that fits. A bundle needs the version that its wheels are for.
+    Prefer the user's Python, then Ansible's Python (because it certainly runs), then the newest
+    Python. With a bundle, the Python must have the version of the bundle's wheels.
     """
     if facts.get("python_refused"):
         return "", [facts["python_refused"]]
@@ -258,7 +260,7 @@ def _bundle_problems(bundle: Bundle | None, facts: Mapping[str, Any]) -> list[di
 
 
 def space_problems(needed: int, free: int, prefix: str, name: str) -> list[dict[str, str]]:
-    """Return a problem if a stack does not fit on a host's disk."""
+    """Return a problem if a host's disk has too little space for a stack."""
     if free >= needed:
         return []
     available, required = free_and_needed(free, needed)

@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Reads the files of the role torch_stack that define the stacks."""
+"""Reads the files in the role torch_stack that define the stacks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.shallow_yaml import parse_yaml
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import Wanted
 
-# the packages that install wheels and start ranks, for stacks without a lock
+# packages that install wheels and start ranks; added to stacks without a lock
 TOOLS = {"uv": "0.13.9", "impi-rt": "2021.18.1", "mpi4py": "4.1.2"}
 
 
@@ -52,7 +52,7 @@ class Lists:
 
     Attributes:
         requirements: path of the lock, or of the package list of a stack without a lock.
-        more: path of the lock for packages that only torch's CUDA build requires, or None.
+        more: path of a second lock with packages that only torch's CUDA build requires, or None.
         resolve: True if pip adds dependencies.
         allow_unverified: True if files without a hash are accepted.
     """
@@ -64,7 +64,7 @@ class Lists:
 
     @property
     def wanted(self) -> Wanted:
-        """Return the contents of the lists.
+        """Read the lists and return their contents.
 
         Raises:
             StacksFileError: a file cannot be read.
@@ -84,7 +84,7 @@ def lists_of(
     cache: Path,
     allow_unverified: bool = False,
 ) -> Lists:
-    """Return the lists of one stack.
+    """Return the lists of a stack; write the list of a stack that has no lock.
 
     Args:
         folder: folder with stacks.yml and the locks.

@@ -7,16 +7,16 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-NAME = "prompts.jsonl"  # a file in the run's folder, which the rank creates and finally removes
-AWAITED = "answered"  # the event after which a run waits for lines
-# interval between two signs that somebody is still there, see `SESSION_SECONDS`
+NAME = "prompts.jsonl"  # file in the run's folder, which a rank creates and finally removes
+AWAITED = "answered"  # event after which a run waits for lines
+# interval between two signs that the user is still connected, see `SESSION_SECONDS`
 SIGN_SECONDS = 15.0
 SIGN = b"\n"
 LOOK_SECONDS = 0.1
 
 
 class Typed:
-    """The lines that are added to a file of the control node and must each be sent once.
+    """A reader of a growing file on the control node that returns each new line once.
 
     Attributes:
         awaited: True if the run waits for a line.
@@ -28,12 +28,15 @@ class Typed:
         self.awaited = False
 
     def see(self, kinds: Iterable[str]) -> None:
-        """Process the kinds of the run's new events."""
+        """Set `awaited` from the kinds of the run's new events."""
         for kind in kinds:
             self.awaited = kind == AWAITED
 
     def to_send(self) -> bytes:
-        """Return new lines, SIGN if one is due, or nothing; return late while the run waits."""
+        """Return new lines, or SIGN if it is due, or b"".
+
+        While the run waits for a line, wait for new lines until SIGN is due.
+        """
         until = self._sent + SIGN_SECONDS
         while not (data := self._new_lines()) and self.awaited and time.monotonic() < until:
             time.sleep(LOOK_SECONDS)

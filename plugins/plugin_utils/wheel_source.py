@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Checks that the control node can download the missing wheels, before hosts are changed."""
+"""Checks, before hosts are changed, that the control node can download the missing wheels."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
 def kinds_of(
     hosts: Mapping[str, Mapping[str, Any]], pythons: Mapping[str, str]
 ) -> dict[Target, str]:
-    """Return the kinds of wheels that hosts need, each with its first host.
+    """Return the targets of the wheels that hosts need, each with the first host that needs it.
 
     Args:
         hosts: facts by host; any fact may be missing.
-        pythons: path of the Python for each host's environment, "" for none.
+        pythons: path of the Python to use, by host; "" for none.
     """
     found: dict[Target, str] = {}
     for host, facts in hosts.items():
         versions = {one["path"]: one["version"] for one in facts.get("pythons", ())}
         python = ".".join(versions.get(pythons[host], "").split(".")[:2])
         kind, _, glibc = facts.get("libc", "").partition(" ")
-        with contextlib.suppress(ValueError):  # a host without a Python, or with another C library
+        with contextlib.suppress(ValueError):  # a host without Python, or without glibc
             target = Target(python, glibc if kind == "glibc" else "", facts.get("machine", ""))
             found.setdefault(target, host)
     return found
 
 
 def refusal(wanted: Wanted, target: Target, sources: Sources, cache: Path) -> str:
-    """Return a message with the reason why the wheels cannot be downloaded, or "".
+    """Return the reason why the wheels cannot be downloaded, or "".
 
-    The check downloads one wheel that the cache lacks and that does not have its own index.
+    Download one wheel as a test: a wheel that is not in the cache and has no index of its own.
 
     Raises:
         LockError: the list has the wrong form.
@@ -62,12 +62,12 @@ def refusal(wanted: Wanted, target: Target, sources: Sources, cache: Path) -> st
     with tempfile.TemporaryDirectory(prefix="ftcluster-") as folder:
         try:
             return Pip(target, sources, Path(folder)).try_one(lacking[0])
-        except DownloadError as error:  # the control node has no pip
+        except DownloadError as error:  # there is no pip on the control node
             return str(error)
 
 
 def _known(cache: Path, pins: Mapping[str, Pin], target: Target) -> set[str]:
-    """Return the packages that a download links from other wheelhouses of the cache."""
+    """Return the packages that `link_known` would link from other wheelhouses in the cache."""
     there = {
         wheel.sha256
         for manifest in cache.glob(f"*-cp*/{MANIFEST}")

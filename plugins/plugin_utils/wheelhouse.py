@@ -33,12 +33,12 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
 MANIFEST = "wheels.json"
-FORMAT = 1  # format of MANIFEST; a wheelhouse of another format is downloaded again
+FORMAT = 1  # format of MANIFEST; a wheelhouse with another format is downloaded again
 ALLOW = (
     "add the hash, or accept unverified files: virtualenv_allow_unverified, or for a stack "
     "torch_stack_allow_unverified (--allow-unverified)"
 )
-SPARE_BYTES = 100_000_000  # beside the wheels themselves
+SPARE_BYTES = 100_000_000  # in addition to the wheels
 
 
 class WheelhouseError(Exception):
@@ -50,7 +50,7 @@ class Wheel:
     """One file of a wheelhouse.
 
     Attributes:
-        unpacked: total size of the files in it, in bytes.
+        unpacked: total size of the unpacked files in bytes.
         sha256: SHA-256 as hexadecimal digits.
     """
 
@@ -64,7 +64,7 @@ class Wheelhouse:
     """The downloaded wheels of one list.
 
     Attributes:
-        notices: warnings about their sources.
+        notices: warnings about the sources of the wheels.
     """
 
     folder: Path
@@ -78,12 +78,12 @@ class Wheelhouse:
 
     @property
     def sha256(self) -> dict[str, str]:
-        """The hash of each file, by name."""
+        """The SHA-256 of each file, by file name."""
         return {name: wheel.sha256 for name, wheel in self.wheels.items()}
 
     @property
     def host_bytes(self) -> int:
-        """The space that a host needs for the wheels and the files unpacked from them."""
+        """The bytes that a host needs for the wheels and the unpacked files."""
         return sum(wheel.size + wheel.unpacked for wheel in self.wheels.values()) + SPARE_BYTES
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,11 +94,11 @@ class Wheelhouse:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The wanted contents of a wheelhouse.
+    """The contents that a wheelhouse must have.
 
     Attributes:
         name: name of the list, for messages.
-        lock: text of the lock, which is complete unless `resolve`.
+        lock: text of the lock; complete unless `resolve` is True.
         more: text of a second lock with packages that only some builds require.
         resolve: True if pip adds dependencies.
         allow_unverified: True if files without a hash are accepted.
@@ -116,16 +116,20 @@ class Wanted:
         return hashlib.sha256((self.lock + self.more).encode()).hexdigest()[:12]
 
     def folder(self, cache: Path, target: Target) -> Path:
-        """Return the folder of a cache that has the wheels for a target."""
+        """Return the path of the wheelhouse for a target in a cache."""
         return cache / f"{self.name}-{self.digest}-{target.tag}"
 
     @property
     def host_bytes(self) -> int:
-        """The minimum space that a host needs, from the sizes in the lock."""
+        """The minimum bytes that a host needs, from the sizes in the lock."""
         return sum(sizes(self.lock)) + SPARE_BYTES
 
     def problems(self, sha256: Mapping[str, str], python: str) -> list[str]:
-        """Return the differences between files, as {name: hash}, and the lists.
+        """Return the differences between the lists and some files.
+
+        Args:
+            sha256: SHA-256 of each file by file name.
+            python: minor version of Python.
 
         Raises:
             LockError: a list has the wrong form.
@@ -143,7 +147,7 @@ class Wanted:
             pin = missing.pop(package, None)
             if pin is None and not self.resolve:
                 found.append(f"{name} is not in the list of versions")
-            # a local version is another build of the same source: 2.13.0+cpu is 2.13.0 for CPUs
+            # 2.13.0+cpu is 2.13.0 for CPUs: a local version is a build of the same source
             elif pin and version.public != Version(pin.version).public:
                 found.append(f"{name} is not {pin.version}, which the list of versions has")
             elif pin and pin.hashes and sha256[name] not in pin.hashes:
@@ -171,7 +175,9 @@ def cache_dir() -> Path:
 
 
 def get_wheels(wanted: Wanted, target: Target, sources: Sources, cache: Path) -> Wheelhouse:
-    """Download the packages of a lock, once; one process at a time.
+    """Return the wheelhouse with the wanted packages; download it if the cache does not have it.
+
+    Only one process at a time downloads.
 
     Raises:
         WheelhouseError: pip fails, a hash is wrong, or the disk is full.
@@ -192,14 +198,14 @@ def get_wheels(wanted: Wanted, target: Target, sources: Sources, cache: Path) ->
 
 
 def read_wheelhouse(folder: Path) -> Wheelhouse | None:
-    """Return a complete wheelhouse, or None."""
+    """Return the wheelhouse in a folder, or None if it is missing or incomplete."""
     try:
         document = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if document.get("format", 0) not in (0, FORMAT):
             return None
         wheels = {name: Wheel(**wheel) for name, wheel in document["wheels"].items()}
         if any("/" in name for name in wheels):
-            return None  # a path would be read from elsewhere
+            return None  # a path would lead out of the folder
         if any((folder / name).stat().st_size != wheel.size for name, wheel in wheels.items()):
             return None
         return Wheelhouse(folder, wheels, tuple(document["notices"])) if wheels else None
@@ -211,8 +217,8 @@ def verify(house: Wheelhouse, wanted: Wanted, python: str, made_here: bool) -> N
     """Compare a wheelhouse and its files with the lists.
 
     Args:
-        made_here: True if the folder belongs to the cache. It is then removed if there are
-            differences; a folder that the user named is kept.
+        made_here: True if the folder belongs to the cache; such a folder is removed if there are
+            differences. A folder that the user named is kept.
 
     Raises:
         WheelhouseError: files differ; the message names all of them.
@@ -226,7 +232,7 @@ def verify(house: Wheelhouse, wanted: Wanted, python: str, made_here: bool) -> N
         ]
     except LockError as error:
         raise WheelhouseError(f"{wanted.name}: {error}") from error
-    except OSError as error:  # another host's process removed it meanwhile
+    except OSError as error:  # the process for another host has already removed the folder
         problems.append(f"{error.filename}: {error.strerror}")
     if problems and made_here:
         shutil.rmtree(house.folder, ignore_errors=True)
@@ -238,7 +244,7 @@ def verify(house: Wheelhouse, wanted: Wanted, python: str, made_here: bool) -> N
 
 
 def fill(folder: Path, wanted: Wanted, target: Target, sources: Sources) -> Wheelhouse:
-    """Download into a wheelhouse folder, which is renamed when it is complete."""
+    """Download the wheels into a new folder, and rename the folder when it is complete."""
     shutil.rmtree(folder, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
@@ -262,13 +268,16 @@ def fill(folder: Path, wanted: Wanted, target: Target, sources: Sources) -> Whee
 
 
 def link_known(scratch: Path, pins: Mapping[str, Pin], target: Target) -> set[str]:
-    """Link wheels whose hash the lock allows from other wheelhouses of the cache.
+    """Link wheels from other wheelhouses of the cache, if the lock allows their hashes.
 
-    Wheels for an older C library also run with the target's. Wheelhouses with notices are skipped,
+    Wheels for an older C library than the target's are linked too. Skip wheelhouses with notices,
     because a better source may be available now.
 
     Args:
-        target: Python and C library of the hosts; a lock also has hashes of wheels for others.
+        scratch: folder that receives the links.
+        pins: packages of the lock.
+        target: Python and C library of the hosts. A lock also has hashes of wheels for other
+            targets.
 
     Returns:
         The names of the packages that were linked.
@@ -290,12 +299,12 @@ def link_known(scratch: Path, pins: Mapping[str, Pin], target: Target) -> set[st
                     os.link(house.folder / name, scratch / name)
                     found.add(package)
             except OSError:
-                continue  # then the package is downloaded
+                continue  # if linking fails, the package is downloaded
     return found
 
 
 def finish(scratch: Path, house: Wheelhouse) -> None:
-    """Write the manifest and rename the folder."""
+    """Write the manifest of a complete wheelhouse and rename its folder."""
     with (scratch / MANIFEST).open("w", encoding="utf-8") as file:
         json.dump({"format": FORMAT, **house.to_dict()}, file, indent=1)
         file.flush()
@@ -305,10 +314,10 @@ def finish(scratch: Path, house: Wheelhouse) -> None:
 
 
 def check_space(folder: Path, lock: str, name: str) -> None:
-    """Check the space for a download.
+    """Check that a folder's disk has enough space for a download.
 
     Raises:
-        WheelhouseError: there is not enough space.
+        WheelhouseError: the disk has too little space.
     """
     needed, free = sizes(lock)[0] + SPARE_BYTES, shutil.disk_usage(folder).free
     if free < needed:
@@ -321,7 +330,7 @@ def check_space(folder: Path, lock: str, name: str) -> None:
 
 
 def larger_build(folder: Path, more: Mapping[str, Pin], refused: Mapping[str, str]) -> str:
-    """Return a warning if only a build with further packages was available."""
+    """Return a warning that only torch's CUDA build, with further packages, was available."""
     size = sum(
         path.stat().st_size
         for path in folder.glob("*.whl")

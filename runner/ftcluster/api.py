@@ -1,7 +1,7 @@
-"""The Python interface of `import ftcluster`: the operations as functions with keywords.
+"""The Python interface of `import ftcluster`: a function for each operation.
 
-Functions print nothing and raise FtclusterError; `view` shows their progress. The default cluster
-is the one that was set up last from this machine.
+The functions print nothing and raise FtclusterError. Pass a `view` to show progress. By default,
+the functions use the cluster that was set up last from this machine.
 """
 
 import json
@@ -58,11 +58,11 @@ RESTARTS = LaunchOptions(max_restarts=3)
 
 @dataclass(frozen=True)
 class Run:
-    """A run on the cluster, which continues independently of this process.
+    """A run on the cluster; the run continues if this process ends.
 
     Attributes:
         id: id of the run.
-        cluster: cluster of the run.
+        cluster: cluster of the run; None for the cluster that was set up last.
         options: arguments of ansible-playbook.
     """
 
@@ -75,7 +75,7 @@ class Run:
         return Connection(options=self.options, cluster=self.cluster)
 
     def wait(self, view: View = SILENT) -> AttachResult:
-        """Follow the run to its end; Ctrl-C ends only the call, not the run.
+        """Follow the run to its end; Ctrl-C ends this call but not the run.
 
         Raises:
             FtclusterError: the run failed, or was stopped.
@@ -97,34 +97,40 @@ class Run:
         return current
 
     def fetch(self, folder: Name = "") -> Path:
-        """Copy the run's model to a new or empty folder here, and return the folder.
+        """Copy the run's model to a folder on this machine, and return the folder.
 
-        The default folder is the run's id. For a script, copy the files that it wrote on the head
-        into its start folder.
+        If the run has a script instead of a model, copy the files that the script wrote on the head
+        into the folder it was started in.
+
+        Args:
+            folder: new or empty folder; by default a folder with the run's id as its name.
 
         Raises:
-            FtclusterError: the run has neither, or the folder is not empty.
+            FtclusterError: the run has neither model nor files, or the folder is not empty.
         """
         result = all_runs.fetch(self._connection, self.id, fspath(folder), SILENT).found
         return Path(result["model"] or result["folder"])
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of the run's model by name; waits for its end. Errors as in `wait`."""
+        """The metrics of the run's model by name. Waits for the end of the run, see `wait`."""
         return self.wait().metrics
 
     @property
     def model(self) -> Path:
-        """The folder of the run's model in the current folder; the first use copies the model.
+        """The local folder of the run's model. The first use copies the model from the head.
 
         Raises:
-            FtclusterError: the run has no model, or a folder with its id contains something else.
+            FtclusterError: the run has no model, or the folder contains other files.
         """
         here = Path(self.id)
         return here.absolute() if (here / FILE).is_file() else self.fetch()
 
     def logs(self, rank: int | None = None) -> str:
-        """Return the output of the run's ranks so far, each line with its rank; or of one rank.
+        """Return the output of the run's ranks so far; each line begins with its rank.
+
+        Args:
+            rank: rank whose output is returned; None for all ranks.
 
         Raises:
             FtclusterError: there is no such rank, or the head does not respond.
@@ -134,10 +140,13 @@ class Run:
         return "".join(lines)
 
     def stop(self, force: bool = False) -> None:
-        """Stop the run on all hosts; a training saves a checkpoint first, except with `force`.
+        """Stop the run on all hosts.
+
+        Args:
+            force: True to stop without saving a checkpoint; otherwise a training saves one first.
 
         Raises:
-            FtclusterError: the run may still be running.
+            FtclusterError: the run may still be active on a host.
         """
         all_runs.stop(self._connection, [self.id], force, SILENT)
 
@@ -151,18 +160,19 @@ def setup(
     options: Sequence[str] = (),
     view: View = SILENT,
 ) -> Cluster:
-    """Turn hosts into a cluster, and save it as the one that was set up last.
+    """Turn hosts into a cluster, and save it as the last cluster that was set up.
 
     Args:
-        inventory: inventory that Ansible reads, several of them, or "localhost" for this machine;
-            by default the inventory of the last setup.
-        stack: name of a stack, or "auto" for the first that the hosts support.
-        bundle: file of `ftcluster bundle` to install from, without downloads.
+        inventory: path of an Ansible inventory, several paths, or "localhost" for this machine; by
+            default the inventory of the last setup.
+        stack: name of a stack, or "auto" for the first stack that all hosts support.
+        bundle: file written by `ftcluster bundle`, to install from without downloads.
         accept_new_host_keys: True to store keys of hosts that ssh does not know.
         options: arguments of ansible-playbook by their long names, such as ("--user", "ops").
 
-        Raises:
-        FtclusterError: a host failed or does not respond; names each with its reason.
+    Raises:
+        FtclusterError: a host failed or does not respond; the message names each such host with the
+            reason.
     """
     inventories = [inventory] if isinstance(inventory, str | PathLike) else inventory
     connection = Connection(tuple(fspath(one) for one in inventories), tuple(options))
@@ -182,10 +192,11 @@ def last_cluster() -> Cluster:
 
 
 def teardown(cluster: Cluster, *, options: Sequence[str] = (), view: View = SILENT) -> None:
-    """Remove from the hosts what setup installed; runs with their models stay.
+    """Remove the software that `setup` installed on the hosts; keep the runs and their models.
 
     Raises:
-        FtclusterError: a host failed or does not respond; names each with its reason.
+        FtclusterError: a host failed or does not respond; the message names each such host with the
+            reason.
     """
     arguments = (*cluster.options, *options)
     setting_up.teardown(Connection(tuple(map(str, cluster.inventories)), arguments), view)
@@ -194,7 +205,7 @@ def teardown(cluster: Cluster, *, options: Sequence[str] = (), view: View = SILE
 def check(
     cluster: Cluster | None = None, *, options: Sequence[str] = (), view: View = SILENT
 ) -> CheckResult:
-    """Check whether a cluster is fit for training, and why not. Changes nothing.
+    """Check if a cluster is ready for training, and return the problems. Changes nothing.
 
     Raises:
         FtclusterError: Ansible could not start.
@@ -211,10 +222,11 @@ def data(
     view: View = SILENT,
     **more: Any,
 ) -> DataResult:
-    """Return the data that `train` would read with the same arguments, and its target tokens.
+    """Return the data that `train` would read with the same arguments, and the target tokens.
 
     Args:
-        here: True to skip the head, without lengths and samples.
+        here: True to read the data only on this machine. The result then has no lengths and no
+            samples.
         more: see `train`.
 
     Raises:
@@ -234,7 +246,7 @@ def plan(
     """Return the ranks that `train` would start with the same arguments, with reasons.
 
     Args:
-        facts: file with other hosts, an output of `ftcluster plan --json`.
+        facts: output of `ftcluster plan --json`, to plan for its hosts instead of the cluster's.
 
     Raises:
         FtclusterError: the recipe or its data are not valid, or no plan is possible.
@@ -253,17 +265,17 @@ def train(
     view: View = SILENT,
     **more: Any,
 ) -> Run:
-    """Start a training, which continues independently of this process.
+    """Start a training; the training continues if this process ends.
 
     Args:
         recipe: name listed by `ftcluster recipes`, or a YAML file.
         settings: fields of the recipe, such as {"learning_rate": 2e-5}.
         resume: run to continue, instead of a recipe.
         hub_token: True if the hosts may use this user's token for the Hugging Face Hub.
-        more: `data` and `model`, a file, folder or Hub name (data can also be a DataFrame or a
-            list of dicts); `name`, `nodes`, `spares` and `ranks_per_host`; `cluster`; `options`,
-            arguments of ansible-playbook; `task` and `metrics`, Python files of your own, which
-            are executed.
+        more: `data` and `model` (a file, folder or Hub name; data can also be a DataFrame or a list
+            of dicts); `name` of the run; `nodes`, `spares` and `ranks_per_host` (counts);
+            `cluster`; `options` (arguments of ansible-playbook); `task` and `metrics` (your own
+            Python files, which are executed).
 
     Raises:
         FtclusterError: the recipe, its data or the plan are not valid, or the start failed.
@@ -290,21 +302,23 @@ def sweep(
     view: View = SILENT,
     **more: Any,
 ) -> SweepResult:
-    """Train once for each combination of values, wait for all, and compare them.
+    """Train once for each combination of values, wait for all trainings, and compare them.
 
-    The same call again trains only missing combinations.
+    If the call is repeated, only combinations without a result are trained.
 
     Args:
-        settings: fields of the recipe. A list holds the values to try; for a field that takes
-            lists itself, use a list of lists. A text such as "1e-5..1e-4" is a range for `random`.
-        random, seed: number of random combinations (0 for all combinations), and their seed.
-        tpe: number of combinations that Optuna's sampler TPE chooses by earlier results instead.
+        settings: fields of the recipe. A list contains the values to try. If the value of a field
+            is itself a list, use a list of lists. A text such as "1e-5..1e-4" is a range, for
+            `random` and `tpe`.
+        random: number of random combinations; 0 to train all combinations.
+        tpe: number of combinations chosen by Optuna's sampler TPE from earlier results; 0 for none.
+        seed: seed for the choice of combinations.
         metric: metric to compare; by default metric_for_best_model, or else the loss.
         retry: True to repeat runs that failed or were stopped.
-        more: see `train`; with `nodes`, as many runs run at once as the hosts allow.
+        more: see `train`. With `nodes` (hosts per run), several runs share the cluster's hosts.
 
     Raises:
-        FtclusterError: a combination is not valid, or no head answers.
+        FtclusterError: a combination is not valid, or the head does not respond.
     """
     tried = [
         f"{name}={','.join(map(json.dumps, value)) if isinstance(value, list) else value}"
@@ -331,7 +345,7 @@ def evaluate(
     """Evaluate a trained model on the recipe's validation sets, or on all rows of `data`.
 
     Args:
-        recipe: recipe of the training; by default the one named in the model's folder.
+        recipe: recipe of the training; by default the recipe recorded in the model's folder.
         more: see `train`.
 
     Raises:
@@ -351,14 +365,14 @@ def generate(
     view: View = SILENT,
     **sampling: Any,
 ) -> list[str]:
-    """Return a language model's answer to each prompt, generated on the head of a cluster.
+    """Generate the answer of a language model to each prompt, on the head of a cluster.
 
     Args:
-        model: run with a trained model, its folder here, or a name on the Hub.
+        model: run with a trained model, a model's local folder, or a model's name on the Hub.
         sampling: fields of `ftcluster.operations.models.generate.Sampling`, such as `temperature`.
 
     Raises:
-        FtclusterError: there is no such model, it is not a language model, or the run failed.
+        FtclusterError: the model does not exist or is not a language model, or the run failed.
     """
     texts = (prompts,) if isinstance(prompts, str) else tuple(prompts)
     name = model.id if isinstance(model, Run) else fspath(model)
@@ -369,14 +383,14 @@ def generate(
 
 
 def load(model: "Run | Name", *, task: Name = "", **options: Any) -> Any:
-    """Load a trained model here: a pipeline of transformers, or a sentence-transformers model.
+    """Load a trained model as a transformers pipeline or a sentence-transformers model.
 
-    transformers has no pipeline for question answering, summaries or translations: for these,
-    return the model and its tokenizer.
+    transformers has no pipeline for question answering, summaries and translations. For these
+    tasks, return the model and its tokenizer.
 
     Args:
-        model: run, whose model is copied here (`Run.model`), or a model's folder.
-        task: Python file of the task of your own that the model was trained for.
+        model: a model's local folder; or a run, whose model is copied (see `Run.model`).
+        task: your own Python file with the task, if the model was trained with `task`.
         options: options of the pipeline, SentenceTransformer, CrossEncoder or from_pretrained.
 
     Raises:
@@ -387,10 +401,10 @@ def load(model: "Run | Name", *, task: Name = "", **options: Any) -> Any:
 
 
 def terminal_view(verbose: bool = False) -> View:
-    """Return a view for a call's progress: a live picture on a terminal or in a notebook's cell.
+    """Return a view that shows progress as a live picture on a terminal or in a notebook.
 
     Args:
-        verbose: True to print plain lines instead, as without a terminal and notebook.
+        verbose: True to print plain lines instead of a picture.
     """
     return NotebookView() if not verbose and in_notebook() else make_view(verbose)
 
@@ -406,10 +420,10 @@ def predict(
     view: View = SILENT,
     **more: Any,
 ) -> PredictResult:
-    """Write a trained model's prediction for each row of data.
+    """Write a trained model's prediction for each row of data to a file.
 
     Args:
-        output: output file, *.jsonl, *.csv or *.tsv.
+        output: output file; its ending selects the format: .jsonl, .csv or .tsv.
         recipe, more: see `evaluate`.
 
     Raises:
@@ -429,14 +443,14 @@ def run(
     view: View = SILENT,
     **more: Any,
 ) -> Run:
-    """Start a user's own script on every rank; it continues independently of this process.
+    """Start a user's own script on every rank; the run continues if this process ends.
 
     Args:
         script: a Python file with its arguments, or -m and a module with its arguments.
         more: fields of `ftcluster.operations.train.run.RunRequest`, such as `nodes` and `fast`.
 
     Raises:
-        FtclusterError: the script would fail on every rank, or could not be started.
+        FtclusterError: the script is certain to fail, or could not be started.
     """
     connection = Connection(options=tuple(options), cluster=cluster)
     request = RunRequest(tuple(script), connection, detach=True, **more)
@@ -455,10 +469,10 @@ def runs(cluster: Cluster | None = None, *, options: Sequence[str] = ()) -> tupl
 
 
 def find_run(name: str, cluster: Cluster | None = None, *, options: Sequence[str] = ()) -> Run:
-    """Return a run that was started earlier, by its id or the beginning of its id.
+    """Find a run that was started earlier, by its id or the beginning of its id.
 
     Raises:
-        FtclusterError: there is no such run, or there are several.
+        FtclusterError: no run or several runs match.
     """
     connection = Connection(options=tuple(options), cluster=cluster)
     return _started(find(connection, name, SILENT)[1], connection)
@@ -483,7 +497,7 @@ def _asked(
     task: Name = "",
     metrics: Name = "",
 ) -> dict[str, Any]:
-    """Return the fields of a RecipeRequest."""
+    """Convert a function's arguments to fields of a RecipeRequest."""
     words = [fspath(recipe)] if recipe else []
     words += [f"{name}={json.dumps(value)}" for name, value in (settings or {}).items()]
     return {

@@ -1,4 +1,4 @@
-"""The errors that are not bugs of ftcluster, with messages for users."""
+"""Errors with messages for users; other exceptions are bugs in ftcluster."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ class FtclusterError(Exception):
     Args:
         message: description of the problem, with the host or the file and line.
         hint: advice to the user, or "".
-        details: further keys of the document for `--json`.
+        details: further keys of the JSON document that `--json` prints.
     """
 
     exit_code = 1
@@ -23,7 +23,7 @@ class FtclusterError(Exception):
         self.details = details or {}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result of a failed command, for `--json`."""
+        """Return the JSON document that `--json` prints for a failed command."""
         return {**self.details, "state": self.state, "error": self.message, "hint": self.hint}
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class RecipeError(UsageError):
 
 
 class StacksError(FtclusterError):
-    """The file of the stacks cannot be read or is damaged."""
+    """The file that defines the stacks cannot be read or is damaged."""
 
 
 class InputError(FtclusterError):
@@ -63,7 +63,7 @@ class PlanError(FtclusterError):
 
 
 class ClusterChanged(FtclusterError):
-    """The plan was made for an older state of the cluster, and the new state is now saved."""
+    """The plan was made for an older state of the cluster; the new state has been saved."""
 
 
 class Interrupted(FtclusterError):
@@ -80,11 +80,11 @@ class StoppedElsewhere(Interrupted):
 
 
 class Detached(Interrupted):
-    """A signal ended this command, which followed a run; the run continues.
+    """A signal ended the command while it followed a run; the run continues.
 
     Args:
         run: id of the run.
-        signal: number of the signal; the exit code is that of a program killed by it.
+        signal: number of the signal; the exit code is 128 plus this number.
     """
 
     state = "running"

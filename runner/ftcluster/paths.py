@@ -25,14 +25,14 @@ SHARED_FOLDER, SHARED_FILE = 0o755, 0o644  # restricted further by the user's um
 
 
 def bundled(folder: str) -> Path:
-    """Return the folder of recipes or inventories that the package contains."""
+    """Return the path of a folder in the package: recipes or inventory."""
     installed = Path(str(resources.files("ftcluster"))) / folder
     checkout = Path(__file__).parents[2] / folder
     return installed if installed.is_dir() else checkout
 
 
 def collection() -> Path:
-    """Return the folder of the Ansible collection that the package contains."""
+    """Return the folder of the Ansible collection in the package."""
     beside = Path(str(resources.files("ftcluster"))).parent
     installed = beside / "ansible_collections" / "ftcluster" / "cluster"
     checkout = Path(__file__).parents[2]
@@ -40,13 +40,13 @@ def collection() -> Path:
 
 
 def state_dir() -> Path:
-    """Return `$XDG_STATE_HOME/ftcluster`, with the last cluster and the records of its runs."""
+    """Return `$XDG_STATE_HOME/ftcluster`, the folder of the saved clusters and run records."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "ftcluster"
 
 
 def memory_dir() -> Path:
-    """Return a folder in memory for secrets, or on disk if the system has none."""
+    """Return a folder for secrets: in memory, or on disk if the system has no such folder."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     for candidate in (runtime, "/dev/shm"):
         if candidate and os.access(candidate, os.W_OK):
@@ -55,7 +55,7 @@ def memory_dir() -> Path:
 
 
 def plain_name(text: str) -> str:
-    """Return a name of at most 40 letters, digits, dots, dashes and underscores.
+    """Convert a text to a name of at most 40 letters, digits, dots, dashes and underscores.
 
     >>> plain_name("../my recipe")
     'my-recipe'
@@ -64,14 +64,14 @@ def plain_name(text: str) -> str:
 
 
 def make_state_dir(path: Path) -> None:
-    """Make a folder in the state folder, without access for other users."""
+    """Create a folder in the state folder, without access for other users."""
     make_folder(path)
     state_dir().chmod(PRIVATE_FOLDER)
 
 
 @contextlib.contextmanager
 def locked_state() -> Iterator[None]:
-    """Prevent other commands from changing files of the state folder. Not to be nested."""
+    """Hold the lock of the state folder, so that no other command changes it. Do not nest."""
     make_state_dir(state_dir())
     with (state_dir() / ".lock").open("w") as lock:
         with contextlib.suppress(OSError):  # the file system has no locks
@@ -80,17 +80,17 @@ def locked_state() -> Iterator[None]:
 
 
 def read_state(path: Path, form: Callable[[Any], T]) -> T | None:
-    """Return the content of a JSON file of the state folder, or None if there is none.
+    """Return the content of a JSON file in the state folder, or None if there is no file.
 
-    A damaged file neither stops the command nor is overwritten: a warning reports the new name
-    under which it is kept, and the command continues without it.
+    A damaged file does not stop the command. The file is renamed, a warning reports its new name,
+    and the result is None.
 
     Args:
-        form: function that makes the result from the document; ValueError, LookupError, TypeError
-            and AttributeError mean that the file is damaged.
+        form: function that converts the JSON document to the result. If it raises a ValueError,
+            LookupError, TypeError or AttributeError, the file is damaged.
 
     Raises:
-        FtclusterError: another version of ftcluster has written the file; it stays where it is.
+        FtclusterError: another version of ftcluster has written the file, which is not renamed.
     """
     try:
         return form(json.loads(path.read_bytes()))
@@ -109,13 +109,13 @@ def read_state(path: Path, form: Callable[[Any], T]) -> T | None:
 
 
 def write_atomically(path: Path, content: str | bytes, mode: int = PRIVATE_FILE) -> None:
-    """Write a file atomically: readers never see a part of it, even after a crash.
+    """Write a file atomically: even after a crash, readers never see an incomplete file.
 
-    Devices such as /dev/null or /dev/stdout are written to and not replaced.
+    A device such as /dev/null or /dev/stdout is written to directly.
 
     Args:
-        mode: permissions of the file, which the umask restricts further. Files with rows, samples
-            or models of the user keep the default; `SHARED_FILE` is for files that others may read.
+        mode: permissions of the file before the umask. Use the default for files that contain rows,
+            samples or models of the user, and `SHARED_FILE` for files that others may read.
     """
     data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():
@@ -138,14 +138,14 @@ def write_atomically(path: Path, content: str | bytes, mode: int = PRIVATE_FILE)
 
 
 def make_folder(path: Path, mode: int = PRIVATE_FOLDER) -> None:
-    """Make a folder and its missing parents; existing folders keep their permissions."""
+    """Create a folder and its missing parents; existing folders keep their permissions."""
     for folder in (*reversed(path.parents), path):
         if not folder.is_dir():
             folder.mkdir(mode, exist_ok=True)
 
 
 def keep_private(folder: Path) -> None:
-    """Remove the permissions of all other users from a new folder and its content."""
+    """Deny all other users access to a new folder and its content."""
     for above, _, files in os.walk(folder):
         for path in (Path(above), *(Path(above, name) for name in files)):
             if not path.is_symlink():

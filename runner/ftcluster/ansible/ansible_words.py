@@ -14,7 +14,7 @@ HINTS = (
 
 
 def hint_of(message: str) -> str:
-    """Return the hint for an error, or "" if its message is unknown.
+    """Return the hint for an error message of Ansible, or "" if there is none.
 
     >>> hint_of("Attempting to decrypt but no vault secrets found.")[:2]
     '-J'

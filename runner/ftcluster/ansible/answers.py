@@ -1,8 +1,8 @@
-"""The results of playbooks from hosts: their task, their form and their size.
+"""Checks of the answers: the results that playbooks return from hosts.
 
-A host writes the result of its own modules, and may claim any fact there. It cannot choose a
-task's name or action, so an answer is accepted only from the playbook's task for it.
-`playbooks.py` defines which playbook gives which answer.
+A host writes the results of the modules that run on it, so it can claim any fact. It cannot choose
+a task's name or module. Therefore each answer is accepted only from one task and one module.
+`playbooks.py` lists the answers of each playbook.
 """
 
 import json
@@ -34,20 +34,20 @@ Answered_co = TypeVar("Answered_co", covariant=True)
 
 
 class WrongAnswer(ValueError):
-    """An answer is wrong; the message says why."""
+    """An answer has a wrong form; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Answer(Generic[Answered_co]):
-    """An answer of a playbook.
+    """A result that a playbook returns from a host.
 
     Attributes:
-        task: name of the task that gives the answer.
+        task: name of the task that returns the result.
         key: name of the fact that the task sets, or key in the result of its module.
         read: function that checks and converts the value; raises WrongAnswer.
         action: fully qualified name of the task's module.
-        most: hint if the answer is larger than Ansible's runner transfers; if empty, a missing
-            answer counts as no answer.
+        most: hint for the error if the answer is too large for Ansible's runner, which then omits
+            it; if the hint is empty, a missing answer is no error.
     """
 
     task: str
@@ -61,7 +61,7 @@ def take(answer: Answer[Answered], event: TaskEvent) -> tuple[Answered] | None:
     """Return the answer in a tuple if this event of a playbook contains it, or None.
 
     Raises:
-        FtclusterError: the answer has a wrong form or is too large; names the host.
+        FtclusterError: the answer has a wrong form or is too large; the message names the host.
     """
     if event.kind not in ("ok", "changed"):
         return None
@@ -84,7 +84,7 @@ def checked(answer: Answer[Answered], value: Any, host: str) -> Answered:
     """Check the value of an answer and return the result.
 
     Raises:
-        FtclusterError: the value has a wrong form; names the host.
+        FtclusterError: the value has a wrong form; the message names the host.
     """
     try:
         return answer.read(value)
@@ -98,7 +98,7 @@ def _refuse(what: str, value: Any) -> NoReturn:
 
 
 def run_id(value: Any) -> str:
-    """Return the id of a run, which names a folder here and on the hosts.
+    """Check the id of a run and return it; the id becomes the name of a folder.
 
     >>> run_id("../x")
     Traceback (most recent call last):
@@ -111,14 +111,14 @@ def run_id(value: Any) -> str:
 
 
 def line(what: str, value: Any) -> str:
-    """Return a text as a single line."""
+    """Check a text and return it as a single line."""
     if not isinstance(value, str) or len(value) > MOST_TEXT:
         _refuse(what, value)
     return value.replace("\n", "\\n").replace("\t", "\\t")
 
 
 def number(what: str, value: Any, most: float = MOST_NUMBER, whole: bool = False) -> float:
-    """Return a number from 0 to `most`, or from -1 if clocks may differ by a second."""
+    """Check a number and return it: at least -1, because clocks may differ, and at most `most`."""
     right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
     if not right or not -1 <= value <= most or not math.isfinite(value):
         _refuse(what, value)
@@ -127,7 +127,7 @@ def number(what: str, value: Any, most: float = MOST_NUMBER, whole: bool = False
 
 
 def folder(what: str, value: Any) -> str:
-    """Return an absolute path on a host without `..`, or ""."""
+    """Check an absolute path on a host and return it; "" is allowed, `..` is not."""
     path = line(what, value)
     if path != value or (path and (not path.startswith("/") or ".." in path.split("/"))):
         _refuse(what, value)
@@ -141,7 +141,7 @@ def _list(what: str, value: Any) -> list[Any]:
 
 
 def run_state(value: Any) -> RunState:
-    """Return a row of `ftcluster ps`."""
+    """Check the state of a run and return it; it becomes a row of `ftcluster ps`."""
     if not isinstance(value, dict):
         _refuse("a run", value)
     try:
@@ -173,7 +173,7 @@ def run_state(value: Any) -> RunState:
 
 
 def _runs(value: Any) -> tuple[tuple[RunState, ...], int]:
-    """Return a page of runs from JSON, and the number of runs on later pages."""
+    """Read a page of runs from JSON; return its runs and the number of runs on later pages."""
     page = _mapping(_json("the list of runs", value))
     later = int(number("how many runs are left", page.get("left"), whole=True))
     try:
@@ -191,9 +191,9 @@ def _runs(value: Any) -> tuple[tuple[RunState, ...], int]:
 
 
 def _stopped(value: Any) -> tuple[tuple[RunState, ...], int]:
-    """Return the state of a run after a line that reports whether it was stopped.
+    """Return the state of a run from the lines after the first; see `_runs`.
 
-    The state is missing if an earlier version set the hosts up.
+    Hosts that an earlier version of ftcluster set up return only the first line.
     """
     page = _text(value).partition("\n")[2]
     return _runs(page) if page else ((), 0)
@@ -242,7 +242,7 @@ def _data(value: Any) -> dict[str, Any]:
 
 
 def _caches(value: Any) -> dict[str, tuple[int, int]]:
-    """Return the bytes of each cache, and its bytes that no run uses, by name."""
+    """Return (all bytes, bytes that no run uses) of each cache, by the name of the cache."""
     sizes = {}
     for name, pair in _mapping(value).items():
         numbers = _list(f"the bytes of a cache of {line('its name', name)}", pair)
@@ -322,7 +322,7 @@ SSH_WAY = Answer("Say how ssh connects", "msg", _mapping, "ansible.builtin.debug
 
 
 def clean_removed(asked: Sequence[str]) -> Answer[list[str]]:
-    """Return the answer with the runs that `clean` removed, which must be among those requested."""
+    """Return the answer that lists the removed runs; it accepts only the ids in `asked`."""
 
     def read(value: Any) -> list[str]:
         runs_removed = [run_id(one) for one in _list("the list of runs removed", value)]
@@ -335,7 +335,7 @@ def clean_removed(asked: Sequence[str]) -> Answer[list[str]]:
 
 
 def json_object(host: str, name: str, text: bytes) -> dict[str, Any]:
-    """Return a file of a run that contains a JSON object.
+    """Parse a file of a run that must contain a JSON object.
 
     Raises:
         FtclusterError: the file contains something else.

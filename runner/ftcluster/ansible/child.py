@@ -1,7 +1,8 @@
 """Runs a program that ends with the process that started it: python child.py PID PROGRAM ...
 
-This is a separate program so that it does not need ftcluster's folders. Python programs continue
-in this process, which is started with -P so that they do not import modules of this folder.
+It imports nothing from ftcluster, so it can run without ftcluster's folders. PROGRAM is a Python
+program and runs in the same process. Start this file with python -P; otherwise PROGRAM would import
+modules from this folder.
 """
 
 import ctypes

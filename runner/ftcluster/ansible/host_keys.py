@@ -1,4 +1,4 @@
-"""Hosts whose keys ssh refuses: the reasons, and storing keys that the user accepts.
+"""Finds why ssh refuses the keys of hosts, and stores the keys that the user accepts.
 
 ssh itself checks and stores keys, because only ssh knows jump hosts, ports, aliases and hashed
 names.
@@ -52,7 +52,7 @@ class Met:
 
     @property
     def line(self) -> str:
-        """The host, its address and its key, for a list."""
+        """The host, its address and its key, as one line of a list."""
         return f"{self.host}: {self.address}, {self.fingerprint}"
 
 
@@ -127,10 +127,10 @@ def ask_hosts(inventory: Inventory, hosts: Sequence[str], options: Sequence[str]
 
 
 def refusal(what: str, keys: Keys) -> FtclusterError:
-    """Return the error for hosts whose keys are refused; it names each host.
+    """Return the error for hosts whose keys ssh refused; the message names each host.
 
     Args:
-        what: name of the command.
+        what: name of the ftcluster command, for the message.
     """
     lines = [f"{met.host}: {UNKNOWN}: {met.address}, {met.fingerprint}" for met in keys.unknown]
     lines += [f"{host}: {why}" for host, why in keys.refused.items()]
@@ -141,7 +141,7 @@ def refusal(what: str, keys: Keys) -> FtclusterError:
 
 
 def store(keys: Sequence[Met]) -> None:
-    """Add keys to the files in which ssh searches for them.
+    """Add keys to the known_hosts files that ssh reads.
 
     Raises:
         OSError: a file cannot be written.
@@ -173,6 +173,9 @@ def _address(way: Mapping[str, Any]) -> str:
 def _known_hosts(way: Mapping[str, Any]) -> Path:
     """Return the file in which ssh would store the key of a host.
 
+    Args:
+        way: ssh's connection to the host, as the playbook's task reports it.
+
     Raises:
         FtclusterError: ssh does not accept the options, or stores no keys.
     """
@@ -192,7 +195,7 @@ def _known_hosts(way: Mapping[str, Any]) -> Path:
 
 
 def _without_passwords(options: Sequence[str]) -> list[str]:
-    """Return the options without passwords, because the hosts are not trusted yet."""
+    """Remove the passwords from the options, because the hosts are not trusted yet."""
     kept: list[str] = []
     skip = False
     for word in options:

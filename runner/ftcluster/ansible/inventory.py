@@ -30,13 +30,13 @@ from ftcluster.text.printable import printable
 from ftcluster_common.given_files import parse_json
 
 HEAD_GROUP = "head"
-OWN_GROUP = "ftcluster"  # if an inventory has this group, it defines the cluster's hosts
+OWN_GROUP = "ftcluster"  # group whose members are the cluster, if an inventory has it
 NO_GROUPS = {"_meta", "all", "ungrouped"}
 LOCALHOST = "localhost"
 BUNDLED_LOCALHOST = bundled("inventory") / f"{LOCALHOST}.ini"
 HOSTS_VARIABLE = "ftcluster_hosts"
 NO_LIST = "a list of hosts cannot be set up; write them into a file, one per line"
-MOST_SHOWN = 60  # most characters shown of invalid output
+MOST_SHOWN = 60  # maximum length of invalid output in a message
 TIME_LIMIT_SECONDS = 300  # large clouds take a minute
 NAME = re.compile(r"\w[\w.-]*")  # valid names of hosts
 # options of ansible-playbook that ansible-inventory needs too, because they can change the hosts
@@ -57,7 +57,7 @@ class Inventory:
         hosts: names of the hosts that `--limit` selects, the head first.
         cluster: names of all hosts of the cluster, the head first.
         pattern: Ansible's pattern of the cluster's hosts, or "" for all hosts.
-        groups: hosts by group if nothing selects the cluster's hosts; otherwise empty.
+        groups: hosts by group if it is unclear which hosts are the cluster; otherwise empty.
         unchecked: variables that disable host key checking, each with its hosts.
     """
 
@@ -69,7 +69,7 @@ class Inventory:
     unchecked: tuple[str, ...] = ()
 
     def in_order(self, names: Sequence[str]) -> "Inventory":
-        """Return the inventory with the cluster's hosts in a playbook's order, the head first."""
+        """Return a copy whose cluster has its hosts in the order of `names`, the head first."""
         addressed = set(self.hosts)
         hosts = tuple(name for name in names if name in addressed)
         return replace(self, hosts=hosts, cluster=tuple(names))
@@ -81,7 +81,7 @@ class Inventory:
 
     @property
     def head(self) -> str:
-        """The cluster's first host of group `head`, or else its first host."""
+        """The head: the cluster's first host in the group `head`, or else its first host."""
         return self.cluster[0]
 
 
@@ -97,12 +97,15 @@ def read_inventory(
     """Read inventories: INI, YAML, folders, scripts.
 
     Args:
-        remembered: pattern to use if neither `options` nor the inventory sets one. Without it, the
-            cluster is the group `ftcluster` if it exists, else all hosts.
+        paths: paths of the inventories.
+        options: arguments of ansible-playbook; --limit and -e can change the hosts.
+        remembered: pattern of the cluster's hosts if neither `options` nor the inventory sets a
+            pattern. If this is empty too, the cluster is the group `ftcluster`, or all hosts if
+            there is no such group.
 
-        Raises:
-        InventoryError: an inventory does not exist, is a pipe or cannot be parsed (with file and
-            line), no host remains, or ftcluster_hosts is not a single pattern.
+    Raises:
+        InventoryError: an inventory does not exist, is a pipe or cannot be parsed, no host remains,
+            or ftcluster_hosts is not a single pattern.
         UsageError: Ansible would not accept the value of an option.
     """
     for path in paths:
@@ -147,7 +150,7 @@ def read_inventory(
 
 
 def _unchecked(variables: Mapping[str, Mapping[str, Any]], hosts: Sequence[str]) -> tuple[str, ...]:
-    """Return the variables that make Ansible skip the check of host keys."""
+    """Return the variables that disable host key checking, each with its hosts."""
     unchecked: dict[str, list[str]] = {}
     for host in hosts:
         for name, value in variables.get(host, {}).items():
@@ -159,7 +162,7 @@ def _unchecked(variables: Mapping[str, Mapping[str, Any]], hosts: Sequence[str])
 
 
 def _listing(paths: Sequence[Path], options: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """Return the output of ansible-inventory, and its warnings."""
+    """Return the parsed output of ansible-inventory, and its warnings."""
     config_file()  # raises if the file belongs to another user
     environment = {
         **os.environ,
@@ -202,7 +205,7 @@ def _listing(paths: Sequence[Path], options: Sequence[str]) -> tuple[dict[str, A
 
 
 def _pattern(listing: dict[str, Any], where: str) -> str:
-    """Return the pattern in the hosts' variables, or "". Only some hosts need the variable."""
+    """Return the pattern in the variable ftcluster_hosts, or ""; some hosts may lack it."""
     patterns = {
         json.dumps(variables[HOSTS_VARIABLE])
         for variables in listing["_meta"]["hostvars"].values()
@@ -227,7 +230,7 @@ def _pattern(listing: dict[str, Any], where: str) -> str:
 
 
 def _refuse_patterns(where: str, hosts: Sequence[str]) -> None:
-    """Raise for names with another meaning in plays, ssh_config or a hostfile."""
+    """Refuse names that would be read as a pattern in plays, ssh_config or a hostfile."""
     odd = [name for name in hosts if not (NAME.fullmatch(name) or is_address(name))]
     if odd:
         raise InventoryError(
@@ -238,7 +241,9 @@ def _refuse_patterns(where: str, hosts: Sequence[str]) -> None:
 
 
 def pattern_of(names: Sequence[str]) -> str:
-    """Return Ansible's pattern for hosts; a trailing comma keeps a lone IPv6 address whole.
+    """Return Ansible's pattern for hosts; a single IPv6 address gets a trailing comma.
+
+    Without the comma, Ansible would split the address at its colons.
 
     >>> pattern_of(["node1", "node2"]), pattern_of(["!fd00::1"])
     ('node1,node2', '!fd00::1,')
@@ -255,7 +260,7 @@ def is_address(text: str) -> bool:
 
 
 def _hosts_in_order(listing: dict[str, Any]) -> tuple[str, ...]:
-    """Return the hosts of a listing, depth first, the head first; the files' order is unknown."""
+    """Return the hosts of a listing: the head first, then the others group by group."""
     return tuple(dict.fromkeys([*_members(listing, HEAD_GROUP), *_members(listing, "all")]))
 
 
@@ -269,9 +274,10 @@ def _members(listing: dict[str, Any], group: str) -> list[str]:
 
 
 def _unclear(listing: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return the hosts of each group, or {} if each group (except for a head) has all hosts.
+    """Return the hosts of each group, or {} if it is clear that all hosts are the cluster.
 
-    A cluster's groups look like a whole company's: racks, or databases and web servers.
+    That is clear if every group except the head's has all hosts. With other groups, ftcluster
+    cannot know: groups may be racks of one cluster, or a company's databases and web servers.
     """
     names = (set(listing) | {"ungrouped"}) - {"_meta", "all", HEAD_GROUP}
     groups = {name: tuple(dict.fromkeys(_members(listing, name))) for name in sorted(names)}

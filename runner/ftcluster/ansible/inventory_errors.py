@@ -1,7 +1,8 @@
 """The reasons why ansible-inventory cannot read an inventory, from its stderr.
 
-Ansible tries all of its plugins on a file and prints the reason of each failure; the last is always
-the INI parser's. The relevant reason comes from the plugin that the file was written for.
+Ansible tries all of its plugins on a file and prints why each plugin failed. The INI parser always
+comes last, so the last reason is often irrelevant. The relevant reason comes from the plugin that
+the file was written for.
 """
 
 import codecs
@@ -34,7 +35,7 @@ UTF8_MARK, UTF16_MARKS = codecs.BOM_UTF8, (codecs.BOM_UTF16_LE, codecs.BOM_UTF16
 
 
 def refuse_files(paths: Sequence[Path]) -> None:
-    """Raise for files that Ansible would misread, or would wait for."""
+    """Raise an error for a pipe or a file with a byte order mark, which Ansible would misread."""
     for path in paths:
         if path.is_fifo():
             raise InventoryError(
@@ -51,10 +52,10 @@ def refuse_files(paths: Sequence[Path]) -> None:
 
 
 def refuse_options(given: Iterable[tuple[str, str]]) -> None:
-    """Raise for values of options that Ansible would report as errors of the inventory.
+    """Raise an error for wrong options that Ansible would report as an error of the inventory.
 
     Args:
-        given: names and values. A value is not shown, because it may be a password.
+        given: name and value of each option. Messages omit values that may be passwords.
     """
     for name, value in given:
         if name == "--forks" and not (value.isdecimal() and int(value)):
@@ -80,7 +81,7 @@ def unreadable(paths: Sequence[Path], stderr: str, code: int) -> InventoryError:
     Args:
         paths: paths of the inventories, files or folders.
         stderr: whole stderr of ansible-inventory.
-        code: exit code of ansible-inventory, or minus the signal that ended it.
+        code: exit code of ansible-inventory; -N if the signal N ended it.
     """
     error = _reason(paths, stderr, code)
     return InventoryError(error.message, hint_of(error.message) or error.hint)
@@ -149,7 +150,7 @@ def plugin_of(path: Path) -> str:
 
 
 def named(paths: Sequence[Path]) -> str:
-    """Join paths of inventories for messages."""
+    """Join the paths of inventories to a text for messages."""
     return ", ".join(map(str, paths))
 
 

@@ -1,7 +1,7 @@
 """Named pipes that pass secrets to another program, so that no file ever contains them.
 
-Ansible takes passwords and variables from paths and resolves links, so neither an inherited
-descriptor nor an unnamed file works.
+Ansible reads passwords and variables from paths, and resolves links in these paths. Paths of
+inherited descriptors or of unnamed files are such links, so a named pipe is needed.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ BLOCK_BYTES = 1 << 16
 
 
 class Pipes:
-    """Named pipes in a private folder. Each works once; `close` ends unused pipes."""
+    """Named pipes in a private folder. Each pipe works once; `close` ends unused pipes."""
 
     def __init__(self) -> None:
         self._open: list[tuple[threading.Thread, Path, int]] = []
@@ -45,7 +45,7 @@ class Pipes:
         return self._start(path, run, os.O_WRONLY)
 
     def close(self) -> None:
-        """End the pipes that nobody opened, and wait for the others."""
+        """End the pipes that no program opened, and wait for the other pipes."""
         for thread, path, other_end in self._open:
             while thread.is_alive():
                 with contextlib.suppress(OSError):  # ENXIO: nobody waits at the other end yet

@@ -1,7 +1,7 @@
-"""A small adapter over ansible-runner that runs the collection's playbooks.
+"""Runs the collection's playbooks with ansible-runner.
 
-Their events become `TaskEvent`s. Variables, passwords and the environment are never in a file,
-even if this process is killed; Ansible ends with this process.
+Ansible's events become `TaskEvent`s. Variables, passwords and the environment are never written to
+a file, even if this process is killed. Ansible ends when this process ends.
 """
 
 import contextlib
@@ -34,11 +34,11 @@ from ftcluster.text.printable import printable
 
 Kind = Literal["task", "started", "diff", "ok", "changed", "skipped", "failed", "unreachable"]
 POLL_SECONDS = 0.1
-# Ansible keeps several copies of a task's answer in memory. It needs about 200 MB itself. A limit
-# set in the kernel would also apply to programs that Ansible starts on this machine.
+# Ansible itself needs about 200 MB, and keeps several copies of each result in memory. A limit set
+# in the kernel would also apply to the programs that Ansible starts on this machine.
 MOST_MEMORY_BYTES = 4 << 30
 LOOK_SECONDS = 1.0
-MOST_SHOWN, MOST_LINES = 4000, 200  # most characters per line of a failure, and most lines
+MOST_SHOWN, MOST_LINES = 4000, 200  # maximum characters per line of a failure, and lines
 REFUSE = "ansible.builtin.fail"
 
 
@@ -48,7 +48,7 @@ class TaskEvent:
 
     Attributes:
         stage: the play's name in lower case: preflight, system, ...
-        host: host of the event; empty for tasks.
+        host: host of the event; empty for the start of a play or a task.
         message: message of a failed task or a debug task; the text of a diff.
         action: fully qualified name of the module.
         result: result of the module; empty except for `ok` and `changed`.
@@ -66,7 +66,8 @@ class TaskEvent:
     def problem(self) -> str:
         """The reason for a task's failure, or for a failed connection.
 
-        The task's name is part of it, except if the task only refuses or no connection was made.
+        It begins with the task's name, unless the task only reports an error or there is no
+        connection.
         """
         if self.kind == "unreachable":
             return of_connection(self.message) or self.message or "ssh does not connect"
@@ -105,20 +106,22 @@ def run_playbook(
     time_limit_seconds: float,
     settings: Mapping[str, str] | None = None,
 ) -> PlaybookOutcome:
-    """Run a playbook of the collection; `on_event` is called in this thread.
+    """Run a playbook of the collection.
 
     Args:
-        playbook: fully qualified, e.g. "ftcluster.cluster.setup".
-        extra_vars: data for the playbook, never templates. They override all variables except
-            those of -e among the options.
-        options: further arguments of ansible-playbook, unchanged.
-        on_tick: function for a display, called several times a second.
-        cancelled: function called several times a second; True ends the playbook and all processes
-            that it started here.
+        playbook: fully qualified name, e.g. "ftcluster.cluster.setup".
+        extra_vars: variables of the playbook. Ansible never evaluates templates in them. They
+            override all other variables except variables that -e sets in `options`.
+        on_event: function that gets each event, called in this thread.
+        options: further arguments of ansible-playbook.
+        on_tick: function that updates a display, called several times a second.
+        cancelled: function called several times a second; if it returns True, the playbook and all
+            processes that it started on this machine are ended.
         time_limit_seconds: time after which the playbook is ended.
+        settings: environment variables that change Ansible's settings.
 
     Raises:
-        FtclusterError: a text among the variables is not valid Unicode.
+        FtclusterError: a variable contains a text that is not valid Unicode.
     """
     text = never_a_template(extra_vars)
     with private_folder() as scratch, contextlib.closing(Pipes()) as pipes:
@@ -134,7 +137,7 @@ class _Playing:
     calls `play`.
 
     Attributes:
-        state: see `playbook_states`.
+        state: state of the process, see `playbook_states`.
     """
 
     def __init__(self, cancelled: Callable[[], bool], time_limit_seconds: float) -> None:
@@ -155,10 +158,10 @@ class _Playing:
         on_event: Callable[[TaskEvent], None],
         on_tick: Callable[[], None],
     ) -> PlaybookOutcome:
-        """Start ansible-playbook and pass on its events until it ends."""
-        import ansible_runner  # slow: a quarter of the time of a command without playbooks
+        """Start ansible-playbook and pass its events to `on_event` until it ends."""
+        import ansible_runner  # slow: a quarter of the time of other commands
 
-        # without pipelining, Ansible writes a task's arguments there, such as a token
+        # without pipelining, Ansible writes a task's arguments, such as a token, to this folder
         environment = ansible_environment({**settings, "ANSIBLE_LOCAL_TEMP": f"{scratch}/tmp"})
         failures: list[TaskEvent] = []
         thread: threading.Thread | None = None
@@ -243,7 +246,7 @@ class _Playing:
 def _arguments(
     playbook: str, variables: str, options: Sequence[str], scratch: Path, pipes: Pipes
 ) -> list[str]:
-    """Return the arguments of the child that becomes ansible-playbook; fill `scratch`."""
+    """Write the files and pipes for ansible-playbook into `scratch`; return its arguments."""
     write_runner_settings(scratch, POLL_SECONDS)
     (scratch / "tmp").mkdir()
     pipes.drop(command_file(scratch, "run"))
@@ -258,7 +261,7 @@ def _arguments(
 
 
 def _through_pipes(options: Sequence[str], folder: Path, pipes: Pipes) -> list[str]:
-    """Replace paths of answers in our memory among the options with pipes."""
+    """Replace options that are paths in this process's memory with paths of pipes."""
     words: list[str] = []
     for number, word in enumerate(options):
         content = answer_in_memory(word)
@@ -267,12 +270,13 @@ def _through_pipes(options: Sequence[str], folder: Path, pipes: Pipes) -> list[s
 
 
 def never_a_template(variables: Mapping[str, Any]) -> str:
-    """Return a file of variables for ansible-playbook's -e that Ansible never treats as templates.
+    """Return the text of a file for ansible-playbook's -e in which nothing is a template.
 
-    The tag precedes the whole document: before a single text, Ansible would read "5" as a number.
+    The tag !unsafe is before the whole document. Before a single text, the tag would make Ansible
+    read "5" as a number.
 
     Raises:
-        FtclusterError: a text is not valid Unicode, which Ansible's reader refuses.
+        FtclusterError: a text is not valid Unicode, so Ansible could not read it.
 
     >>> never_a_template({"a": ["{{ b }}"]})
     "--- !unsafe\\na:\\n- '{{ b }}'\\n"
@@ -286,7 +290,7 @@ def never_a_template(variables: Mapping[str, Any]) -> str:
 
 
 def read_event(raw: dict[str, Any]) -> TaskEvent | None:
-    """Return the parts of an ansible-runner event that ftcluster uses, or None for other events."""
+    """Convert an event of ansible-runner; return None if ftcluster does not use this event."""
     name = raw.get("event")
     try:
         data = printable(raw.get("event_data", {}))

@@ -1,6 +1,6 @@
 """The states of a process of ansible-playbook, and the transitions between them.
 
-A pure table: `playbook` starts and ends the process; `after` decides the resulting state.
+`after` returns the next state from this table; `playbook` starts and ends the process.
 
     state   | cancelled late    too_large raised  | succeeded failed
     playing | stopped   timeout failed    stopped | done      failed
@@ -9,16 +9,16 @@ A pure table: `playbook` starts and ends the process; `after` decides the result
     failed  | failed    failed  failed    failed  | failed    failed
     done    | done      done    done      done    | done      done
 
-The first event decides: a process that was ended for a reason may exit in either way, and two
-threads may have a reason at the same time.
+The first event decides, because a second event can follow: a process that is being ended exits with
+success or failure, and two threads can have a reason to end the process at the same time.
 """
 
 from typing import Literal
 
 EndState = Literal["done", "failed", "stopped", "timeout"]
 PlaybookState = Literal["playing"] | EndState
-# reasons for ending the process: the caller, the time limit, too much memory, or an exception
-# raised by a callback of the caller or by a signal
+# Reasons for ending the process: the caller cancelled it, the time limit passed, it used too much
+# memory, or a callback or a signal raised an exception.
 Reason = Literal["cancelled", "late", "too_large", "raised"]
 Exit = Literal["succeeded", "failed"]
 
@@ -33,5 +33,5 @@ _END_OF: dict[Reason | Exit, EndState] = {
 
 
 def after(state: PlaybookState, event: Reason | Exit) -> EndState:
-    """Return the state that the event leads to."""
+    """Return the state after an event."""
     return _END_OF[event] if state == "playing" else state

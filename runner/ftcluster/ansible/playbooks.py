@@ -1,7 +1,7 @@
 """The contract with the collection's playbooks: their variables and their answers.
 
-A field has the name of the variable that the playbook reads. `tests/unit/ansible/test_playbooks.py`
-compares both with the YAML.
+Each field of a class has the name of a variable that the playbook reads.
+`tests/unit/ansible/test_playbooks.py` compares variables and answers with the YAML files.
 """
 
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ from ftcluster.ansible import answers
 from ftcluster.ansible.answers import Answer
 
 COLLECTION = "ftcluster.cluster"
-FOLLOW = f"{COLLECTION}.follow"  # the module that transfers a run's events
+FOLLOW = f"{COLLECTION}.follow"  # module that transfers a run's events
 SETUP_LOCK = f"{COLLECTION}.setup_lock"
-CHECK_KEY, ASK_KEY = "Check the key", "Ask for the key"  # tasks whose failure is the result
+CHECK_KEY, ASK_KEY = "Check the key", "Ask for the key"  # tasks whose failure is an expected result
 
 
 @dataclass(frozen=True)
 class Variables:
-    """The variables of a playbook; None leaves a variable to the inventory and the defaults."""
+    """The variables of a playbook; for None, the inventory or the default sets the variable."""
 
     def variables(self) -> dict[str, Any]:
-        """Return all variables by name, including those of nested parts."""
+        """Return all variables by name, including the variables of nested parts."""
         values: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -38,8 +38,8 @@ class Playbook(Variables):
     """A playbook with its variables.
 
     Attributes:
-        name: name of its file, also used in messages.
-        answers: answers that may be accepted from its tasks.
+        name: name of the playbook's file, also used in messages.
+        answers: answers that its tasks may return.
     """
 
     name: ClassVar[str]
@@ -56,12 +56,12 @@ class Playbook(Variables):
 
 @dataclass(frozen=True)
 class ClusterVariables(Variables):
-    """The control node's knowledge of a cluster, in addition to its inventory.
+    """The facts about a cluster that the control node saved and the inventory lacks.
 
     Attributes:
-        ftcluster_hosts: pattern that selects a cluster of an inventory with several clusters.
-        cluster_known_stack: name of the head's stack, for use if --limit excludes the head.
-        cluster_known_addresses: address by name of each host that --limit excludes.
+        ftcluster_hosts: pattern that selects the cluster's hosts in the inventory.
+        cluster_known_stack: name of the head's stack, needed if --limit excludes the head.
+        cluster_known_addresses: address of each host that --limit excludes, by host name.
     """
 
     ftcluster_hosts: str | None = None
@@ -98,8 +98,8 @@ class Setup(Stages):
     Attributes:
         torch_stack_name: name of a stack, or "auto".
         torch_stack_bundle: file on the control node with the stack's wheels.
-        torch_stack_allow_yanked, torch_stack_allow_unverified: True to accept a withdrawn stack, or
-            a stack without hashes.
+        torch_stack_allow_yanked: True to accept a stack with withdrawn releases.
+        torch_stack_allow_unverified: True to accept a stack that lacks hashes of some packages.
         node_agent_downgrade: True if an older node package may replace a newer one.
         ftcluster_prune: True if unused stacks are removed.
     """
@@ -211,7 +211,7 @@ class Runs(Playbook):
     Attributes:
         runs_beginnings: only runs whose ids begin with one of these; empty for all runs.
         runs_skip: number of runs on earlier pages.
-        runs_most: maximum number of runs; 0 for as many as an answer can hold.
+        runs_most: maximum number of runs on a page; 0 for as many as an answer can hold.
     """
 
     at: RunFolder
@@ -254,7 +254,8 @@ class Caches(Playbook):
 
     Attributes:
         caches_clear: True to remove files that no run uses.
-        caches_running: ids of runs that use cached files, besides the runs that a host knows.
+        caches_running: ids of further runs whose cached files are in use; each host adds the runs
+            that it knows.
     """
 
     at: RunFolder
@@ -270,8 +271,8 @@ class Logs(Playbook):
     """The playbook that copies logs of a run.
 
     Attributes:
-        logs_copies: file on the control node by the log's name in the run's folder.
-        logs_follow: True to follow the only log while it grows.
+        logs_copies: file on the control node for each log, by the log's name in the run's folder.
+        logs_follow: True to follow a log while it grows; only possible with a single log.
     """
 
     at: RunFolder
@@ -288,7 +289,8 @@ class Fetch(Playbook):
     Attributes:
         fetch_path: folder on the head.
         fetch_destination: folder on the control node.
-        fetch_newer: file on the head; only newer files are copied. Empty for all files.
+        fetch_newer: file on the head; only files newer than this file are copied. Empty to copy
+            all files.
     """
 
     at: RunFolder
@@ -322,7 +324,7 @@ class Data(Playbook):
 
     Attributes:
         train_folders, train_hub_token: see `Train`.
-        data_job: content of job.json.
+        data_job: content of the training's job.json.
     """
 
     at: RunFolder
@@ -336,11 +338,11 @@ class Data(Playbook):
 
 @dataclass(frozen=True)
 class RunEvents(Variables):
-    """A run that is followed.
+    """The variables of playbooks that follow a run.
 
     Attributes:
         train_events: file on the control node that receives the run's events.
-        train_output: named pipe there that receives a script's output; "" for none.
+        train_output: named pipe on the control node that receives a script's output; "" for none.
     """
 
     at: RunFolder
@@ -350,7 +352,7 @@ class RunEvents(Variables):
 
 @dataclass(frozen=True)
 class Attach(Playbook):
-    """The playbook that follows a launched run, and restarts its supervisor if it is gone."""
+    """The playbook that follows a launched run, and restarts the run's supervisor if it died."""
 
     events: RunEvents
 
@@ -382,10 +384,10 @@ class Launched(Variables):
         train_guard: secret of the run.
         train_version: version of ftcluster on the control node.
         train_format: format of launch.json and job.json.
-        train_later_fields: fields of both that hosts of format 0 do not know.
-        train_known: stack and SHA-256 of the record that the plan is based on; empty to skip the
-            comparison.
-        train_secret_env: variables of the ranks, see `pack_env`; empty for none.
+        train_later_fields: fields of launch.json and job.json that hosts of format 0 do not know.
+        train_known: stack and SHA-256 of the cluster's record that the plan is based on, to compare
+            with the head; empty to skip the comparison.
+        train_secret_env: environment variables of the ranks, see `pack_env`; empty for none.
     """
 
     train_launch: dict[str, Any]
@@ -406,8 +408,8 @@ class Train(Playbook):
     Attributes:
         train_folders: folders to copy, each with `source` on the control node and `path` on hosts.
         train_hub_token: token for downloads of model and data; empty for none.
-        train_prompts: file on the control node that receives prompts during the run; empty for
-            none.
+        train_prompts: file on the control node to which the user's prompts are added during the
+            run; empty for none.
     """
 
     events: RunEvents
@@ -425,12 +427,13 @@ class RunScript(Playbook):
     """The playbook that launches a user's own script and follows it.
 
     Attributes:
-        run_script: `source` (folder on the control node; empty to copy nothing), `files` (names in
-            it), `folder` (of the copy), `look` (a path, or -m and a module, which must already
-            exist on the hosts).
+        run_script: `source` (folder on the control node; empty to copy nothing), `files` (names of
+            the files in `source`), `folder` (folder of the copy on the hosts), `look` (a path, or
+            -m and a module, which must already exist on the hosts).
         run_layer: overlay with the script's own packages: `path` (folder on the hosts; empty for
-            none), `stack` (below the overlay), `lock` and `wheels` (on the control node).
-        run_hub_token: token of the ranks for the Hub; empty for none.
+            no overlay), `stack` (stack that the overlay extends), `lock` and `wheels` (paths on the
+            control node).
+        run_hub_token: the ranks' token for the Hugging Face Hub; empty for none.
     """
 
     events: RunEvents
@@ -448,7 +451,7 @@ class RunScript(Playbook):
 
 @dataclass(frozen=True)
 class HostKeys(Playbook):
-    """The playbook that asks ssh about the keys of hosts.
+    """The playbook that asks ssh for the keys of hosts.
 
     Attributes:
         host_keys_folder: folder on the control node for the keys.

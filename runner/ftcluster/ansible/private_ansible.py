@@ -16,9 +16,9 @@ from ftcluster.errors import UsageError
 
 
 def ini_line(path: Path) -> int | None:
-    """Return the line at which Ansible's INI parser fails; its message lacks it since 2.19.
+    """Return the line at which Ansible's INI parser fails; since 2.19 its message omits the line.
 
-    Return None if there is no such line, or if this ansible-core has another parser.
+    Return None if the parser does not fail, or if this ansible-core has another parser.
     """
     try:
         from ansible._internal._datatag._tags import Origin
@@ -41,11 +41,10 @@ def ini_line(path: Path) -> int | None:
 def config_file() -> str:
     """Return the path of the ansible.cfg that Ansible reads, or "".
 
-    Ansible has the same function, but importing it takes longer than the rest of a command.
+    Ansible has a function for this, but importing it takes longer than the rest of a command.
 
     Raises:
-        UsageError: the file belongs to another user and is used only because it is in the current
-            folder.
+        UsageError: the file in the current folder, or that folder, belongs to another user.
     """
     paths = [Path("~/.ansible.cfg").expanduser(), Path("/etc/ansible/ansible.cfg")]
     with contextlib.suppress(OSError):
@@ -63,9 +62,9 @@ def config_file() -> str:
 
 
 def _refuse_another_users(file: Path) -> None:
-    """Refuse a configuration that an untrusted user could have written.
+    """Refuse a configuration file that an untrusted user could have written.
 
-    It names plugins and programs, which Ansible runs as the user of this command.
+    The file can name plugins and programs, which Ansible runs as the user of this command.
     """
     if not os.access(file, os.R_OK):
         return
@@ -81,10 +80,10 @@ def _refuse_another_users(file: Path) -> None:
 
 
 def write_runner_settings(folder: Path, poll_seconds: float) -> None:
-    """Make ansible-runner check every `poll_seconds` for a stop, and keep no file of the output.
+    """Make ansible-runner check every `poll_seconds` for a stop, and write no file of the output.
 
-    This needs a file, because ansible-runner ignores its argument `settings` together with
-    `suppress_env_files`.
+    The settings are in a file, because ansible-runner ignores its argument `settings` if
+    `suppress_env_files` is set too.
 
     Args:
         folder: the `private_data_dir` of ansible-runner.
@@ -95,9 +94,9 @@ def write_runner_settings(folder: Path, poll_seconds: float) -> None:
 
 
 def command_file(folder: Path, ident: str) -> Path:
-    """Return the file to which ansible-runner writes its command and our whole environment.
+    """Return the file to which ansible-runner writes its command and the whole environment.
 
-    Create the folder of that file.
+    Also create the folder of this file.
     """
     artifacts = folder / "artifacts" / ident
     artifacts.mkdir(parents=True)

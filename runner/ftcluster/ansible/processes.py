@@ -14,7 +14,7 @@ PR_SET_CHILD_SUBREAPER = 36  # Linux, include/uapi/linux/prctl.h
 
 
 def descendants(root: int) -> list[int]:
-    """Return the ids of children, grandchildren, ... of `root`, even in other sessions."""
+    """Return the ids of all descendants of the process `root`, even in other sessions."""
     children = _children()
     pids: list[int] = []
     pending = [root]
@@ -40,16 +40,16 @@ def _children() -> dict[int, list[int]]:
 
 
 def memory_of(program: str) -> int:
-    """Return the bytes of memory that the descendants running this program use in total.
+    """Return the memory in bytes of all descendants of this process that run `program`.
 
-    Forked processes share memory with the first one, so only their additional memory counts.
+    Forked processes share memory with the first process, so only their additional memory counts.
     """
     sizes = [size for pid in descendants(os.getpid()) if (size := _resident(pid, program))]
     return sizes[0] + sum(max(0, size - sizes[0]) for size in sizes) if sizes else 0
 
 
 def _resident(pid: int, program: str) -> int:
-    """Return the bytes of memory of a process; 0 if it ended or runs another program."""
+    """Return the memory of a process in bytes; 0 if it ended or runs another program."""
     folder = Path(f"/proc/{pid}")
     try:
         words = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")

@@ -1,4 +1,4 @@
-"""Private folders in memory, which the next command removes if a process was killed."""
+"""Private folders in memory; the next command removes the folders of killed processes."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ftcluster.paths import memory_dir
 
-MOST_BYTES = 1 << 16  # largest answer
+MOST_BYTES = 1 << 16  # maximum length of an answer
 # process id, start time and PID namespace of the process, because containers may share /dev/shm
 NAME = re.compile(r"ftcluster-(?P<pid>\d+)-(?P<start>\d+)-(?P<space>\d+)-\w+")
 
@@ -41,7 +41,7 @@ def remove_left_over() -> None:
 
 
 def _start_of(pid: int) -> int:
-    """Return the start of a process in clock ticks since boot; 0 if it no longer exists."""
+    """Return the start time of a process in ticks since boot; 0 if the process no longer exists."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:
@@ -54,10 +54,10 @@ def _space() -> int:
 
 
 def answer_in_memory(word: str) -> bytes | None:
-    """Return the answer behind an argument that is the path of our own descriptor, or None.
+    """Return the user's answer if an argument is the path of this process's descriptor, or None.
 
-    Ansible resolves links in paths of become and SSH passwords, so it could not open the path of a
-    descriptor.
+    Ansible cannot open such a path itself: it resolves links in the paths of password files, and
+    a descriptor's path is a link.
     """
     before, _, descriptor = word.rpartition("/fd/")
     if before != f"/proc/{os.getpid()}" or not descriptor.isdigit():

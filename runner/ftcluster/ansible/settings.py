@@ -19,15 +19,15 @@ SSH_ARGS = (
     "-o ControlMaster=auto -o ControlPersist=60s -o ConnectTimeout=10 "
     "-o ServerAliveInterval=5 -o ServerAliveCountMax=2"
 )
-# sshd refuses some of more than 10 new connections (MaxStartups 10:30:100, sshd_config(5)), and a
-# jump host gets the connections to all hosts. Fewer hosts get no retries, because Ansible would
-# retry hosts that are off too.
+# If more than 10 connections are new, sshd refuses some (MaxStartups 10:30:100, sshd_config(5)). A
+# jump host gets the connections to all hosts, so these are retried. With at most 10 hosts there are
+# no retries, because Ansible would also retry hosts that are off.
 AT_ONCE, RETRIES = 10, 3
-# Ansible puts a socket below TMPDIR (since 2.21), whose whole path may have 107 bytes: unix(7)
+# Since 2.21, Ansible puts a socket below TMPDIR; a socket's path may have 107 bytes: unix(7)
 LONGEST_TEMP = 107 - len("/pymp-12345678/listener-12345678")
-# Forced, whatever the user has set: otherwise any module's result could set variables, such as
-# which files are sent, and old facts would count. Ansible's cache in files also leaks an open file
-# whenever facts of a host are set, which is five times in a setup.
+# These settings override the user's. Otherwise, the result of any module could set variables (for
+# example the files to send), and facts of earlier playbooks would be used. In addition, Ansible's
+# file cache leaks a descriptor each time facts of a host are set, five times in a setup.
 FORCED = {"ANSIBLE_INJECT_FACT_VARS": "false", "ANSIBLE_CACHE_PLUGIN": "memory"}
 # Section and key of each setting in ansible.cfg
 IN_FILE = {
@@ -38,13 +38,13 @@ IN_FILE = {
     "ANSIBLE_LOCAL_TEMP": ("defaults", "local_tmp"),
     "ANSIBLE_SSH_RETRIES": ("ssh_connection", "retries"),
 }
-# Variables that disable host key checking; the last one that is set counts
+# Variables that disable host key checking; if several are set, the last variable counts
 CHECKING = ("ANSIBLE_HOST_KEY_CHECKING", "ANSIBLE_SSH_HOST_KEY_CHECKING")
 CHECKING_IN_FILE = (("defaults", "host_key_checking"), ("ssh_connection", "host_key_checking"))
 
 
 def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return variables for Ansible, without those that the environment or ansible.cfg sets."""
+    """Return variables for Ansible, except variables that the environment or ansible.cfg sets."""
     users = _set_in_file()
     wanted = {
         "FTCLUSTER_PID": str(os.getpid()),  # the owner of the hosts' setup lock
@@ -69,7 +69,7 @@ def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, s
 
 
 def for_hosts(count: int) -> dict[str, str]:
-    """Return changes of `ansible_environment` for this number of hosts."""
+    """Return the variables that `ansible_environment` must change for `count` hosts."""
     return {"ANSIBLE_SSH_RETRIES": str(RETRIES)} if count > AT_ONCE else {}
 
 
@@ -90,14 +90,14 @@ def keys_unchecked_by() -> str:
 
 
 def _checking_in_file() -> tuple[str, str]:
-    """Return the value for host key checking in the user's ansible.cfg, and the file's path."""
+    """Return the value of host key checking in the user's ansible.cfg, and that file's path."""
     file, parser = _own_file()
     values = [parser.get(section, key, fallback="") for section, key in CHECKING_IN_FILE]
     return next((value for value in reversed(values) if value), ""), file
 
 
 def inventories_of_ansible() -> tuple[list[str], str]:
-    """Return Ansible's default inventories, and where they are set; ([], "") if nowhere."""
+    """Return Ansible's default inventories and the name of their setting, or ([], "")."""
     name = "ANSIBLE_INVENTORY"
     if value := os.environ.get(name):
         return value.split(","), name
@@ -108,7 +108,7 @@ def inventories_of_ansible() -> tuple[list[str], str]:
 
 
 def _set_in_file() -> set[str]:
-    """Return our settings that the user's ansible.cfg contains too."""
+    """Return the names in IN_FILE that the user's ansible.cfg sets."""
     _, parser = _own_file()
     return {
         variable for variable, (section, key) in IN_FILE.items() if parser.has_option(section, key)

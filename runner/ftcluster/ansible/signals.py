@@ -10,13 +10,13 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """A counter of SIGINT, SIGTERM and SIGHUP within its context, in the main thread.
+    """A context that counts SIGINT, SIGTERM and SIGHUP; it works only in the main thread.
 
-    A signal that arrives after the last read of `count` is passed to the previous handler at the
-    end of the context, because nobody else would notice it.
+    If `count` was not read after a signal, the end of the context passes the signal to the previous
+    handler. Otherwise the signal would be lost.
 
     Attributes:
-        first: number of the first signal; 0 before any signal.
+        first: the first signal as a number, such as 2 for SIGINT; 0 before any signal.
 
     Example:
         with Interrupts() as interrupts:
@@ -48,7 +48,7 @@ class Interrupts:
             for number in before:
                 signal.signal(number, self._receive)
             self._counts = True
-        except BaseException:  # raised by a previous handler for a signal in between
+        except BaseException:  # the previous handler raised it for a signal that arrived meanwhile
             self._put_back()
             raise
         return self
@@ -61,8 +61,8 @@ class Interrupts:
             signal.raise_signal(signal.Signals(self.first))
 
     def _put_back(self) -> None:
-        # blocking the signals meanwhile would not help: any other thread may receive one, and the
-        # main thread then runs its handler, which may raise between two exchanges
+        # Blocking the signals would not help: another thread may receive a signal, and its handler
+        # still runs in the main thread. The handler may raise between two of these exchanges.
         self._counts = False
         with contextlib.ExitStack() as exchanges:
             for number, handler in self._before.items():

@@ -20,7 +20,7 @@ WITH_PASSWORD = "not possible because Host Key checking is enabled"
 
 
 def of_connection(message: str) -> str:
-    """Return why ssh did not connect, in one line; "" for another failure.
+    """Return the reason why ssh did not connect as one line; "" for another failure.
 
     >>> of_connection("Task failed: Failed to connect to the host via ssh: ssh: No route to host")
     'ssh does not connect: ssh: No route to host'
@@ -54,8 +54,8 @@ def of_host_key(message: str) -> str:
 def of_sshd(message: str) -> str:
     """Return the reason why a connection ended before the login as one line, or "".
 
-    With a jump host, ssh prints the problem of the first or second hop before that message. It may
-    be lost, because with ControlPersist ssh drops the output of a ProxyCommand.
+    With a jump host, ssh prints the problem of the first or second hop before the message about the
+    end. The problem may be missing: with ControlPersist, ssh drops the output of a ProxyCommand.
 
     >>> of_sshd("kex_exchange_identification: Connection closed by remote host\\r")[-33:]
     'Connection closed by remote host)'

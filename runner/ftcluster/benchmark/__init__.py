@@ -1,1 +1,1 @@
-"""Benchmarks of a cluster, measured by runs of their own."""
+"""Benchmarks of a cluster; each benchmark starts runs and measures them."""

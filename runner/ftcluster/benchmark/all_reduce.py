@@ -1,4 +1,4 @@
-"""The run of `bench allreduce`: its measurements, and its launch."""
+"""The run that `bench allreduce` launches, and its measurements."""
 
 import json
 import re
@@ -23,7 +23,7 @@ from ftcluster_common.protocol.launch import CCL, IMPI, MPI
 
 MODULE = "ftcluster_train.health.bench_all_reduce"
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}  # the same as in nccl-tests
-COPIES = 3  # largest number of buffers of a size per rank: its own, gloo's or MPI's, in flight
+COPIES = 3  # maximum number of buffers per rank: its own, gloo's or MPI's, in flight
 LEAST_MS, MOST_MS = 1e-3, 1e9
 RUNTIME = 300 * 10**6  # bytes of a rank without buffers: Python with torch
 
@@ -33,7 +33,7 @@ class MeasurementEvents:
     """The events in which the ranks report their measurements.
 
     Attributes:
-        times: events `all_reduce`, and sizes that do not fit in memory.
+        times: events `all_reduce`, including events about sizes that do not fit in memory.
         links: events `link`.
     """
 
@@ -48,10 +48,10 @@ class MeasurementEvents:
             self.links.append(event)
 
     def raise_for_other_forms(self) -> None:
-        """Refuse events that no result can be computed from.
+        """Raise an error if no result can be computed from the events.
 
         Raises:
-            FtclusterError: backends differ by size, or a number is impossible.
+            FtclusterError: sizes were measured with different backends, or a value is impossible.
         """
         times = [time for time in self.times if not time["left_out"]]
         ms = [value for time in times for value in time["milliseconds"].values()]
@@ -76,7 +76,7 @@ class MeasurementEvents:
 
 @dataclass(frozen=True)
 class Bench:
-    """A run that measures all-reduces, before its launch.
+    """A prepared run that measures all-reduces.
 
     Attributes:
         hosts: facts of the hosts with ranks.
@@ -121,7 +121,7 @@ def size_text(size: int) -> str:
 def without_room(
     sizes: Sequence[int], hosts: Sequence[HostFacts], decided: LaunchPlan
 ) -> dict[int, str]:
-    """Return the reason why a host's memory has no room for a size, by size."""
+    """Return the reason why a size does not fit in a host's memory, for each such size."""
     reasons = {}
     for size in sizes:
         for facts, host in zip(hosts, decided.hosts, strict=True):
@@ -145,14 +145,17 @@ def prepare(
     """Prepare the run without changing anything.
 
     Args:
-        backends: backends to measure; empty for all of the stack.
-        seconds: time limit for all sizes.
+        sizes: sizes to measure, in bytes.
+        backends: backends to measure; empty for all backends of the stack.
+        nodes: number of hosts; None for all hosts of the cluster.
+        ranks_per_host: ranks on each host; None if the plan decides.
+        seconds: time limit of the whole measurement.
 
     Raises:
         UsageError: there is only one rank, or the stack does not have a backend.
         FtclusterError: the plan is not valid.
     """
-    # earlier measurements must not decide what is measured
+    # earlier measurements must not change the plan
     facts = replace(first_hosts(cluster.usable, nodes), all_reduce=None)
     stacks = load_stacks()
     stack = stack_of(facts, stacks)

@@ -1,7 +1,7 @@
-"""The result of `bench allreduce`, as a document and as text. Pure functions only.
+"""The result of `bench allreduce`, as a JSON document and as text. Pure functions only.
 
-The bus bandwidth of n ranks is 2 (n - 1) / n x bytes / time, as defined by nccl-tests: the least
-traffic per rank in each direction, whatever the algorithm.
+The bus bandwidth of n ranks is 2 (n - 1) / n x bytes / time, as defined by nccl-tests. The factor
+is the minimum traffic per rank in each direction for any algorithm.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,7 +69,7 @@ def document(bench: Bench, measured: MeasurementEvents, seconds: float) -> dict[
 def times(
     event: JsonObject, ranks: int, hosts: int, network: float | None
 ) -> dict[str, dict[str, Any]]:
-    """Return the time, bandwidth and ratios by backend.
+    """Return the time, bandwidth and ratios to other backends, by backend.
 
     Args:
         network: speed of a host in MB/s; None if it is unknown or there is only one host.
@@ -91,7 +91,7 @@ def times(
 
 
 def large(rows: Sequence[JsonObject]) -> dict[str, Any] | None:
-    """Return the fastest backend for sizes from BUCKET up with its mean ratios, or None."""
+    """Return the fastest backend for sizes of at least BUCKET, with its mean ratios, or None."""
     rows = [row["times"] for row in rows if row["bytes"] >= BUCKET]
     if not rows:
         return None
@@ -110,7 +110,7 @@ def large(rows: Sequence[JsonObject]) -> dict[str, Any] | None:
 
 
 def fp32_times(result: JsonObject, value: str) -> dict[int, dict[str, float]]:
-    """Return an fp32 value by size in bytes and backend for plans; {} if the hosts were busy."""
+    """Return one value of the fp32 rows, by size in bytes and backend; {} if hosts were busy."""
     rows = [row for row in result["sizes"] if row["type"] == "fp32"]
     return {
         row["bytes"]: {name: of[value] for name, of in row["times"].items() if name != MPI}
@@ -172,7 +172,7 @@ def _heads(name: str, names: Sequence[str]) -> list[str]:
 
 
 def _compared(name: str, names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the references of a backend: the key in the document, and its title."""
+    """Return the backends that a backend is compared with: key in the document, and title."""
     return [
         (key, title)
         for other, key, title in ((GLOO, "of_gloo", "gloo"), (MPI, "of_mpi", "MPI"))

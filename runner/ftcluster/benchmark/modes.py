@@ -1,4 +1,4 @@
-"""The modes that `bench scaling` compares: how ranks exchange gradients or weights."""
+"""The modes that `bench scaling` compares: ways to exchange gradients or weights."""
 
 from itertools import product
 
@@ -47,7 +47,7 @@ def overrides(mode: Mode) -> list[str]:
 
 
 def mode_of(recipe: Recipe, plan: LaunchPlan) -> Mode:
-    """Return the mode in which a planned training exchanges gradients or weights."""
+    """Return the mode of a planned training."""
     training = recipe.training
     if training.sync == "local":
         return Mode(plan.backend, training.sync_dtype, LOCAL, training.sync_steps)

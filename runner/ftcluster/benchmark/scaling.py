@@ -1,6 +1,7 @@
-"""The scaling of a training: its points, and the result as document and text. Pure functions only.
+"""The result of `bench scaling`, as a JSON document and as text. Pure functions only.
 
-Each rank has the same number of samples per step at every point (weak scaling).
+A point is a measured training on some number of hosts. At every point, a rank has the same number
+of samples per step (weak scaling).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
 
 BYTES = {"fp32": 4, "bf16": 2}  # bytes per gradient element
-PREDICTED = (8, 16, 32, 64, 128, 256)  # numbers of hosts to predict
+PREDICTED = (8, 16, 32, 64, 128, 256)  # host counts to predict
 BAR = 20  # characters of a bar for 100 %
 # Published results: hosts, speed-up, efficiency, and system. The single host in the Ice Lake post
 # trained a different model.
@@ -31,18 +32,18 @@ REFERENCES = (
 
 @dataclass(frozen=True)
 class Point:
-    """A measured training.
+    """A training that was measured on a number of hosts.
 
     Attributes:
         threads: total number of threads of all ranks.
         batch_size: samples per step, over all ranks.
         seconds: duration of a step after the warm-up.
         tokens: tokens per step of rank 0, with padding.
-        waited: seconds per step in which a rank was blocked in collectives, by rank.
-        sent: bytes that a rank sends per step.
-        latency: seconds per step that collectives would take without payload.
+        waited: seconds per step that each rank was blocked in collectives.
+        sent: bytes that each rank sends per step.
+        latency: seconds per step that the collectives would take without payload.
         parameters: number of parameters of the model.
-        slowest: host of the rank that waited least, for which the others wait.
+        slowest: slowest host: the host of the rank that waited least.
         epoch_samples: rows of the training data.
         price: price of the hosts, if it is known.
     """
@@ -65,19 +66,19 @@ class Point:
 
     @property
     def waiting(self) -> float:
-        """The fraction of a step in which ranks are blocked in collectives (mean over ranks)."""
+        """The fraction of a step that ranks are blocked in collectives (mean over ranks)."""
         return mean(self.waited) / self.seconds
 
     def like(self, other: "Point") -> float:
-        """Return the seconds of a step whose ranks compute as many tokens as another point's."""
+        """Return the step time in seconds if a step had as many tokens as a step of `other`."""
         waited = mean(self.waited)
         return waited + (self.seconds - waited) * other.tokens / self.tokens
 
 
 def measure(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Average the events `communication` of a run over its steps, as fields of a Point.
+    """Average the events `communication` of a run over its steps; return fields of a Point.
 
-    Everything before the first event is the warm-up.
+    The steps before the first event are the warm-up and are not counted.
 
     Raises:
         FtclusterError: there are too few events, or they are inconsistent.
@@ -114,7 +115,7 @@ def doubled(most: int) -> list[int]:
 
 
 def share(batch_size: int, ranks: int) -> int:
-    """Return the samples per rank if all ranks have equally many.
+    """Divide the samples of a batch equally among ranks; return the samples per rank.
 
     >>> share(32, 4), share(33, 4), share(2, 4)
     (8, 8, 1)
@@ -125,8 +126,8 @@ def share(batch_size: int, ranks: int) -> int:
 def document(recipe: str, stack: str, steps: int, points: Sequence[Point]) -> dict[str, Any]:
     """Return the document of `bench scaling --json`.
 
-    The efficiency is the speed-up divided by the ratio of threads: all hosts of a kind have equally
-    many threads, and ranks of the same host share its cores.
+    The efficiency is the speed-up divided by the ratio of threads. Threads count instead of ranks,
+    because the ranks of a host share its cores.
     """
     first = points[0]
     rows = []
@@ -163,7 +164,7 @@ def document(recipe: str, stack: str, steps: int, points: Sequence[Point]) -> di
 
 
 def step_of(point: Point, first: Point) -> Step:
-    """Convert a point for the model; a rank sends (n - 1) / n of the exchanged bytes."""
+    """Convert a point to a step of the model; a rank sends (n - 1) / n of the exchanged bytes."""
     others = point.ranks - 1
     exchanged = point.sent * point.ranks / others if others else 0.0
     mode, dense = point.mode, inf
@@ -277,7 +278,7 @@ def _epoch(point: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _slowest(point: Mapping[str, Any]) -> str:
-    """Return the host that the others wait for, and how much less than the mean it waits."""
+    """Format the slowest host, with the percentage of a step that it waits less than the mean."""
     waited = point["waited"]
     if len(waited) == 1:
         return "-"

@@ -1,23 +1,26 @@
-"""A model that predicts the step time on other numbers of hosts. Pure functions only.
+"""A model that predicts the step time T(n) on n hosts. Pure functions only.
 
     T(n) = c + max(0, k / H + a L(n) + x S (n - 1) / n)
 
     c  seconds of a step on one host
     S  bytes of gradients and weights that a step exchanges: bytes of an all-reduce count twice,
-       bytes of a reduce-scatter or all-gather once. A host sends S (n - 1) / n of them. If rows of
-       an embedding are exchanged, S grows with n, up to its value without that
+       bytes of a reduce-scatter or all-gather once. A host sends S (n - 1) / n bytes. If ranks
+       exchange only the used rows of an embedding, S grows with n up to the size of all rows
     x  seconds per byte: 1 / bandwidth of a host
     L  sequential messages of a collective without payload: n - 1 in gloo's rings, log2 n in
        MPI's trees
     a  seconds that a sequential message costs, over all collectives of a step
-    k  fixed seconds of an exchange; negative if the backward pass hides more than that
-    H  steps between two exchanges; S and a are means over them
+    k  fixed seconds of an exchange; negative if the backward pass hides more communication
+    H  steps between two exchanges; S and a are means over these steps
 
 Latency and bandwidth follow Hockney 1994 (The communication challenge for MPP); messages and bytes
 of collectives follow Thakur, Rabenseifner and Gropp 2005 (Optimization of Collective Communication
-Operations in MPICH). a belongs to a mode, x to a backend, k to a backend with an optimizer. x and
-k are the least-squares fit to the time that steps on several hosts take beyond c and a L(n). a
-comes from a separate measurement of collectives without payload: the times for bytes and for
+Operations in MPICH).
+
+Each mode has its own a, each backend its own x, and each pair of backend and optimizer its own k. x
+and k are a least-squares fit to the step times on several hosts minus c and a L(n).
+
+a comes from a separate measurement of collectives without payload: the times for bytes and for
 messages both grow with n, so a few points cannot separate them.
 """
 
@@ -37,9 +40,9 @@ class Mode:
     """The way in which ranks exchange gradients or weights.
 
     Attributes:
-        dtype: type in which gradients are sent: fp32, bf16 or auto; with local steps, the type of
-            weight changes: bf16 or int8.
-        optimizer: whole or sharded; or local, an optimizer for each host.
+        dtype: data type in which gradients are sent: fp32, bf16 or auto. With local steps, the data
+            type of the weight changes: bf16 or int8.
+        optimizer: whole, sharded, or local (each host has its own optimizer).
         every: steps between two exchanges.
     """
 
@@ -50,7 +53,7 @@ class Mode:
 
     @property
     def name(self) -> str:
-        """The mode's name for `--modes`.
+        """The mode's name, as in `--modes`.
 
         >>> Mode("impi", "bf16", "sharded").name
         'impi-bf16-sharded'
@@ -78,14 +81,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Exchanged:
-    """S of a mode by number of hosts: `base + per_host * hosts`, and at most `most`."""
+    """S (exchanged bytes) of a mode by host count: min(base + per_host * hosts, most)."""
 
     base: float
     per_host: float
     most: float
 
     def __call__(self, hosts: int) -> float:
-        """Return S for a number of hosts, in bytes."""
+        """Return S in bytes for this number of hosts."""
         return min(self.base + self.per_host * hosts, self.most)
 
 
@@ -94,11 +97,11 @@ class Model:
     """The fitted model; units and letters are defined in this module's docstring.
 
     Attributes:
-        compute: c.
-        fixed: k by backend and optimizer.
-        latency: a by mode.
-        per_byte: x by backend.
-        exchanged: S by mode.
+        compute: c, the seconds of a step on one host.
+        fixed: k, the fixed seconds of an exchange, by backend and optimizer.
+        latency: a, the seconds of a sequential message, by mode.
+        per_byte: x, the seconds per byte, by backend.
+        exchanged: S, the bytes that a step exchanges, by mode.
     """
 
     compute: float
@@ -108,7 +111,7 @@ class Model:
     exchanged: Mapping[Mode, Exchanged]
 
     def seconds(self, mode: Mode, hosts: int) -> float:
-        """Return T(hosts): the seconds of a step on this number of hosts."""
+        """Return T(hosts): the step time in seconds on this number of hosts."""
         if hosts == 1:
             return self.compute
         fixed = self.fixed.get((mode.backend, mode.optimizer), 0.0)
@@ -123,7 +126,7 @@ class Model:
 
 
 def messages(mode: Mode, hosts: int) -> float:
-    """Return L(hosts): the sequential messages of a collective.
+    """Return L(hosts): the number of sequential messages of a collective.
 
     >>> messages(Mode("gloo", "fp32", "whole"), 8), messages(Mode("impi", "fp32", "whole"), 8)
     (7.0, 3.0)
@@ -132,9 +135,9 @@ def messages(mode: Mode, hosts: int) -> float:
 
 
 def fit(steps: Sequence[Step]) -> Model | None:
-    """Fit the model to steps; return None without a step on one host and a step on several.
+    """Fit the model to steps; return None without a step on one host or a step on several hosts.
 
-    A backend gets x, which is not negative, and k if it has enough steps.
+    x is never negative. A backend has k only if it has enough steps.
     """
     alone = [step.seconds for step in steps if step.hosts == 1]
     several = sorted((step for step in steps if step.hosts > 1), key=lambda step: step.mode)
@@ -162,9 +165,9 @@ def fit(steps: Sequence[Step]) -> Model | None:
 
 
 def prediction_errors(steps: Sequence[Step]) -> list[tuple[Step, float]]:
-    """Return each step on several hosts with the error of its prediction from all other steps.
+    """Predict each step on several hosts from all other steps; return the steps with their errors.
 
-    The error is relative to the measured time. Steps whose mode has no other point are skipped.
+    An error is relative to the measured time. A step is skipped if no other step has its mode.
     """
     errors = []
     for step in steps:
@@ -186,20 +189,20 @@ def _fit_size(steps: Sequence[Step]) -> Exchanged:
 
 
 def _fit_backend(steps: Sequence[Step], longer: Sequence[float]) -> tuple[float, dict[str, float]]:
-    """Fit x of a backend, and k by kind of optimizer: least squares of `longer = x size + k / H`.
+    """Fit x of a backend and k of each kind of optimizer: least squares of longer = x size + k / H.
 
-    For a fixed x, k of a kind is the mean of the residuals, and x is the slope without these means.
-    If the steps do not determine both, or x would be negative, there is no k.
+    For a fixed x, the k of an optimizer is the mean residual of its steps. x is the slope after
+    subtracting these means. If the steps do not determine both, or x would be negative, k is 0.
 
     Args:
-        longer: seconds of each step that x and k have to explain.
+        longer: measured seconds of each step minus c and a L(n).
     """
     sizes = [step.exchanged * (step.hosts - 1) / step.hosts for step in steps]
     often = [1 / step.mode.every for step in steps]
     kinds = {step.mode.optimizer for step in steps}
 
     def means(values: Sequence[float]) -> dict[str, float]:
-        """Return the factors of 1 / H that fit the values best, by kind of optimizer."""
+        """Return the best-fitting factor of 1 / H for each kind of optimizer."""
         rows = list(zip(steps, often, values, strict=True))
         return {
             kind: sum(w * value for step, w, value in rows if step.mode.optimizer == kind)

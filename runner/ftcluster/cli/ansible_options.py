@@ -8,7 +8,7 @@ from ftcluster.errors import UsageError
 from ftcluster.operations.connection import SETUP
 
 GROUP = "passed on to ansible-playbook"
-# option: its value and its meaning, for --help and docs/cli.md
+# value and meaning of each option, for --help and docs/cli.md
 WITH_VALUE = {
     "--limit": ("HOSTS", "only these hosts of the inventory, as names, groups or patterns"),
     "--tags": ("STAGES", "only these stages, such as preflight or preflight,system"),
@@ -33,7 +33,7 @@ FLAGS = {
     "--diff": "show added and removed lines of files",
 }
 SHORT = {"--limit": "-l", "--tags": "-t", "--extra-vars": "-e", "--user": "-u"}
-# option: its short form, the prompt, the option for a file with the password, and its meaning
+# of each option: short form, prompt, option for a file with the password, and meaning
 ASKED = {
     "--ask-become-pass": (
         "-K", "BECOME password", "--become-password-file", "prompt for the sudo password"
@@ -50,10 +50,10 @@ ASKED = {
 def add_options(
     parser: argparse.ArgumentParser, with_value: tuple[str, ...], flags: tuple[str, ...] = ()
 ) -> None:
-    """Add options of ansible-playbook to a verb.
+    """Add options of ansible-playbook to a command.
 
     Args:
-        with_value: options that take a value; a command line may repeat them.
+        with_value: options that take a value; the user may repeat them.
         flags: options without a value.
     """
     group = parser.add_argument_group(GROUP)
@@ -70,7 +70,7 @@ def add_options(
 
 
 def extra_variables(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the values of --extra-vars among arguments, as argparse reads -e, -Ke or --extra.
+    """Return the values of --extra-vars, which argparse also reads from -e, -Ke or --extra.
 
     Raises:
         argparse.ArgumentError: an option has no value.
@@ -84,13 +84,13 @@ def extra_variables(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def add_inventories(parser: argparse.ArgumentParser, words: str) -> None:
-    """Add the inventories to a verb: as an argument, or with Ansible's option."""
+    """Add the inventories to a command: as arguments, and with Ansible's option -i."""
     parser.add_argument("words", nargs="*", metavar="INVENTORY", help=words)
     add_inventory_option(parser, "an inventory; several inventories are merged in this order")
 
 
 def add_inventory_option(parser: argparse.ArgumentParser, meaning: str) -> None:
-    """Add Ansible's option for an inventory to a verb."""
+    """Add Ansible's option -i for an inventory to a command."""
     names = ("-i", "--inventory")
     parser.add_argument(
         *names, action="append", default=[], metavar="INVENTORY", dest="inventories", help=meaning
@@ -98,10 +98,10 @@ def add_inventory_option(parser: argparse.ArgumentParser, meaning: str) -> None:
 
 
 def inventories_of(options: argparse.Namespace) -> tuple[str, ...]:
-    """Return the inventories that the user names, in their order.
+    """Return the inventories in the order in which the user named them.
 
     Raises:
-        UsageError: there are several arguments, or both arguments and options.
+        UsageError: the user named several inventories, but not each one with -i.
     """
     names = (*options.words, *options.inventories)
     if len(names) > 1 and options.words:
@@ -111,7 +111,7 @@ def inventories_of(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def passed_on(options: dict[str, Any], flags: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the arguments of ansible-playbook among the options, as the user gave them."""
+    """Return the options that are passed on to ansible-playbook, as a list of arguments."""
     arguments: list[str] = []
     for name in SETUP:
         for value in options.get(name, []):

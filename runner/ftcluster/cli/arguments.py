@@ -17,7 +17,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def not_empty(text: str) -> str:
-    """Return a non-empty argument; a shell variable that is not set gives an empty one."""
+    """Refuse an empty argument, such as the value of an unset shell variable."""
     if not text.strip():
         raise argparse.ArgumentTypeError("the value is missing")
     return text
@@ -54,7 +54,7 @@ def add_name(parser: argparse.ArgumentParser) -> None:
 def add_output(
     parser: argparse.ArgumentParser, verbose: str = "print one line per task and host"
 ) -> None:
-    """Add --json, and --verbose unless its help text is empty."""
+    """Add --json; also add --verbose unless its help text `verbose` is empty."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     if verbose:
         parser.add_argument("-v", "--verbose", action="store_true", help=verbose)

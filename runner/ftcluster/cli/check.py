@@ -1,4 +1,4 @@
-"""`ftcluster check [INVENTORY]`: reports whether a cluster is fit for training, and why not."""
+"""`ftcluster check [INVENTORY]`: reports if a cluster is ready for training, or its problems."""
 
 import argparse
 from pathlib import Path

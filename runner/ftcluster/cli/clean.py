@@ -87,11 +87,11 @@ def _clean_caches(options: argparse.Namespace, connection: Connection) -> int:
 
 
 def _ask(shown: list[str], what: str) -> None:
-    """Show what would be removed, and ask.
+    """Show the runs or caches that would be removed, and ask the user.
 
     Raises:
         UsageError: there is no terminal.
-        FtclusterError: the user's answer is no.
+        FtclusterError: the user does not agree.
     """
     print_lines(shown, sys.stderr)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):

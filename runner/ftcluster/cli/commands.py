@@ -1,4 +1,4 @@
-"""The parser with all commands, and the reading of a command line."""
+"""Builds the parser of all commands, and parses a command line."""
 
 import argparse
 import difflib
@@ -34,10 +34,10 @@ def build_parser(names: Sequence[str] = COMMANDS) -> MainParser:
 
 
 def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options of a command line.
+    """Parse a command line and return its options.
 
     Raises:
-        UsageError: the command line is wrong; the hint has the usage of its command.
+        UsageError: the command line is wrong; the hint shows the usage of the command.
     """
     for word in arguments:
         if not is_unicode(word):
@@ -49,7 +49,7 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     options, rest = parser.parse_known_args(arguments)
     unknown = [word for word in rest if is_flag(word)]
     if unknown:
-        from ftcluster.cli.usage import with_overrides  # imports everything about recipes
+        from ftcluster.cli.usage import with_overrides  # slow: imports all recipe code
 
         takes_recipe = getattr(options, "takes_recipe", False)
         arguments = with_overrides(arguments, unknown, takes_recipe, options.parser)

@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
     if len(options.words) != 1 or options.words[0] not in SHELLS:
         raise UsageError("name one shell", options.parser.usage_line())
-    import shtab  # only here: other commands start without it
+    import shtab  # imported here so that other commands start faster
 
     print(shtab.complete(options.main_parser, shell=options.words[0]))
     return 0

@@ -25,8 +25,8 @@ HIDDEN = "..."
 def ask_passwords(options: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """Ask for the passwords that the options request; yield arguments of ansible-playbook.
 
-    The passwords stay in nameless memory until the context ends. An argument is the path of a
-    descriptor of this process; see `answer_in_memory`.
+    A password is in an anonymous file in memory until the context ends. Its argument is the path of
+    this process's descriptor for that file; see `answer_in_memory`.
     """
     wanted = [entry for name, entry in ASKED.items() if options.get(name)]
     if not wanted:
@@ -53,13 +53,13 @@ def shown_command(words: Sequence[str]) -> list[str]:
     end = list(words).index("--") if "--" in words else len(words)
     try:
         hidden = extra_variables(words[:end])
-    except argparse.ArgumentError:  # the command itself will refuse it
+    except argparse.ArgumentError:  # the command itself reports this error
         hidden = tuple(words[:end])
     return ["ftcluster", *(_without(word, hidden) for word in words[:end]), *words[end:]]
 
 
 def _without(word: str, hidden: Sequence[str]) -> str:
-    """Hide these values in an argument: a whole argument, or the value after its option."""
+    """Replace hidden values in an argument: the whole argument, or the part after its option."""
     if word in hidden:
         return HIDDEN
     behind = [value for value in hidden if value and word[:1] == "-" and word.endswith(value)]
@@ -75,10 +75,10 @@ def command_line() -> tuple[str, ...]:
 def connected(
     options: argparse.Namespace, inventories: Sequence[str] = (), flags: tuple[str, ...] = ()
 ) -> Iterator[Connection]:
-    """Yield how to reach the cluster, with the passwords that the user was asked for.
+    """Ask for passwords if requested, and yield the connection to the cluster.
 
     Args:
-        inventories: inventories; by default those of `add_inventory_option`.
+        inventories: paths of inventories; by default the values of -i.
         flags: options of ansible-playbook without a value.
     """
     names = tuple(inventories or getattr(options, "inventories", ()))
@@ -108,10 +108,10 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 
 
 def one_name(words: Sequence[str]) -> str:
-    """Return the run that a command line names, or "" if it names none.
+    """Return the only run in the arguments, or "" if there is no argument.
 
     Raises:
-        UsageError: it names several runs.
+        UsageError: there are several arguments.
     """
     if len(words) > 1:
         raise UsageError(f"name one run at a time, got {', '.join(words)}")

@@ -1,4 +1,4 @@
-"""`ftcluster export WHAT`: writes a training for another scheduler."""
+"""`ftcluster export WHAT`: writes a training as files for another scheduler."""
 
 from typing import Any
 

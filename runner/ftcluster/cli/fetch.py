@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     with connected(options) as connection:
         fetched = fetch(connection, run, folder, view, options.reports)
     if options.push:
-        if not fetched.found.get("model"):  # a script's files, or reports
+        if not fetched.found.get("model"):  # files of a script, or reports
             raise UsageError("not uploaded: --push uploads only models, and these are other files")
         path = Path(fetched.found["model"])
         kind = "public" if options.public else "private"

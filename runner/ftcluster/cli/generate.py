@@ -95,7 +95,7 @@ def _after_answers(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _answer(options: argparse.Namespace, request: GenerateRequest) -> None:
-    """Print the generated text, or with --dry-run the request."""
+    """Print the generated text; with --dry-run, print the request instead."""
     view, shown = make_view(options.verbose), -1
 
     def write(number: int, text: str) -> None:

@@ -107,7 +107,7 @@ def grouped(summaries: Mapping[str, str]) -> list[str]:
 
 
 def example_lines(name: str, recipes: Iterable[str] = ()) -> list[str]:
-    """Return lines with examples of a command, and the recipes that it takes, if any."""
+    """Return lines with examples of a command, followed by the names of its recipes, if any."""
     lines = []
     if names := ", ".join(recipes):
         wrapped = textwrap.wrap(names, 76, initial_indent="  ", subsequent_indent="  ")

@@ -94,7 +94,7 @@ def add_sharing(parser: argparse.ArgumentParser) -> None:
 
 
 def launch_options(options: argparse.Namespace) -> LaunchOptions:
-    """Return the launch options from this module's arguments, as far as a command has them."""
+    """Return the launch options; an option that the command lacks gets its default."""
     names = (
         "max_restarts", "min_nodes", "wait", "share_hosts", "timeout_seconds", "hang_seconds",
         "grace_seconds",

@@ -18,10 +18,12 @@ from ftcluster_common.process_one import leave_process_one
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code: 0 done, 1 failed, 2 wrong usage, 130 stopped,
-    143 if the run was stopped elsewhere, 141 if nobody reads the result any more.
+    """Run a command and return its exit code.
+
+    The exit code is 0 after success, 1 after a failure, 2 for wrong usage, 130 if the user stopped
+    the command, 143 if the run was stopped elsewhere, and 141 if the reader of stdout has exited.
     """
-    leave_process_one()  # needed as the command of a container
+    leave_process_one()  # needed if this is the first process of a container
     with standard_streams(), warnings_shown():
         code = 0
         try:
@@ -48,7 +50,7 @@ def run_command(arguments: Sequence[str]) -> int:
     as_json = "--json" in itertools.takewhile(lambda word: word != "--", arguments)
     try:
         options = read_arguments(arguments)
-        as_json = getattr(options, "json", False)  # not if --json belongs to the user's script
+        as_json = getattr(options, "json", False)  # False if --json comes after --
         with ended_in_order():
             return again(lambda: int(options.run(options)), make_view(False))
     except FtclusterError as error:
@@ -56,7 +58,7 @@ def run_command(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         failed = Interrupted("stopped")
     except BrokenPipeError:
-        raise  # handled where the result is written
+        raise  # main() handles this error
     except OSError as error:
         what = f"{error.filename}: " if error.filename else ""
         failed = FtclusterError(f"{what}{error.strerror or error}")
@@ -66,7 +68,7 @@ def run_command(arguments: Sequence[str]) -> int:
         raise
     say_error(failed)
     if as_json:
-        with contextlib.suppress(BrokenPipeError):  # the exit code stays the error's
+        with contextlib.suppress(BrokenPipeError):  # keep the exit code of the error
             print(json.dumps(failed.to_dict()))
     return failed.exit_code
 

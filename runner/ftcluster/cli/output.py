@@ -31,7 +31,7 @@ def print_result(options: argparse.Namespace, result: Printable) -> None:
 
 
 class PrintablePlan(Protocol):
-    """A plan of an operation that would run."""
+    """The plan of an operation, which --dry-run prints."""
 
     def document(self) -> Any:
         """Return the document that `--json` prints."""
@@ -44,7 +44,7 @@ class PrintablePlan(Protocol):
 
 
 def print_plan(options: argparse.Namespace, plan: PrintablePlan) -> None:
-    """Print a plan, as `--json` or `--commands` request."""
+    """Print a plan as text, or in the form that `--json` or `--commands` requests."""
     if options.json:
         print(json.dumps(plan.document()))
     elif options.commands:

@@ -1,4 +1,4 @@
-"""The parser of all commands: errors as exceptions, help with examples and in groups."""
+"""Parsers that report errors as exceptions and print help with examples and command groups."""
 
 import argparse
 import re
@@ -16,7 +16,7 @@ UNKNOWN_WORD = re.compile(r"argument WHAT: invalid choice: (.*) \(choose from (.
 
 
 class StoreOnce(argparse.Action):
-    """An action for options that count once: a second value is an error, not a silent override."""
+    """An action for an option that may be given only once; a second value is an error."""
 
     def __call__(self, _parser: Any, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
         """Store the value.
@@ -34,7 +34,7 @@ class StoreOnce(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports wrong usage as an exception, with the usage of the command.
+    """A parser that raises a UsageError with the usage of the command.
 
     Attributes:
         more: lines at the end of the help.
@@ -70,12 +70,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def is_flag(word: str) -> bool:
-    """Return True if an argument is an option, and not a value such as -1."""
+    """Return True if an argument is an option; -1, for example, is a value."""
     return bool(re.match(r"--?[A-Za-z]", word))
 
 
 class Commands:
-    """The commands with their summaries; argparse would list them without groups.
+    """The commands with their summaries, kept here to list the commands in groups.
 
     Args:
         action: argparse action that the commands are added to.
@@ -94,7 +94,7 @@ class Commands:
 
 
 def add_kinds(parser: Parser, doing: str) -> Commands:
-    """Add subcommands, such as `bench allreduce`; without one, an error lists them.
+    """Allow subcommands, such as `bench allreduce`; without a subcommand, an error lists them.
 
     Args:
         doing: the command's verb for the error "name what to DOING".

@@ -1,4 +1,4 @@
-"""The process of a command: signals that end it, and warnings."""
+"""Signals and warnings in the process of a command."""
 
 import contextlib
 import logging
@@ -10,15 +10,15 @@ from typing import Any, TextIO
 
 from ftcluster.text.printable import printable
 
-# Python up to 3.12 releases logging's lock after a fork with this Python function, so a signal
-# handler can interrupt it right at its beginning
+# Python up to 3.12 releases the lock of `logging` after a fork with this Python function. A signal
+# handler can interrupt the function before the lock is released.
 AFTER_FORK = getattr(logging, "_releaseLock", None)
 AGAIN_SECONDS = 0.02  # delay before an exception that Python dropped is raised again
 
 
 @contextlib.contextmanager
 def warnings_shown() -> Iterator[None]:
-    """Show warnings of operations on stderr as plain lines."""
+    """Print warnings of operations to stderr as plain lines."""
     log, handler = logging.getLogger("ftcluster"), _Warnings(sys.stderr)
     handler.setLevel(logging.WARNING)
     log.addHandler(handler)
@@ -29,7 +29,7 @@ def warnings_shown() -> Iterator[None]:
 
 
 class _Warnings(logging.StreamHandler[TextIO]):
-    """A handler that writes warnings, made safe for a terminal."""
+    """A logging handler that writes warnings without control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         return str(printable(super().format(record)))
@@ -39,9 +39,9 @@ class _Warnings(logging.StreamHandler[TextIO]):
 def ended_in_order() -> Iterator[None]:
     """Make SIGHUP and SIGTERM end the process with an exception, so that it cleans up.
 
-    Signals that the process was started to ignore (nohup) stay ignored. Python drops an exception
-    raised during a fork, a `__del__` or another callback; it is raised again then, like the
-    exception of Ctrl-C.
+    Signals that are already ignored (nohup) stay ignored. Python drops an exception that a signal
+    handler raises during a fork, a `__del__` or another callback. Such an exception is raised again
+    a moment later, also for Ctrl-C.
     """
     dropped: list[BaseException] = []
 
@@ -51,7 +51,7 @@ def ended_in_order() -> Iterator[None]:
     def hook(unraisable: Any) -> None:
         if isinstance(unraisable.exc_value, SystemExit | KeyboardInterrupt):
             dropped.append(type(unraisable.exc_value)(*unraisable.exc_value.args))
-            if unraisable.object is AFTER_FORK:  # otherwise all other threads would wait for it
+            if unraisable.object is AFTER_FORK:  # others would wait for the lock
                 with contextlib.suppress(RuntimeError):  # it was already released
                     AFTER_FORK()
             signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)  # no thread: locks may be held
@@ -79,7 +79,7 @@ def ended_in_order() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _held(numbers: Iterable[signal.Signals]) -> Iterator[None]:
-    """Delay signals until the end: Python drops a signal whose handler is being replaced."""
+    """Block signals in the context: Python drops a signal while its handler is replaced."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield

@@ -108,12 +108,12 @@ def add_use(parser: argparse.ArgumentParser) -> None:
 
 
 def recipe_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of a RecipeRequest, except its connection."""
+    """Return the fields of a RecipeRequest from the options, except its connection."""
     sync = getattr(options, "sync", None)
     words = (*([f"training.sync={sync}"] if sync else []), *options.words)
     names = ("data", "model", "nodes", "spares", "ranks_per_host", "run_name")
     settings = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    for name in ("task", "metrics"):  # fields of recipes have these names, too
+    for name in ("task", "metrics"):  # the recipe has these fields too
         value = getattr(options, name, None) or ""
         if value.endswith(".py"):
             settings[name] = value

@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _with_last_joined(row: tuple[str, ...]) -> tuple[str, ...]:
-    """Join allowed values and meaning, which may be long, into the last cell of a row."""
+    """Join the last two cells of a row, the allowed values and the meaning, into one cell."""
     *others, value, meaning = row
     return (*others, f"{value}: {meaning}" if meaning else value)
 
@@ -88,7 +88,7 @@ def show(
     rows: Sequence[tuple[str, ...]],
     more: Sequence[str] = (),
 ) -> None:
-    """Print a table whose last column wraps below itself, or its document for --json."""
+    """Print a table whose last column wraps within the column; with --json, print the document."""
     if options.json:
         print(json.dumps(document))
         return

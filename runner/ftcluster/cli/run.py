@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
             result = run_script(request, show, view, lambda: show.closed)
     finally:
         if show.in_line and sys.stderr.isatty():
-            print(file=sys.stderr)  # so that the next message begins a line
+            print(file=sys.stderr)  # so that the next message begins on a new line
     if options.json or result.progress.state == "running":
         print_result(options, result)
     else:

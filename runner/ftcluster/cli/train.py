@@ -14,7 +14,7 @@ from ftcluster.operations.train.slurm_job import current_job, move_to_first_node
 from ftcluster.operations.train.train import TrainRequest, dry_run, train
 from ftcluster.progress.view import make_view
 
-# options that mean nothing in a Slurm job, and the reasons
+# options without effect in a Slurm job, each with the reason
 LOST_NODE = "Slurm ends a job that has lost a node, and requeues it (sbatch --requeue)"
 WITHOUT = {
     "detach": "the job and all its processes end with its script; sbatch is already detached",

@@ -1,4 +1,4 @@
-"""Flags that are fields of a recipe, and replacements for unsupported flags."""
+"""Converts unknown flags to recipe fields, and suggests replacements for other flags."""
 
 import difflib
 import re
@@ -20,10 +20,10 @@ def with_overrides(
 
     Args:
         unknown: flags that argparse does not know.
-        takes_recipe: True if the command has a recipe.
+        takes_recipe: True if the command has a recipe argument.
 
     Raises:
-        UsageError: flags mean nothing to this command; the hint has a replacement for each.
+        UsageError: the command does not support some flags; the hint suggests replacements.
 
     >>> with_overrides(["--lr", "--adam_beta1", "0.8", "--fp16"], ["--adam_beta1", "--fp16"], True,
     ...     Parser())
@@ -31,7 +31,7 @@ def with_overrides(
     """
     keys = all_keys() if takes_recipe else {}
     words: list[str] = []
-    answers: dict[str, str] = {}  # replacements for flags that mean nothing
+    answers: dict[str, str] = {}  # replacements for unsupported flags
     remaining = list(arguments)
     while remaining:
         word = remaining.pop(0)
@@ -66,9 +66,9 @@ def _is_switch(name: str, keys: dict[str, bool]) -> bool:
 
 
 def _answer(flag: str, value: str, keys: dict[str, bool], parser: Parser) -> str:
-    """Return a replacement for a flag, or ""."""
+    """Return a suggestion for an unknown flag, or ""."""
     flags = re.findall(r"(?<![\w-])--[a-z][\w-]*", parser.format_help())
-    others = [one for one in flags if one != flag]  # descriptions mention other commands' flags
+    others = [one for one in flags if one != flag]  # help texts mention other commands' flags
     if close := difflib.get_close_matches(flag.replace("_", "-"), others, n=1, cutoff=0.75):
         return f"did you mean {close[0]}?"
     field = nearest(flag.lstrip("-"), keys)

@@ -1,7 +1,8 @@
 """The environment for exporting models, and the program that runs in it.
 
-An export needs torch, and for OpenVINO an older transformers than the stacks have. The
-environments of the control node and of the hosts stay unchanged.
+An export needs torch. An export for OpenVINO also needs an older transformers than the stacks have.
+Therefore each format has its own environment; the environments of the control node and of the hosts
+stay unchanged.
 """
 
 import fcntl
@@ -38,22 +39,22 @@ from ftcluster.stacks.catalog import load_stacks
 
 FOLDER = Path(__file__).with_name("exporters")
 LOCKS = "roles/torch_stack/files"
-OLDEST_LIBC = "2.28"  # of the stacks' torch; used if Python cannot tell its own
+OLDEST_LIBC = "2.28"  # required by the stacks' torch; used if Python does not know its C library
 PROGRAM = FOLDER / "program.py"
 # the exporter reads only local folders and sends no telemetry
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
-CONSENT = "intel/openvino_telemetry"  # file below HOME that stops OpenVINO's statistics
+CONSENT = "intel/openvino_telemetry"  # file below HOME that disables OpenVINO's telemetry
 
 
 def environment(kind: str, view: View) -> Path:
-    """Return the Python with the packages for a format; create its environment once per list.
+    """Return the Python of a format's environment; create the environment if it does not exist.
 
     Raises:
         FtclusterError: a package is not available or has a wrong hash, or the disk is full.
     """
     stack = next(
         one for one in load_stacks().values() if one.state == "default"
-    )  # the source of torch
+    )  # this stack defines the version of torch
     lock, more = FOLDER / f"{kind}.txt", collection() / LOCKS / f"{stack.name}-cuda.txt"
     wanted = Wanted(f"export-{kind}", lock.read_text("utf-8"), more.read_text("utf-8"))
     libc = platform.libc_ver()[1] or OLDEST_LIBC
@@ -103,7 +104,7 @@ def _make(folder: Path, wanted: Wanted, target: Target, sources: Sources) -> Non
         scratch.rename(folder)
         shutil.rmtree(house.folder, ignore_errors=True)
     except (WheelhouseError, DownloadError) as error:
-        problem = str(error).partition("\ncheck that pip")[0]  # the rest is about hosts
+        problem = str(error).partition("\ncheck that pip")[0]  # the rest is about the hosts
         raise FtclusterError(problem, "check pip's package index: pip config list") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

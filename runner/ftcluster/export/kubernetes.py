@@ -1,4 +1,4 @@
-"""The manifests of a training for Kubeflow's operators, from the template beside this module."""
+"""Renders the manifests of a training for Kubeflow's operators, from a template."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from ftcluster_common.protocol.launch import rank_placement
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.user_code import NO_CODE, UserCode
 
-PYTORCH, TRAIN = "pytorchjob", "trainjob"  # both run torchrun in each pod
+PYTORCH, TRAIN = "pytorchjob", "trainjob"  # both kinds run torchrun in each pod
 TEMPLATE = Path(__file__).with_name("kubernetes.yaml.j2")
 ACCOUNT = 1000  # user and group of the node image
 JOB_FOLDER = "/opt/ftcluster/job"  # where the ConfigMap is mounted
@@ -27,7 +27,7 @@ STOP_SECONDS = 120  # time for a stopped training to save its state
 
 @dataclass(frozen=True)
 class Pods:
-    """A training in pods, a pod for each host of the plan.
+    """A training that runs in pods; each host of the plan is a pod.
 
     Attributes:
         name: name of all objects and of the run.
@@ -35,8 +35,8 @@ class Pods:
         claim: PersistentVolumeClaim that all pods mount.
         node_selector: labels of the nodes.
         token_secret: Secret with a token for the Hugging Face Hub, or "".
-        min_nodes: least number of pods with which a PyTorchJob continues.
-        max_restarts: largest number of restarts after failures.
+        min_nodes: minimum number of pods of a PyTorchJob; with fewer pods it does not continue.
+        max_restarts: maximum number of restarts after failures.
         code: the user's own files that the pods execute.
     """
 
@@ -81,13 +81,13 @@ class Pods:
 
     @property
     def host_variables(self) -> dict[str, str]:
-        """The variables that the plan sets for all ranks of a host."""
+        """The environment variables that the plan sets for all ranks of a host."""
         variables: dict[str, str] = self._placement["kinds"][0]["env"]
         return variables
 
     @property
     def placement(self) -> str:
-        """The placement of all ranks without `host_variables`, which the manifest shows."""
+        """The placement of all ranks as JSON, without `host_variables`: the manifest sets these."""
         [kind] = self._placement["kinds"]
         placement = {**self._placement, "kinds": [{**kind, "env": {}}]}
         return json.dumps(placement, separators=(",", ":"))
@@ -103,7 +103,7 @@ def manifests(kind: str, pods: Pods) -> str:
     from jinja2 import (
         Environment,
         StrictUndefined,
-    )  # slow to load, and used only here
+    )  # imported here because the import is slow
 
     environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
@@ -127,6 +127,6 @@ def quoted(text: str) -> str:
     >>> print(quoted("it's 1"), quoted("a\n---\n"), quoted("\x85"))
     'it''s 1' "a\n---\n" "\N"
     """
-    style = "'" if is_plain(text) else '"'  # single quotes would wrap over lines
+    style = "'" if is_plain(text) else '"'  # in single quotes, YAML would wrap the text
     scalar: str = yaml.safe_dump(text, default_style=style, width=float("inf"))
     return scalar.removesuffix("\n")

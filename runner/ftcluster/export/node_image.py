@@ -23,7 +23,7 @@ def files_of_image(stack: Stack) -> dict[str, bytes]:
     """Return the image's files by path, below `image/`.
 
     Raises:
-        FtclusterError: ftcluster does not contain the node package, as in a checkout.
+        FtclusterError: the node package is missing, for example in a source checkout.
     """
     roles = collection() / "roles"
     wheels = sorted((roles / "node_agent" / "files").glob("ftcluster_train-*.whl"))

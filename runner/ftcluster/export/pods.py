@@ -1,4 +1,4 @@
-"""The facts of a node as the pods of a training see it. Pure functions only."""
+"""The resources of a training's pods, and the facts of hosts as pods. Pure functions only."""
 
 from dataclasses import dataclass, replace
 
@@ -32,8 +32,8 @@ class Resources:
 def resources(facts: ClusterFacts) -> Resources:
     """Return the resources of a pod: all of a node except one core and a tenth of the memory.
 
-    The rest is for kubelet, the system and daemon sets: a pod that requests a whole node is never
-    scheduled.
+    Kubelet, the system and daemon sets need the rest. A pod that requested a whole node would never
+    be scheduled.
     """
     hosts = [_without_first_core(host) for host in facts.hosts]
     cpus = min(int(min(host.cpu_quota or host.threads, host.threads)) for host in hosts)
@@ -44,8 +44,8 @@ def resources(facts: ClusterFacts) -> Resources:
 def as_pod(host: HostFacts) -> HostFacts:
     """Return the facts of a host as a pod of the node image sees them.
 
-    The address is the host's name: a pod has no address before it starts, and plan() only checks
-    that addresses differ. RDMA is off, because it needs a device plugin.
+    A pod has no address before it starts, so the host's name is used as the address; plan() only
+    checks that addresses differ. RDMA is off, because RDMA in a pod needs a device plugin.
     """
     return replace(
         _without_first_core(host),
@@ -64,7 +64,7 @@ def as_pod(host: HostFacts) -> HostFacts:
 
 
 def _without_first_core(host: HostFacts) -> HostFacts:
-    """Return the host without its first core, which kubelet's CPU manager reserves too."""
+    """Return the host without its first core, which kubelet's CPU manager reserves."""
     if host.cores < NODE_CORES or Topology.of(host).limited:
         return host
     cpus = [parse_cpus(node.cpus) for node in host.numa]
@@ -84,9 +84,9 @@ def _without_first_core(host: HostFacts) -> HostFacts:
 
 
 def uneven(plan: LaunchPlan) -> str:
-    """Return the hosts whose ranks have other cores than the first host's ranks; "" for none.
+    """Return the names of hosts whose ranks have other cores than the first host's ranks, or "".
 
-    All pods of a training come from the same template.
+    Such hosts cannot be pods of the training, because all pods have the same template.
     """
 
     def cores(host: HostPlan) -> list[tuple[object, ...]]:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from ftcluster.text.comments import comments
 from ftcluster.text.shell_words import shell_word
 
-SAVE_SECONDS = 90  # time for the last checkpoint
+SAVE_SECONDS = 90  # time for saving the last checkpoint
 SIGNAL_SECONDS = SAVE_SECONDS + 30  # signal before the time limit; Slurm checks every minute
 
 ABOUT = "ftcluster export slurm; ftcluster's docs/slurm.md explains the setup of the nodes"
-OPTION = re.compile(r"--[a-z-]+=[\w.,:+-]+", re.ASCII)  # sbatch would split other texts
+OPTION = re.compile(r"--[a-z-]+=[\w.,:+-]+", re.ASCII)  # sbatch would split any other text
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class BatchJob:
 
 
 def batch_script(job: BatchJob) -> str:
-    """Return the text for sbatch, with the reason for each line.
+    """Return the batch script, with a comment that explains each line.
 
     Raises:
-        ValueError: sbatch could read the name or an option as several options.
+        ValueError: the name or an option has a form that sbatch could read as several options.
     """
     for option in (f"--job-name={job.name}", *job.options):
         if not OPTION.fullmatch(option):

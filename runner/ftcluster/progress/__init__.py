@@ -1,1 +1,1 @@
-"""The progress of a setup and of a run: its state from events, and its display."""
+"""The progress of a setup and of a run: computes the state from events and displays it."""

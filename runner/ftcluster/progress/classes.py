@@ -1,4 +1,4 @@
-"""Class reports as lines for a terminal."""
+"""Formats class reports (scores of each class) as lines for a terminal."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -7,29 +7,29 @@ from ftcluster.text.table import aligned
 from ftcluster_common.protocol.class_report import ClassReport, read_report
 
 HEAD = ("precision", "recall", "f1", "support")
-SHOWN = 20  # most classes in a table
+SHOWN = 20  # maximum number of classes in a table
 MATRIX = 8  # most classes whose confusion matrix fits a terminal
-MOST_WIDTH = 24  # most characters of a name
+MOST_WIDTH = 24  # maximum length of a name in characters
 CONFUSED = 5
 
 
 def reports_of(event: Mapping[str, Any]) -> dict[str, ClassReport]:
-    """Return the class reports of an event `evaluation` or `result`, by set."""
+    """Return the class reports of an event `evaluation` or `result`, by data set."""
     return {name: read_report(found) for name, found in event.get("classes", {}).items()}
 
 
 def class_lines(event: Mapping[str, Any]) -> list[str]:
-    """Return a table for each set of an event, with its confusion matrix and notes."""
+    """Return the lines for each data set of an event: a table, a confusion matrix and notes."""
     return [line for name, one in reports_of(event).items() for line in _of_set(name, one)]
 
 
 def class_documents(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the class reports of an event for `--json`, by set."""
+    """Return the class reports of an event for `--json`, by data set."""
     return {name: report.document() for name, report in reports_of(event).items()}
 
 
 def score_rows(report: ClassReport) -> list[tuple[str, ...]]:
-    """Return a row of cells for each class and mean; of many classes, only the worst have a row."""
+    """Return a row for each class and each mean; if there are many classes, only the worst ones."""
     chosen = sorted(report.classes, key=lambda one: one.f1)[:SHOWN]
     rows = [
         (_short(one.name), *_cells(one.precision, one.recall, one.f1), str(one.support))
@@ -52,7 +52,7 @@ def head_of(report: ClassReport) -> tuple[str, ...]:
 
 
 def notes_of(report: ClassReport) -> Iterator[str]:
-    """Yield notes about rows missing from the table, and warnings that nobody may overlook."""
+    """Yield notes about rows missing from the table, and warnings about classes."""
     more = len(report.classes) - SHOWN
     if more > 0 or report.left_out:
         yield f"these have the lowest f1; {max(more, 0) + report.left_out} more are not shown"
@@ -65,7 +65,7 @@ def notes_of(report: ClassReport) -> Iterator[str]:
 
 
 def confusion_rows(report: ClassReport) -> list[tuple[str, ...]]:
-    """Return the confusion matrix as cells with headings; empty if it is too large."""
+    """Return the confusion matrix as cells with headings; empty if the matrix is too large."""
     names, matrix = [one.name for one in report.classes], report.matrix
     if matrix is None or len(names) > MATRIX:
         return []
@@ -93,7 +93,7 @@ def _of_set(name: str, report: ClassReport) -> Iterator[str]:
 
 
 def _numbers(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table whose columns, except the first, are aligned right."""
+    """Yield the lines of a table; all columns except the first are aligned right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     right = [
         (row[0], *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)))

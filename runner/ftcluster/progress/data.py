@@ -1,16 +1,16 @@
-"""The data that a model reads, and its target tokens, as lines for a terminal."""
+"""Formats the data of a training, and its target tokens, as lines for a terminal."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ftcluster.text.plural import counted
 
-SHOWN = 8  # most classes in a line
+SHOWN = 8  # maximum number of classes in a line
 LEARNED = "target tokens are between « and », and after ->"
 
 
 def set_line(one: Mapping[str, Any]) -> str:
-    """Format a set of `ftcluster_train.engine.data_report`, or of `recipe.data_counts`.
+    """Format the counts of a data set from `engine.data_report` or `recipe.data_counts`.
 
     >>> set_line({"set": "train", "rows": 3, "classes": {"good": 2, "bad": 1}, "samples": 3,
     ...           "median": 7, "longest": 8, "limit": 8, "cut": 1, "left_out": 0})
@@ -25,7 +25,7 @@ def set_line(one: Mapping[str, Any]) -> str:
     if classes := one.get("classes"):
         first = ", ".join(f"{name} {count}" for name, count in list(classes.items())[:SHOWN])
         more = ", ..." if len(classes) > SHOWN else ""
-        count = one.get("class_count", len(classes))  # `classes` has only the most frequent ones
+        count = one.get("class_count", len(classes))  # `classes` has only the most frequent classes
         words.append(f"{count} class{'es' * (count > 1)} ({first}{more})")
     if "median" in one:
         words += [f"{one['median']} tokens (median)", f"{one['longest']} at most"]
@@ -37,7 +37,7 @@ def set_line(one: Mapping[str, Any]) -> str:
 
 
 def sample_lines(sample: list[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for each packed sequence of a sample, with target tokens between « and ».
+    """Yield a line for each sequence of a sample; target tokens are between « and ».
 
     >>> list(sample_lines([{"label": "good", "parts": [["a\\nb ", False], ["c", True]]}]))
     ['  a\\\\nb «c» -> good']
@@ -54,7 +54,7 @@ def _in_one_line(text: str) -> str:
 
 
 def data_lines(event: Mapping[str, Any], samples: int) -> list[str]:
-    """Return an event `data` as lines, with at most `samples` of its samples."""
+    """Return an event `data` as lines, with at most `samples` samples."""
     shown = event["samples"][:samples]
     head = [f"as the model sees them; {LEARNED}:"] if shown else []
     lines = [line for sample in shown for line in sample_lines(sample)]

@@ -1,4 +1,4 @@
-"""The facts of a setup and a run as short texts."""
+"""Formats the facts of a setup and a run as short texts."""
 
 import time
 from datetime import datetime
@@ -18,7 +18,7 @@ STAGES = {
 
 
 def stage_line(stage: str) -> str:
-    """Format the beginning of a stage.
+    """Format the line that announces a stage.
 
     >>> stage_line("mesh")
     'mesh: connect the head with the hosts ...'
@@ -37,7 +37,7 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Format seconds since 1970 as 03:12:45 for today, or as 01-31 03:12:45."""
+    """Format seconds since 1970 as 03:12:45 if the day is today, else as 01-31 03:12:45."""
     at, now = (datetime.fromtimestamp(one).astimezone() for one in (seconds, time.time()))
     return f"{at:%H:%M:%S}" if at.date() == now.date() else f"{at:%m-%d %H:%M:%S}"
 
@@ -57,7 +57,7 @@ def shape(progress: RunProgress) -> str:
 
 
 def step_line(progress: RunProgress) -> str:
-    """Format the latest step; the total comes from the event `start`, which may be damaged."""
+    """Format the latest step; the event `start` with the total may be damaged."""
     step, steps = progress.step, progress.start.get("steps", "?")
     return (
         f"step {step['step']}/{steps}  epoch {step['epoch']:.2f}  "
@@ -73,7 +73,7 @@ def checkpoint_line(progress: RunProgress) -> str:
 
 
 def stopped_line(progress: RunProgress) -> str:
-    """Report how a run was stopped, and how to continue it."""
+    """Return a line that says how a run was stopped, and how to continue the run."""
     run, checkpoint = progress.run, progress.checkpoint
     step = progress.step.get("step", 0)
     words = [f"stopped: run {run}{f' at step {step}' if step else ''}", "no rank is left running"]

@@ -13,7 +13,7 @@ from ftcluster.progress.state import RunProgress, SetupProgress
 from ftcluster.progress.view import TerminalView
 
 WIDTH = 100  # width in characters
-LEAST_SECONDS = 0.5  # least time between two redraws
+LEAST_SECONDS = 0.5  # minimum seconds between two redraws
 PAGE = "<pre style='line-height:normal'>{code}</pre>"
 
 
@@ -34,7 +34,7 @@ def page_of(progress: SetupProgress | RunProgress) -> str:
 
 
 class NotebookView(TerminalView):
-    """A view that draws a setup or a run into the output of the cell; notes are printed below."""
+    """A view that draws a setup or a run into the cell's output and prints notes below."""
 
     def __init__(self) -> None:
         super().__init__(Console(file=sys.stdout, width=WIDTH, highlight=False))

@@ -55,7 +55,7 @@ def run_picture(progress: RunProgress) -> RenderableType:
         ProgressBar(total=steps, completed=done, width=SPARK_WIDTH),
         Text(f"step {done}/{steps}"),
     ]
-    if progress.step:  # not every step is logged; the speed is unknown before the first one
+    if progress.step:  # not every step is logged; the speed is unknown before the first logged step
         cells += [
             Text(f"epoch {progress.step['epoch']:.2f}/{progress.start['epochs']:.3g}"),
             Text(f"{progress.step['samples_per_second']:.1f} samples/s", style="green"),
@@ -87,9 +87,9 @@ def run_picture(progress: RunProgress) -> RenderableType:
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """Draw values as `width` bars, stretched or averaged to that number; width 0 gives "".
+    """Draw values as `width` bars, repeating or averaging values as needed; width 0 gives "".
 
-    A value that is not finite, such as the loss of a diverging training, gets the highest bar.
+    A value that is not finite, such as NaN of a diverging training, gets the highest bar.
 
     >>> sparkline([1.0, 2.0, math.nan], 3)
     '▁██'

@@ -35,7 +35,7 @@ class HostProgress:
 
 @dataclass
 class SetupProgress:
-    """The progress of all hosts of a playbook, and the messages of its debug tasks."""
+    """The progress of a playbook on all hosts, and the messages of its debug tasks."""
 
     hosts: dict[str, HostProgress] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
@@ -68,10 +68,10 @@ class RunProgress:
 
     Attributes:
         state: running, done, failed or stopped.
-        data: event `data`: the data that is read, and target tokens.
+        data: event `data`: the training data and its target tokens.
         start: event `start`: world_size, backend, precision, steps, epochs, ...
         step: latest event `step`.
-        losses: losses of all events `step`; of every second, fourth, ... event if there are many.
+        losses: loss of each event `step`; if there are many events, only of every 2nd, 4th, ...
         evaluations: all events `evaluation`.
         result: event `result`: metrics, samples_per_second, model, ...
         errors: all events `error`: message, hint, rank, host.
@@ -82,8 +82,7 @@ class RunProgress:
         seconds: time from the launch to the end of the last rank.
         end: event `end`: state, exit_code, seconds.
         restarts: number of restarts of the ranks.
-        steps_now: False while the run does something other than training steps; `doing` names
-            the activity then.
+        steps_now: True while the run does training steps; otherwise `doing` names its activity.
     """
 
     run: str
@@ -114,7 +113,7 @@ class RunProgress:
 
     @property
     def epoch_seconds(self) -> float | None:
-        """Seconds per epoch of a training that has ended; None if it trained no step."""
+        """The seconds per epoch of a training that has ended; None if the training did no step."""
         speed = self.result.get("samples_per_second")
         return self.start["train_samples"] / speed if speed and self.start else None
 
@@ -133,7 +132,7 @@ class RunProgress:
         }
 
     def add(self, event: dict[str, Any]) -> None:
-        """Add an object of events.jsonl; event kinds of later versions are ignored."""
+        """Add an event of events.jsonl; ignore unknown kinds, which later versions may write."""
         self.time = event.get("time", self.time)
         match event.get("event"):
             case "phase":

@@ -1,23 +1,23 @@
-"""Texts that a model generated for some sources, with references, as lines for a terminal."""
+"""Formats generated texts, with their sources and references, as lines for a terminal."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 HEAD = ("source", "reference", "written")
-MOST_CHARACTERS = 300  # most characters shown of a text
+MOST_CHARACTERS = 300  # maximum length of a shown text in characters
 
-Texts = Mapping[str, Sequence[Sequence[str]]]  # by set; each entry has the fields of HEAD
+Texts = Mapping[str, Sequence[Sequence[str]]]  # by data set; each entry has the fields of HEAD
 
 
 def written_texts(result: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]]) -> Texts:
-    """Return the texts of an event `result`, or else of the last evaluation, or {}."""
+    """Return the generated texts of the result, or else of the last evaluation, or else {}."""
     last = evaluations[-1] if evaluations else {}
     texts: Texts = result.get("texts") or last.get("texts") or {}
     return texts
 
 
 def text_lines(texts: Texts) -> Iterator[str]:
-    """Yield a line for each text.
+    """Yield a heading for each data set, and a line for each text.
 
     >>> list(text_lines({"validation": [["a long\\ntext", "a text", "text"]]}))
     ['validation:', '  source: a long text', '  reference: a text', '  written: text']

@@ -1,4 +1,4 @@
-"""The display of progress: none, a live picture on a terminal, or plain lines."""
+"""Views that display progress: as nothing, a live picture on a terminal, or plain lines."""
 
 import sys
 
@@ -16,16 +16,16 @@ from ftcluster.text.printable import printable
 
 
 class View:
-    """A receiver of an operation's progress. This class shows nothing and answers no question."""
+    """A receiver of an operation's progress. This base class shows nothing and asks nobody."""
 
     def setup_event(self, progress: SetupProgress, event: TaskEvent) -> None:
-        """Show a playbook's event that was added to `progress`."""
+        """Show an event of a playbook, after the event was added to `progress`."""
 
     def task_event(self, event: TaskEvent) -> None:
         """Receive a message that a task reports about its host."""
 
     def run_event(self, progress: RunProgress, kind: str) -> None:
-        """Show a run's event of this kind that was added to `progress`."""
+        """Show an event of a run, after the event was added to `progress`."""
 
     def tick(self) -> None:
         """Update elapsed times; called several times a second."""
@@ -34,11 +34,11 @@ class View:
         """Print a line."""
 
     def ask(self, question: str) -> str:  # noqa: ARG002
-        """Return the user's answer, or "" if nobody can be asked."""
+        """Ask the user a question and return the answer; "" if nobody can be asked."""
         return ""
 
     def close(self) -> None:
-        """Show the last state and restore the terminal."""
+        """Show the final state and restore the terminal."""
 
 
 class TerminalView(View):
@@ -56,7 +56,7 @@ class TerminalView(View):
             self.say(f"{event.host}: {event.task}\n{event.message}")
 
     def task_event(self, event: TaskEvent) -> None:
-        """Collect a task's note about its host; notes are shown before those of the next task."""
+        """Collect a task's note about its host; show the notes of the previous task first."""
         if event.task != self._task:
             self._say_notes()
             self._task = event.task
@@ -80,7 +80,7 @@ class TerminalView(View):
         self._console.print(printable(text), highlight=False, markup=False, emoji=False)
 
     def ask(self, question: str) -> str:
-        """Return the answer typed at the terminal; "" if stdin or stderr is not a terminal."""
+        """Ask a question on the terminal; return "" if stdin or stderr is not a terminal."""
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             return ""
         print(printable(question), end="", file=sys.stderr, flush=True)
@@ -115,7 +115,7 @@ def make_view(verbose: bool, console: Console | None = None) -> View:
 
 
 class _LiveView(TerminalView):
-    """A view that redraws a picture four times a second and leaves the last one on the screen."""
+    """A view that redraws a picture four times a second; the last picture stays on the screen."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -166,10 +166,10 @@ class _PlainView(TerminalView):
         if event.stage != self._stage:
             self._stage = event.stage
             self.say(format.stage_line(event.stage))
-        # the command's error, or a notice about the rescued step, says why a task failed
+        # the reason of a failure follows in the command's error, or in a notice if it was rescued
         always = event.kind in ("failed", "unreachable", "changed")
         if always or (self._verbose and event.kind in ("ok", "skipped")):
-            # a host that cannot be reached has nothing to do with the task at hand
+            # the current task is not the reason why a host cannot be reached
             task = "" if event.kind == "unreachable" else f": {event.task}"
             self.say(f"{event.host}: {event.kind}{task}")
         super().setup_event(progress, event)
@@ -189,5 +189,5 @@ class _PlainView(TerminalView):
         super().run_event(progress, kind)
 
     def say(self, text: str) -> None:
-        # printing each line through rich's Console would take longer than handling its event
+        # rich's Console would take longer to print a line than the event takes to be handled
         print(printable(text), file=self._console.file, flush=True)

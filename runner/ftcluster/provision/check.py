@@ -18,7 +18,7 @@ from ftcluster.progress.view import View
 from ftcluster.provision.questions import meet, say_unchecked
 from ftcluster.provision.stages import address, raise_timeout, show_playbook
 
-TIME_LIMIT_SECONDS = 300  # the ranks themselves stop after 180
+TIME_LIMIT_SECONDS = 300  # the ranks themselves stop after 180 seconds
 
 
 @dataclass
@@ -27,8 +27,8 @@ class Found:
 
     Attributes:
         facts: results of the module `host_facts`, by host.
-        problems: problems that preflight detected, by host.
-        notices: performance notices of preflight, by host.
+        problems: problems that the stage preflight detected, by host.
+        notices: performance notices of the stage preflight, by host.
         failures: failed task, by host.
         report: report of verify, or None if no rank was started.
     """
@@ -60,7 +60,7 @@ class Found:
 def collect(
     paths: Sequence[Path], options: Sequence[str], view: View, accept_new: bool = False
 ) -> Found:
-    """Run the playbook; the failure of a host does not stop the checks of the others.
+    """Run the playbook `check`; if a host fails, the checks of the other hosts continue.
 
     Args:
         accept_new: see run_stages.
@@ -89,8 +89,8 @@ def _run(
 ) -> tuple[Found, PlaybookOutcome]:
     results = Found(inventory)
     progress = SetupProgress()
-    # use separate connections: Ansible would wait 15 s for a connection that an earlier command
-    # left open to a host that is now off
+    # Use new connections. An earlier command may have left a connection open to a host that is off
+    # now, and Ansible would wait 15 s for it.
     with private_folder() as sockets:
         settings = {"ANSIBLE_SSH_CONTROL_PATH_DIR": str(sockets)}
         outcome = show_playbook(

@@ -1,4 +1,4 @@
-"""The JSON document of `ftcluster check`, whose keys docs/json.md explains. Pure."""
+"""The JSON document of `ftcluster check` (see docs/json.md). Pure functions only."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -13,7 +13,7 @@ FORMAT = 1
 
 
 def document(results: Found) -> dict[str, Any]:
-    """Return the result as JSON-ready data."""
+    """Convert the results to the JSON document."""
     problems, warnings = list(_problems(results)), list(_warnings(results))
     report = results.report or {}
     links = report.get("links", [])
@@ -44,7 +44,7 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def _names(results: Found) -> list[str]:
-    """Return the checked hosts, and the head even if --limit excluded it."""
+    """Return the names of the checked hosts, and of the head even if --limit excludes the head."""
     measured = [row["name"] for row in (results.report or {}).get("hosts", [])]
     return list(dict.fromkeys([*results.inventory.hosts, *measured]))
 

@@ -1,4 +1,4 @@
-"""The document of `ftcluster check` as text. Pure functions only."""
+"""Formats the JSON document of `ftcluster check` as text. Pure functions only."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -40,13 +40,13 @@ def lines(document: JsonObject) -> Iterator[str]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines, without columns that are empty except for their heading."""
+    """Format rows as lines; skip columns that contain only a heading."""
     used = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
     return aligned([row[column] for column in used] for row in rows)
 
 
 def matrix(names: Sequence[str], pairs: Sequence[JsonObject]) -> list[list[str]]:
-    """Return a matrix of all pairs: latency above the diagonal, bandwidth below it."""
+    """Return a matrix of all pairs of hosts: latency above the diagonal, bandwidth below it."""
     of = {tuple(pair["hosts"]): pair for pair in pairs}
 
     def cell(row: int, column: int) -> str:
@@ -66,7 +66,7 @@ def matrix(names: Sequence[str], pairs: Sequence[JsonObject]) -> list[list[str]]
 
 
 def summary(document: JsonObject) -> str:
-    """Return the last line."""
+    """Return the last line of the text, a summary."""
     words = [counted(len(document["hosts"]), "host")]
     for key in ("problems", "warnings"):
         if document[key]:
@@ -75,7 +75,7 @@ def summary(document: JsonObject) -> str:
 
 
 def one_line(document: JsonObject) -> str:
-    """Return the last line with the first finding, for mail from cron."""
+    """Return the summary with the first finding in one line, for mail from cron."""
     [*first] = [*document["problems"], *document["warnings"]][:1]
     words = [": ".join(filter(None, (one["host"], one["what"]))) for one in first]
     return "; ".join([summary(document), *words]).replace("\n", " ")
@@ -130,7 +130,7 @@ def _network(document: JsonObject) -> Iterator[str]:
 
 
 def _findings(findings: Sequence[JsonObject]) -> Iterator[str]:
-    """Yield a line for each finding with all of its hosts; findings with the same hint share it."""
+    """Yield a line for each finding with its hosts; show a hint that findings share only once."""
     hosts: dict[tuple[str, str], list[str]] = {}
     for finding in findings:
         hosts.setdefault((finding["hint"], finding["what"]), []).append(finding["host"])

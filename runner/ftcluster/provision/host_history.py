@@ -1,7 +1,7 @@
-"""A history of each host's measured figures on the control node, and findings of decline.
+"""Keeps each host's measured figures on the control node, and finds hosts that became slower.
 
-A host can be as fast as the others and still slower than before: all hosts may be throttled, or it
-may be the only host of its kind.
+A comparison with other hosts is not enough: all hosts may be throttled, or a host may be the only
+host of its kind.
 """
 
 import json
@@ -17,12 +17,12 @@ from ftcluster_common.protocol.finding import Finding
 from ftcluster_common.protocol.formats import CHECKS, opened, stamped
 
 KEPT = 50  # number of checks kept for each host
-LEAST = 3  # least number of earlier checks to compare with
-SLOWER = 0.85  # a figure below this fraction of the host's earlier figures is a finding
-LESS_MEMORY = 0.99  # fraction of the largest memory so far; kernels differ by less
+LEAST = 3  # minimum number of earlier checks for a comparison
+SLOWER = 0.85  # a smaller ratio of a figure to the host's earlier figures is a finding
+LESS_MEMORY = 0.99  # likewise for memory, which differs by less between kernels
 KIND = "degraded"
 DISK = "disk_mb_per_second"
-# figures that are compared: their unit, and what to check
+# unit and advice of each compared figure
 FIGURES = {
     "bf16_gflops": (
         "GFLOP/s in bf16",
@@ -50,7 +50,7 @@ HostMeasurements = Mapping[str, Sequence[Mapping[str, Any]]]  # checks by host, 
 
 
 def figures(document: JsonObject) -> dict[str, dict[str, Any]]:
-    """Return the figures that a check measured of each host, except hosts in use by a run."""
+    """Return the figures that a check measured, by host; skip hosts that a run uses."""
     busy = {warning["host"] for warning in document["warnings"] if warning["kind"] == "busy"}
     if "" in busy:
         return {}
@@ -80,8 +80,8 @@ def figures(document: JsonObject) -> dict[str, dict[str, Any]]:
 def compared(document: JsonObject, history: HostMeasurements) -> JsonObject:
     """Add a warning for each figure of a host that is worse than its own earlier figures.
 
-    Each host gets `own_checks`, the number of earlier checks compared, and `of_own_median`, the
-    smallest ratio of its figures to their medians.
+    Add two values to each host: `own_checks` is the number of earlier checks that were compared.
+    `of_own_median` is the smallest ratio of a figure to the median of the earlier figures.
     """
     now = figures(document)
     warnings = list(document["warnings"])
@@ -106,7 +106,7 @@ def compared(document: JsonObject, history: HostMeasurements) -> JsonObject:
 def _relative(
     current: Mapping[str, Any], before: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[str, float]]:
-    """Yield the ratio of each figure to its earlier median (disk: to its earlier minimum)."""
+    """Yield each figure's ratio to the median of earlier checks (for the disk: the minimum)."""
     for name in FIGURES:
         earlier = [one[name] for one in before if one.get(name)]
         if current[name] and len(earlier) >= LEAST:
@@ -143,13 +143,13 @@ def _clock(current: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> s
 
 
 def read_history(inventory: str) -> HostMeasurements:
-    """Return the kept figures of an inventory's hosts."""
+    """Return the saved figures of an inventory's hosts."""
     history: dict[str, dict[str, list[dict[str, Any]]]] = _read()
     return history.get(inventory, {})
 
 
 def keep(document: JsonObject) -> None:
-    """Add the figures of a check to the kept figures."""
+    """Save the figures of a check."""
     date = f"{datetime.now(UTC):%Y-%m-%d}"
     with locked_state():
         history, inventory = _read(), document["inventory"]
@@ -165,10 +165,10 @@ def _read() -> dict[str, dict[str, list[dict[str, Any]]]]:
 
 
 def _kept(document: Any) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Return the figures of a document.
+    """Return the figures in a document of the state folder.
 
     Raises:
-        ValueError, TypeError, LookupError, AttributeError: the document has another form.
+        ValueError, TypeError, LookupError, AttributeError: the document is damaged.
         FormatError: a newer ftcluster has written the document.
     """
     kept: dict[str, dict[str, list[dict[str, Any]]]] = opened(CHECKS, document)["inventories"]

@@ -11,17 +11,17 @@ from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 
 YES = ("y", "yes")
-MOST_SHOWN = 20  # groups; cloud plugins make a group for each tag
+MOST_SHOWN = 20  # maximum number of groups; cloud plugins create a group for each tag
 
 
 def which_hosts(inventory: Inventory, ask: Callable[[str], str]) -> str:
-    """Ask for the pattern of the cluster's hosts; return "" if it is the whole inventory anyway.
+    """Ask for the pattern of the cluster's hosts; return "" if all hosts are the cluster.
 
     Args:
         ask: function that shows a question and returns the answer, or "".
 
     Raises:
-        UsageError: there is no answer; the message lists the groups, the hint what to write.
+        UsageError: there is no answer; the message lists the groups of the inventory.
     """
     if not inventory.groups:
         return ""
@@ -43,7 +43,7 @@ def which_hosts(inventory: Inventory, ask: Callable[[str], str]) -> str:
 
 
 def say_unchecked(inventory: Inventory, view: View) -> None:
-    """Print which of the user's settings disables host key checking."""
+    """Print the user's setting that disables host key checking, if any."""
     ours = keys_unchecked_by()
     of_hosts = [f"{one} in {inventory.name}" for one in inventory.unchecked]
     for why in [*([ours] if ours else []), *of_hosts]:
@@ -63,13 +63,13 @@ def meet(
     """Store the keys of hosts that ssh does not know, if the user agrees.
 
     Args:
-        what: name of the command.
+        what: name of the ftcluster command, for messages.
         hosts: hosts whose keys ssh refused.
         options: arguments of ansible-playbook.
         accept_new: True if the user has already agreed; otherwise a terminal asks.
 
     Returns:
-        True if trying again is worthwhile; False if ssh refuses no key now.
+        True if the caller should try again; False if ssh now refuses no key.
 
     Raises:
         FtclusterError: the user does not agree, or a key differs from the known key.

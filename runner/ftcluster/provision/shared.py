@@ -1,4 +1,4 @@
-"""Changes of the cluster's record on its head, which all control nodes share."""
+"""Changes the cluster's record on the head, which all control nodes share."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from ftcluster.provision.stages import run_stages
 def change_record(
     cluster: Cluster, changes: Mapping[str, Any], connection_options: Sequence[str], view: View
 ) -> Cluster:
-    """Change the record on the head, and its local copy; return the changed cluster.
+    """Change the record on the head and the local copy; return the changed cluster.
 
     Args:
         changes: changes in the form of the module `ftcluster.cluster.cluster_record`.
@@ -22,7 +22,7 @@ def change_record(
         FtclusterError: the head does not respond, or refuses the change.
     """
     head = cluster.facts.head
-    # -e may have set the prefix at setup, so it comes from the head's facts
+    # use the prefix in the head's facts, because -e may have set it at setup
     playbook = Record(dict(changes), head.prefix, None if head.can_become_root else "false")
     options = (*connection_options, "--limit", head.name)
     result = run_stages(playbook, cluster.inventories, options, view)

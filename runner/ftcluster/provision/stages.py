@@ -41,11 +41,11 @@ class StagesResult:
         progress: task counts of each host.
         facts: facts of each host by name, if a stage gathered them.
         table: lines of verify's table.
-        records: text of the cluster's record on each inspected host; only the head has a record.
+        records: text of the cluster's record by host; only the head has a record.
         stack: name of the stack in use, or "" if no stage determined it.
         stack_why: reason for the choice of this stack.
-        locked: True if a host granted its lock to this setup.
-        set_up: hosts with a stack in use.
+        locked: True if this setup holds the lock of a host.
+        set_up: names of hosts that have a stack in use.
     """
 
     inventory: Inventory
@@ -94,12 +94,15 @@ def run_stages(
     """Run a playbook of stages.
 
     Args:
-        playbook: playbook with its variables, which -e among the options overrides.
-        unreachable: True if it is enough that some of the hosts respond.
-        accept_new: True if unknown host keys are stored without a question.
+        playbook: playbook with its variables; -e in `options` overrides the variables.
+        paths: paths of the inventories.
+        options: arguments of ansible-playbook.
+        unreachable: True to succeed even if some hosts do not respond.
+        accept_new: True to store unknown host keys without a question.
 
-        Raises:
-        FtclusterError: a host failed or does not respond; names each host with the reason.
+    Raises:
+        FtclusterError: a host failed or does not respond; the message names each such host with the
+            reason.
         Interrupted: the user stopped it.
     """
     inventory, variables = address(paths, options, view)
@@ -139,7 +142,7 @@ def _run(
     options: Sequence[str],
     view: View,
 ) -> tuple[StagesResult, PlaybookOutcome]:
-    """Run a playbook once, and release the hosts' lock if it did not end well."""
+    """Run a playbook once; release the hosts' locks if the playbook failed."""
     result = StagesResult(inventory)
     outcome = show_playbook(
         playbook,
@@ -193,14 +196,14 @@ def show_playbook(
 def raise_timeout(
     playbook: str, outcome: PlaybookOutcome, progress: SetupProgress, limit_seconds: float
 ) -> None:
-    """Raise an error that names each host's current task when the time limit passed."""
+    """If the time limit passed, raise an error that names the current task of each host."""
     if outcome.state == "timeout":
         where = ", ".join(f"{name}: {host.task}" for name, host in progress.hosts.items())
         raise FtclusterError(f"{playbook} took longer than {limit_seconds:.0f} s, at {where}")
 
 
 def _unlock(inventory: Inventory, variables: ClusterVariables, options: Sequence[str]) -> None:
-    """Release the lock on all hosts that respond; the earlier failure is reported anyway."""
+    """Release the lock on all hosts that respond; report no error, because another one follows."""
     run_playbook(
         Unlock().qualified,
         inventory.paths,
@@ -216,9 +219,9 @@ def address(
 ) -> tuple[Inventory, ClusterVariables]:
     """Return the cluster's hosts, and variables for its playbooks.
 
-    The options or the inventory select the cluster's hosts. Otherwise these are the hosts of the
-    last setup; without a setup, the user is asked if the inventory has several groups. Hosts
-    excluded by --limit keep their addresses of the last setup.
+    If neither the options nor the inventory select the cluster's hosts, use the hosts of the last
+    setup. If there was no setup and the inventory has several groups, ask the user. Hosts that
+    --limit excludes keep the addresses from the last setup.
 
     Raises:
         InventoryError: see read_inventory.

@@ -1,7 +1,7 @@
 """A report about hosts' systems for sending to others: no names, addresses, keys or secrets.
 
-Hosts describe themselves with `playbooks/files/system_report.sh`, whose output has none of these.
-Findings of `check` may contain them, so each text is masked here too.
+Hosts describe themselves with `playbooks/files/system_report.sh`, whose output contains no names,
+addresses, keys or secrets. Findings of `check` may contain them, so this module masks all texts.
 """
 
 import ipaddress
@@ -27,7 +27,7 @@ from ftcluster.provision.stages import raise_timeout, show_playbook
 from ftcluster_common import __version__
 
 FORMAT = 1
-TIME_LIMIT_SECONDS = 120  # a package manager takes a minute at most
+TIME_LIMIT_SECONDS = 120  # a package manager can take a minute
 # facts that do not reveal the host's owner
 FACTS = (
     "os", "kernel", "libc", "machine", "cpu_model", "cpu_generation", "cpu_flags", "amx", "threads",
@@ -35,19 +35,19 @@ FACTS = (
     "python", "pythons", "tcmalloc", "host_firewall", "firewall_rules", "local_ports", "current",
     "locks_memory", "is_root", "can_become_root", "no_root_because", "root_refused", "ssh_port",
 )  # fmt: skip
-# common accounts of images, which identify nobody
+# common accounts of system images, which identify nobody
 COMMON = {
     "root", "admin", "almalinux", "azureuser", "centos", "cloud-user", "debian", "ec2-user", "ops",
     "fedora", "ftcluster", "localhost", "opc", "rocky", "ubuntu", "vagrant",
 }  # fmt: skip
 IPV4 = r"(?<![\w.-])\d{1,3}(?:\.\d{1,3}){3}(?![\w-])"
-IPV6 = r"[0-9A-Fa-f.]*:[0-9A-Fa-f.:]*:[0-9A-Fa-f.:]*"  # also matches times and hardware addresses
+IPV6 = r"[0-9A-Fa-f.]*:[0-9A-Fa-f.:]*:[0-9A-Fa-f.:]*"  # times and hardware addresses match too
 KEYS = r"SHA256:[\w+/=]{20,}|AAAA[\w+/=]{20,}"
 MARKED = re.compile(f"(?P<address>{IPV4}|{IPV6})|(?P<key>{KEYS})")
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise if a file would be replaced.
+    """Raise an error if a file would be replaced.
 
     Raises:
         UsageError: the file exists.
@@ -57,7 +57,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def read_systems(found: Found, options: Sequence[str], view: View) -> dict[str, str]:
-    """Return the system descriptions of a check's hosts by name, without silent hosts.
+    """Return the system description of each checked host that responds, by host name.
 
     Raises:
         FtclusterError: Ansible could not start, or it took too long.
@@ -84,7 +84,7 @@ def read_systems(found: Found, options: Sequence[str], view: View) -> dict[str, 
 
 
 def report(found: Found, checked: Mapping[str, Any], systems: Mapping[str, str]) -> dict[str, Any]:
-    """Return the report as JSON-ready data.
+    """Return the report as a JSON document.
 
     Args:
         checked: document of `check --json`.
@@ -153,7 +153,7 @@ def _without(match: re.Match[str]) -> str:
     if match["key"]:
         return "KEY"
     text = match[0]
-    for first, last in ((0, 0), (0, 1), (1, 0), (1, 1)):  # a colon next to it may be punctuation
+    for first, last in ((0, 0), (0, 1), (1, 0), (1, 1)):  # a colon may be punctuation
         inner = text[first : len(text) - last]
         try:
             address = ipaddress.ip_address(inner.rstrip("."))
@@ -168,7 +168,7 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
     """Write the report as a new file that others cannot read.
 
     Raises:
-        OSError: the file cannot be written, or exists by now.
+        OSError: the file cannot be written, or it exists.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

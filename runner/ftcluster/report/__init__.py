@@ -1,1 +1,1 @@
-"""An HTML page about one or more runs: where ranks ran, results, and what limits the speed."""
+"""An HTML page about runs: the placement of ranks, the results and the limits of the speed."""

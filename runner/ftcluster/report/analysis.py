@@ -1,4 +1,4 @@
-"""An analysis of step times: parts of a step, the slowest host, and one more host (pure)."""
+"""Analyzes step times: the parts of a step, the slowest host, and the gain from one more host."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 from ftcluster_common.protocol.rank_times import Interval, straggler_scores
 
-OPERATIONS = 6  # per weight and token: 2 in the forward pass, 4 in the backward pass
+OPERATIONS = 6  # operations per weight and token: 2 in the forward pass, 4 in the backward pass
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class StepParts:
 def step_parts(whole: Interval, products: Mapping[str, Any]) -> StepParts:
     """Divide a mean step into its parts.
 
-    The matmul peak is the speed if a step consisted only of the model's matmuls, which need 6
-    operations per weight and token (padding excluded).
+    The matmul peak is the speed that training would have if a step consisted only of the model's
+    matmuls. These need 6 operations per weight and token, excluding padding.
 
     Args:
         whole: sum of all intervals of the training, see `history.totals`.
-        products: the event `products`, or an empty mapping.
+        products: the event `products` with the matmul measurements, or an empty mapping.
     """
     ms = 1e3 / whole.steps
     ranks = whole.ranks
@@ -78,15 +78,15 @@ def step_parts(whole: Interval, products: Mapping[str, Any]) -> StepParts:
 
 @dataclass(frozen=True)
 class HostCost:
-    """The time per step that a host's ranks work, compared with other hosts.
+    """The time per step that a host works, compared with other hosts.
 
     Attributes:
         host: name of the host.
-        ranks: rank numbers on the host.
-        work: seconds per step in which the host's slowest rank computes and reads.
-        relative: work of the host's slowest rank as a ratio to the median of all ranks.
-        saved: largest fraction of a step that would be saved if the host were as fast as the
-            second slowest host; 0 for every host but the slowest.
+        ranks: ranks on the host.
+        work: seconds per step that the host's slowest rank computes and reads data.
+        relative: ratio of `work` to the median of all ranks.
+        saved: maximum fraction of a step that would be saved if the slowest host were as fast as
+            the second slowest host; 0 for all other hosts.
     """
 
     host: str
@@ -97,10 +97,11 @@ class HostCost:
 
 
 def host_costs(whole: Interval, names: Sequence[str]) -> list[HostCost]:
-    """Return the cost of each host, the most expensive first.
+    """Return the cost of each host, the slowest host first.
 
     Args:
-        names: the host of each rank.
+        whole: sum of all intervals of the training.
+        names: name of each rank's host.
     """
     of: dict[str, list[int]] = {}
     for rank, name in enumerate(names[: len(whole.ranks)]):
@@ -142,11 +143,12 @@ class NextHost:
 def next_host(whole: Interval, speed: float, hosts: int) -> NextHost:
     """Predict the speed with one more host from the parts of a step.
 
-    With the same total batch, a rank's work shrinks as ranks are added; with the same share per
-    rank it stays. Communication is modelled as a ring, in which a rank sends 2 (n - 1) / n of the
-    gradients (Thakur, Rabenseifner and Gropp 2005). The model assumes that communication hidden
-    behind the backward pass stays hidden and that waiting stays proportional to work. The
-    prediction is therefore an upper bound.
+    With the same total batch, each rank has less work if ranks are added. With the same number of
+    samples per rank, the work of a rank stays equal. Communication is modelled as a ring, in which
+    a rank sends 2 (n - 1) / n of the gradients (Thakur, Rabenseifner and Gropp 2005).
+
+    The prediction is an upper bound. It assumes that communication hidden behind the backward pass
+    stays hidden, and that waiting stays proportional to work.
 
     Args:
         speed: current speed in samples per second.
@@ -169,11 +171,12 @@ def next_host(whole: Interval, speed: float, hosts: int) -> NextHost:
 
 
 def rank_hosts(placed: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> list[str]:
-    """Return the inventory's name of each rank's host.
+    """Return the name in the inventory of each rank's host.
 
     Args:
-        placed: ranks of the event `placement`, with hostnames.
-        record: record of the run; the plan's order decides if hosts share a hostname.
+        placed: ranks in the event `placement`; their hosts are hostnames.
+        record: record of the run. If two hosts have the same hostname, the order of the plan in
+            the record identifies the hosts.
     """
     named = {host["hostname"]: host["name"] for host in record.get("facts", ())}
     if len(named) == len(record.get("facts", ())):

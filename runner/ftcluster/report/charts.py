@@ -1,4 +1,4 @@
-"""Altair charts and their SVG, without browser and network; each row is the data of a mark."""
+"""Altair charts and their SVG, rendered without a browser. Each row of data is a mark."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -27,11 +27,11 @@ SPANS = {
 # palette for colour-blind readers, without yellow: Okabe and Ito 2008 (Color Universal Design)
 RUNS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 UNUSED = "#eceef1"
-POINTS = 200  # largest number of points of a curve
+POINTS = 200  # maximum number of points of a curve
 ROW = 22  # height of a bar in pixels
-CELLS, CELL = 16, 20  # cores per line, and the size of a core in pixels
+CELLS, CELL = 16, 20  # number of cores in a line, and the size of a core in pixels
 FONT = "Arial, Helvetica, 'Liberation Sans', sans-serif"
-WIDTH, SIZE = 340, 13  # pixels: width of a picture, so that it fits on a phone, and font size
+WIDTH, SIZE = 340, 13  # width of a picture, which fits on a phone, and font size, in pixels
 THEME = {
     "font": FONT,
     "background": "transparent",
@@ -52,7 +52,7 @@ MARK = re.compile(r'(<path (?![^>]*"line mark")[^>]*aria-label="([^"]*)"[^>]*?)(
 
 
 def svg_of(chart: alt.TopLevelMixin, description: str) -> str:
-    """Return the chart as an inline SVG element that shows the label of a mark on hover."""
+    """Return the chart as an inline SVG element; hovering over a mark shows its label."""
     # the library aborts the process on characters that change the text direction
     spec = printable(chart.to_dict())
     spec["config"] = THEME
@@ -67,7 +67,7 @@ def curve(rows: Rows, x: str, y: str, x_title: str, y_title: str, zero: bool = F
 
     Args:
         rows: data with the fields x, y and run.
-        zero: True if the y axis begins at 0.
+        zero: True to begin the y axis at 0.
     """
     # the default format rounds the label of a single value to an integer
     form = alt.Undefined if len({row[y] for row in rows}) > 1 else ".3~r"
@@ -94,7 +94,7 @@ def points(rows: Rows, x_title: str, y_title: str, log: bool) -> Chart:
 
     Args:
         rows: data with the fields x, y and run.
-        log: True if the x axis is logarithmic.
+        log: True to make the x axis logarithmic.
     """
     kind: Any = "log" if log else "linear"
     chart = (
@@ -134,8 +134,8 @@ def shares(rows: Rows, parts: Mapping[str, str], x_title: str, percent: bool = F
 
     Args:
         rows: data with the fields name, part and value.
-        parts: names of the parts in order, with their colours.
-        percent: True if values are fractions of 1.
+        parts: colour of each part by name, in the order of the bar.
+        percent: True if values are fractions, to be shown as percentages.
     """
     order = list(parts)
     ordered = [{**row, "order": order.index(row["part"])} for row in rows]
@@ -161,7 +161,7 @@ def time_line(rows: Rows, marks: Rows) -> Chart:
 
     Args:
         rows: data with the fields run, doing, began and ended.
-        marks: restarts and checkpoints, with the fields run, what and at.
+        marks: data of restarts and checkpoints, with the fields run, what and at.
     """
     y = alt.Y("run:N", title=None, sort=None, axis=alt.Axis(labelLimit=130))
     x = "minutes since the launch"
@@ -194,9 +194,9 @@ def scaling(points: Rows, ideal: Rows, expected: Rows, x_title: str) -> Chart:
     """Draw samples per second by number of hosts or ranks.
 
     Args:
-        points: measurements with the fields x, y and run.
-        ideal: points of the line through the origin and the smallest measurement.
-        expected: points of a line from the largest measurement to the predictions.
+        points: measurements, with the fields x, y and run.
+        ideal: points of the line through the origin and the measurement with the smallest x.
+        expected: points of the line from the measurement with the largest x to the predictions.
     """
 
     def line(rows: Rows, dash: list[int], colour: str, of: str) -> Chart:
@@ -241,7 +241,7 @@ def efficiency(measured: Rows, predicted: Rows, references: Rows, title: str) ->
 
     Args:
         measured: data with the fields hosts, mode and efficiency.
-        predicted: data with the same fields, drawn as a dashed line.
+        predicted: predictions with the same fields, drawn as dashed lines.
         references: published results, with the fields hosts, efficiency and of.
     """
     modes = list(dict.fromkeys(row["mode"] for row in measured))
@@ -268,8 +268,8 @@ def cores(nodes: Sequence[tuple[str, Sequence[int]]], rank_of: Mapping[int, int]
     """Draw the cores of a host as squares in the colours of their ranks.
 
     Args:
-        nodes: NUMA nodes, each with the CPU numbers of its cores.
-        rank_of: rank by CPU number, for the CPUs that a rank uses.
+        nodes: name and core ids of each NUMA node.
+        rank_of: rank that uses a core, by core id; unused cores are missing.
     """
     rows, lines = [], 0
     for name, cpus in nodes:
@@ -314,7 +314,7 @@ def cores(nodes: Sequence[tuple[str, Sequence[int]]], rank_of: Mapping[int, int]
 
 
 def thinned(rows: Rows, most: int = POINTS) -> list[Mapping[str, Any]]:
-    """Return every n-th row and the last one, about `most` rows in total.
+    """Return every n-th row and the last row, about `most` rows in total.
 
     >>> thinned([{"x": n} for n in range(10)], most=4)
     [{'x': 2}, {'x': 5}, {'x': 8}, {'x': 9}]
@@ -331,12 +331,12 @@ def _fitted(chart: Chart, height: int) -> Chart:
 
 
 def _names() -> alt.Y:
-    """Return the axis for named bars, in the order of the rows."""
+    """Return the y axis with the names of bars, in the order of the rows."""
     return alt.Y("name:N", title=None, sort=None, axis=alt.Axis(labelLimit=150))
 
 
 def _by_run(rows: Rows) -> alt.Color:
-    """Return the colour by run, with a legend if there are several runs."""
+    """Return the encoding of runs as colours, with a legend if there are several runs."""
     runs = list(dict.fromkeys(row["run"] for row in rows))
     return alt.Color(
         "run:N",
@@ -352,5 +352,5 @@ def _colours(field: str, colours: Mapping[str, str]) -> alt.Color:
 
 
 def _height(rows: Rows) -> int:
-    """Return the height in pixels of a bar chart with its axis."""
+    """Return the height in pixels of a bar chart including its axis."""
     return 60 + ROW * len({row["name"] for row in rows})

@@ -1,4 +1,4 @@
-"""The costs of an epoch and of a run, as data and as text. Pure functions only."""
+"""Computes and formats the costs of an epoch and of a run. Pure functions only."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,9 @@ def cost_line(seconds: float, epoch: float | None, price: Price, hosts: int) -> 
 
     Args:
         seconds: duration of the whole run in seconds.
-        epoch: duration of an epoch in seconds.
+        epoch: duration of an epoch in seconds, or None if unknown.
+        price: price of all hosts.
+        hosts: number of hosts.
 
     >>> cost_line(1800, 450, Price(8.0, "USD"), 2)
     'cost: 4.00 USD, an epoch of 7:30 1.00 USD (8.00 USD an hour for 2 hosts)'
@@ -31,17 +33,17 @@ def cost_line(seconds: float, epoch: float | None, price: Price, hosts: int) -> 
 
 
 def recorded_price(record: Mapping[str, Any]) -> Price | None:
-    """Return the price of a run's hosts from its run.json, or None if it is unknown."""
+    """Return the price of a run's hosts from its run.json, or None if the price is unknown."""
     hosts = [(host["name"], host.get("price_per_hour", "")) for host in record.get("facts", ())]
     return price_of(hosts)[0]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A planned training with its duration and its price.
+    """A training planned for some hosts, with its duration and its price.
 
     Attributes:
-        name: file that the facts were read from, or "".
+        name: file that the hosts' facts were read from; "" for the cluster.
         hosts: descriptions of the hosts, such as "2 x Xeon 8488C, 64 cores".
         no_price: reason why there is no price; "" if no host has a price.
     """
@@ -57,13 +59,13 @@ class Shape:
 
     @property
     def cost(self) -> float | None:
-        """The cost of an epoch, or None if it is unknown."""
+        """The cost of an epoch, or None if the cost is unknown."""
         if not self.price or self.time.seconds is None:
             return None
         return self.price.cost(self.time.seconds)
 
     def document(self) -> dict[str, Any]:
-        """Return the shape for `--json`."""
+        """Return the JSON document of the shape for `--json`."""
         return {
             "facts": self.name,
             "hosts": list(self.hosts),
@@ -74,7 +76,7 @@ class Shape:
         }
 
     def epoch(self) -> dict[str, Any]:
-        """Return the duration and the price for `--json`."""
+        """Return the duration and price of an epoch for `--json`."""
         time = self.time
         origin = {"source": time.source, "why": time.why, "run": time.run}
         return {
@@ -91,7 +93,7 @@ class Shape:
         return self.price.shown(self.cost) if self.price and self.cost is not None else UNKNOWN
 
     def reasons(self) -> Iterator[tuple[str, str, str]]:
-        """Yield the lines below a plan: the subject, the value and the reason."""
+        """Yield the lines that follow a plan, each as (subject, value, reason)."""
         source = f"{self.time.source}, " if self.time.source else ""
         yield "time of an epoch", self.shown_time(), f"{source}{self.time.why}"
         if self.price:
@@ -102,7 +104,7 @@ class Shape:
 
 
 def comparison(shapes: Sequence[Shape]) -> Iterator[str]:
-    """Compare shapes in a table, and name the fastest and the cheapest."""
+    """Yield a table that compares shapes, and a line with the fastest and the cheapest shape."""
     head = ("", "hosts", "ranks", "batch", "an epoch", "costs", "by")
     rows = [
         (

@@ -21,10 +21,10 @@ from ftcluster_common.recipe import Recipe
 
 MEASURED, ESTIMATED, GUESSED = "measured", "estimated", "guessed"
 RATES = "rates.json"  # file in the state folder
-GUESSED_WITHIN = 2.0  # smallest error factor of a guess for a CPU that was not measured
+GUESSED_WITHIN = 2.0  # minimum error factor of a guess for a CPU that was not measured
 MOST_RUNS = 50  # maximum number of runs whose events are read (a few MB in total)
 COMPARED_FIELDS = ("task", "data_config", "from_scratch", "config_overrides", "options")
-COMPARED_NAMES = ("model", "data")  # only the last part is compared: parent folders may differ
+COMPARED_NAMES = ("model", "data")  # compared without parent folders, which may differ
 
 Ranks = tuple[tuple[str, int], ...]  # CPU and threads of each rank
 
@@ -37,7 +37,7 @@ class PastRun:
         recipe: fields of the recipe.
         ranks: CPU and number of threads of each rank.
         how: precision and other settings that change the speed, see `how_of`.
-        samples_per_second: speed after the warm-up, without evaluation and checkpoints.
+        samples_per_second: speed after the warm-up, excluding evaluation and checkpoints.
         epoch_samples: number of rows of the training data.
         tokens: mean number of tokens of a sample, without padding.
         weights: number of weights in the model's matmuls.
@@ -66,13 +66,15 @@ class PastRun:
 
 @dataclass(frozen=True)
 class EpochTime:
-    """The duration of an epoch, with its source.
+    """The duration of an epoch, and how it was determined.
 
     Attributes:
-        seconds: training loop without start, evaluation and checkpoints; None if unknown.
+        seconds: duration of the training loop, excluding start, evaluation and checkpoints; None
+            if unknown.
         source: MEASURED, ESTIMATED, GUESSED or "".
-        why: run and method behind the value; or why it is unknown, and how to measure it.
-        run: id of that run, or "".
+        why: explanation for users: the run and method that the duration comes from, or the reason
+            why the duration is unknown.
+        run: id of the run that the duration comes from, or "".
     """
 
     seconds: float | None
@@ -90,13 +92,16 @@ def epoch_time(
 ) -> EpochTime:
     """Measure or estimate the epoch time of a planned training.
 
-    The time is measured if a training of the recipe ran with the same batch on the same number of
-    ranks, with the same threads and CPUs. Otherwise it is estimated from a training of the recipe
-    on other hosts. The estimate assumes that the slowest rank computes its matmuls at the rate
-    measured for a thread of its CPU, and that the step reaches the same fraction of the matmul
-    peak. A CPU that was not measured gets the rate of its generation, or else the median of the
-    measured CPUs, and the reason gives the possible error. If the recipe with its original model
-    and data was never trained here, the rates shipped with ftcluster are used.
+    If a training of the recipe ran with the same batch, ranks, threads and CPUs, its measured time
+    is the result. Otherwise the time is estimated from a training of the recipe on other hosts.
+
+    The estimate assumes that the slowest rank computes its matmuls at the rate measured for a
+    thread of its CPU. It also assumes that the step reaches the same fraction of the matmul peak. A
+    CPU that was not measured gets the rate of its generation, or else the median of the measured
+    CPUs; `why` then gives the possible error.
+
+    If the recipe with its original model and data was never trained here, the measurements shipped
+    with ftcluster are used.
 
     Args:
         fields: fields of the recipe.
@@ -180,14 +185,14 @@ def batch_of(plan: LaunchPlan) -> int:
 
 
 def how_of(precision: str, ipex: bool, sharded: bool, fields: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the launch settings that change the speed, apart from the ranks."""
+    """Return the settings that change the speed, except the ranks."""
     training = fields["training"]
     names = ("gradient_accumulation_steps", "gradient_checkpointing", "sync", "sync_steps")
     return (precision, ipex, sharded, *(training.get(name) for name in names))
 
 
 def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return True if an epoch of the two recipes has the same samples and the same model."""
+    """Return True if both recipes have the same model and the same samples per epoch."""
     return all(one.get(name) == other.get(name) for name in COMPARED_FIELDS) and all(
         PurePath(str(one.get(name))).name == PurePath(str(other.get(name))).name
         for name in COMPARED_NAMES
@@ -195,7 +200,7 @@ def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def thread_rates(runs: Iterable[PastRun], precision: str) -> dict[str, float]:
-    """Return the GFLOP/s of a thread by CPU: the median within the first run that measured it."""
+    """Return the GFLOP/s of a thread by CPU: the median in the first run that measured the CPU."""
     medians: dict[str, float] = {}
     for run in runs:
         of_run: dict[str, list[float]] = {}
@@ -220,7 +225,7 @@ def own_rates(precision: str) -> dict[str, float]:
 def past_runs() -> list[PastRun]:
     """Return the trainings that this control node followed to their ends, the newest first.
 
-    Damaged records are skipped.
+    Skip damaged records.
     """
     runs: list[PastRun] = []
     started: list[tuple[float, str]] = []
@@ -232,14 +237,14 @@ def past_runs() -> list[PastRun]:
         try:
             files = ended_here(run)
             past = past_run(run, files.record, history_of(files.events)) if files else None
-        except (FtclusterError, KeyError, TypeError, ValueError):  # written by another version
+        except (FtclusterError, KeyError, TypeError, ValueError):  # another version has written it
             continue
         runs += [past] if past else []
     return runs
 
 
 def past_run(run: str, record: Mapping[str, Any], history: History) -> PastRun | None:
-    """Return a run's speed, or None if it trained no whole interval or did not follow its plan.
+    """Return a run's speed; None if the run is too short or did not follow its plan.
 
     Raises:
         KeyError, TypeError, ValueError: the record has the format of another version.

@@ -1,4 +1,4 @@
-"""The files of a run: its record on this control node, and its folder on the head."""
+"""Reads the files of a run on this control node or on the head."""
 
 import tempfile
 from dataclasses import dataclass

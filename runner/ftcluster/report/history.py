@@ -1,4 +1,4 @@
-"""The events of a run as curves, spans of time and seconds per rank. Pure functions only."""
+"""Converts the events of a run to curves, time spans and seconds per rank. Pure functions only."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
@@ -14,7 +14,7 @@ SPANS = (STARTING, LOADING, TRAINING, EVALUATING, SAVING, DOWN)
 
 @dataclass(frozen=True)
 class TimeSpan:
-    """A span of time in which a run did one of SPANS, in seconds since 1970."""
+    """A span of time in which a run did one activity of SPANS, in seconds since 1970."""
 
     doing: str
     began: float
@@ -28,15 +28,13 @@ class History:
     Attributes:
         began: time of the first event, in seconds since 1970.
         ended: time of the last event.
-        start: the last event `start`; likewise `data`, `result`, `products` and
-            `end`.
+        start: last event `start`; likewise `data`, `result`, `products` and `end`.
         ranks: final placement of each rank.
-        steps: events `step`, without those repeated after a restart; likewise
+        steps: events `step`; of repeated steps after a restart, only the last event. Likewise
             `evaluations`.
-        intervals: intervals of all steps, including repeated ones.
+        intervals: intervals of all steps, including steps that a restart repeated.
         before: seconds of training in the runs that this run continues.
-        restarts: events `restart`; likewise `checkpoints`, `notices`, `slow_hosts` and
-            `errors`.
+        restarts: events `restart`; likewise `checkpoints`, `notices`, `slow_hosts` and `errors`.
     """
 
     began: float = 0.0
@@ -65,7 +63,7 @@ class History:
 
     @property
     def train_seconds(self) -> float:
-        """The seconds that this run spent in the steps that count."""
+        """The seconds that this run spent in training steps, without repeated steps."""
         last = self.steps[-1] if self.steps else {"train_seconds": self.before}
         return float(self.result.get("train_seconds", last["train_seconds"])) - self.before
 
@@ -76,7 +74,7 @@ class History:
 
     @property
     def speeds(self) -> list[tuple[float, float]]:
-        """Samples per second between two log events, with the time of the later one."""
+        """Samples per second between two logged steps, each with the time of the later step."""
         zero = {"samples_per_second": 0.0, "train_seconds": 0.0}
         speeds = []
         for before, after in pairwise([zero, *self.steps]):
@@ -90,7 +88,7 @@ class History:
 
 
 def history_of(events: Iterable[Mapping[str, Any]]) -> History:
-    """Fold the events of a run in order; ignore event kinds of later versions."""
+    """Convert the events of a run, in their order; ignore unknown kinds of later versions."""
     history = History()
     doing, since = STARTING, 0.0
     before: Mapping[str, Any] | None = None  # the last interval since the ranks started
@@ -148,20 +146,20 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
 
 
 def _drop_repeated(events: list[Mapping[str, Any]], step: int) -> None:
-    """Drop the events from `step` on, which the restarted run repeats, so that steps increase."""
+    """Drop events of `step` and later steps, because the restarted run repeats these steps."""
     while events and events[-1]["step"] >= step:
         events.pop()
 
 
 def _insert(spans: list[TimeSpan], doing: str, since: float, at: float, seconds: float) -> None:
-    """Add a span that ended now and is nested in the run's current activity."""
+    """Add a span that ends at `at`, inside the current activity, which began at `since`."""
     spans.append(TimeSpan(doing, max(since, at - seconds), at))
 
 
 def totals(intervals: Sequence[Interval]) -> Interval | None:
     """Return the sum of the intervals, or None if there are none.
 
-    Intervals whose number of ranks differs from the last interval's are skipped.
+    Skip intervals that have another number of ranks than the last interval.
     """
     if not intervals:
         return None

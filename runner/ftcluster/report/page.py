@@ -1,4 +1,4 @@
-"""The page: facts about runs as text, tables and pictures. Pure except for reading the template."""
+"""Renders the page about runs: text, tables and pictures. Pure except for reading the template."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,14 +29,15 @@ from ftcluster.text.printable import printable
 from ftcluster_common import __version__
 
 TEMPLATE = "page.html.j2"
-SHOWN = ("batch_size", "training.learning_rate", "training.seed")  # besides the fields that differ
+SHOWN = ("batch_size", "training.learning_rate", "training.seed")  # always shown
 
 
 def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | None = None) -> str:
-    """Render the page.
+    """Render the page as HTML.
 
     Args:
         files: files of each run, in the order of the page.
+        now: time of the report.
         bench: document of `bench scaling --json`, or None.
     """
     runs = [RunPage(label, one) for label, one in zip(labels(files), files, strict=True)]
@@ -73,7 +74,7 @@ def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | 
 
 
 def class_tables(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[Any], list[str]]]:
-    """Yield the title, the tables with headings, and the notes for each set of each run."""
+    """Yield the title, tables and notes of the class report for each data set of each run."""
     for run in runs:
         for name, report in run.classes.items():
             title = f"{run.label}: {name}" if len(runs) > 1 else name
@@ -83,7 +84,7 @@ def class_tables(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[Any], list
 
 
 def text_tables(runs: Sequence[RunPage]) -> Iterator[tuple[str, Any]]:
-    """Yield the title and sample texts for each set of each run whose model generates text."""
+    """Yield the title and generated texts for each data set of each run with such texts."""
     for run in runs:
         for name, rows in run.texts.items():
             yield f"{run.label}: {name}" if len(runs) > 1 else name, rows
@@ -136,7 +137,7 @@ def summary(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[str]]]:
 
 
 def differing(fields: Sequence[Mapping[str, Any]], besides: Sequence[str] = SHOWN) -> list[str]:
-    """Return the fields whose values differ, except those that are always shown.
+    """Return the fields whose values differ between recipes, except the fields in `besides`.
 
     >>> differing([{"model": "a", "training.lr": 1}, {"model": "b", "training.lr": 1}])
     ['model']
@@ -186,7 +187,7 @@ def reasons(run: RunPage) -> str:
     return " ".join([*sentences, ADVICE[most] if shares[most] >= WORTH else COMPUTING])
 
 
-WORTH = 0.1  # smallest fraction of a step worth advice
+WORTH = 0.1  # minimum saved fraction of a step for advice
 COMPUTING = "Computing limits it: use more hosts, or CPUs with faster matrix multiplication."
 ADVICE = {
     "communication": "Besides computing, communication costs most: a larger batch, gradients in "
@@ -199,7 +200,7 @@ ADVICE = {
 
 
 def costs(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[HostCost], str]]:
-    """Yield the hosts of each run, the most expensive first, with a conclusion in words."""
+    """Yield for each run: its label, the costs of its hosts (slowest first) and a conclusion."""
     for run in runs:
         if not run.costs:
             continue

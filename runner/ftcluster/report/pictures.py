@@ -1,4 +1,4 @@
-"""The pictures of the page, computed from the runs."""
+"""Draws the pictures of the page from the runs."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +18,10 @@ from ftcluster.text.plural import counted
 from ftcluster_common.protocol.cpu_list import format_cpus, parse_cpus
 from ftcluster_common.protocol.rank_times import Interval, RankTimes
 
-MANY = 32  # most bars of a picture; with more ranks, a bar is a host
-METRICS = 6  # most pictures of metrics
-SEVERAL, DECADE = 3, 10  # least runs to plot a varied field; least ratio for a logarithmic axis
-FURTHER = 4  # predictions are shown for up to this multiple of the measured hosts
+MANY = 32  # maximum number of bars; with more ranks, a bar is a host
+METRICS = 6  # maximum number of pictures of metrics
+SEVERAL, DECADE = 3, 10  # minimum runs to plot a field, and ratio for a log axis
+FURTHER = 4  # predictions reach up to this multiple of the measured hosts
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class HostPlace:
 
 
 def places(runs: Sequence[RunPage]) -> Iterator[HostPlace]:
-    """Draw the placement of ranks on cores; hosts with equal placement share a picture."""
+    """Draw the placement of ranks on cores, in one picture for hosts with equal placement."""
     alike: dict[str, list[tuple[RunPage, str, Mapping[str, Any], list[Mapping[str, Any]]]]] = {}
     for run in runs:
         facts = {host["name"]: host for host in run.record.get("facts", ())}
@@ -81,7 +81,7 @@ def places(runs: Sequence[RunPage]) -> Iterator[HostPlace]:
 
 
 def _cores(kind: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], title: str) -> Markup:
-    """Draw the cores of a host with their ranks; without facts of the host, only ranks' cores."""
+    """Draw the cores of a host with their ranks; without facts, draw only cores with ranks."""
     rank_of = {cpu: place for place, rank in enumerate(ranks) for cpu in parse_cpus(rank["cpus"])}
     nodes: list[tuple[str, Sequence[int]]] = [
         (f"NUMA node {node['node']}", parse_cpus(node["cpus"]))
@@ -94,7 +94,7 @@ def _cores(kind: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], title: s
 
 
 def _about(kind: Mapping[str, Any]) -> str:
-    """Describe a host's hardware; "" without its facts."""
+    """Describe a host's hardware; "" if its facts are unknown."""
     if not kind:
         return ""
     memory = f"{kind['memory_bytes'] / 2**30:.0f} GiB"
@@ -144,7 +144,7 @@ def tried(
 
 
 def course(runs: Sequence[RunPage]) -> Iterator[Picture]:
-    """Draw the course of the runs: curves and a time line."""
+    """Draw curves and a time line of the runs."""
     losses = _rows(
         runs, lambda run: [(event["step"], event["loss"]) for event in run.history.steps]
     )
@@ -186,7 +186,7 @@ def course(runs: Sequence[RunPage]) -> Iterator[Picture]:
 
 
 def speed(runs: Sequence[RunPage]) -> Iterator[Picture]:
-    """Draw the speed of the runs and what limits it."""
+    """Draw the speed of the runs and the parts of a step."""
     over_time = _rows(
         runs, lambda run: [((at - run.history.began) / 60, y) for at, y in run.history.speeds]
     )
@@ -244,7 +244,7 @@ def speed(runs: Sequence[RunPage]) -> Iterator[Picture]:
 
 
 def _rows(runs: Sequence[RunPage], points: Any) -> list[Mapping[str, Any]]:
-    """Return the points of each run, thinned to a number that a picture can show."""
+    """Return points of each run; skip some if a picture cannot show all of them."""
     return [
         row
         for run in runs
@@ -255,7 +255,7 @@ def _rows(runs: Sequence[RunPage], points: Any) -> list[Mapping[str, Any]]:
 
 
 def _bars(runs: Sequence[RunPage]) -> Iterator[tuple[RunPage, Interval, str, list[RankTimes]]]:
-    """Yield the bars and their times: a bar per rank, or per host if there are many ranks."""
+    """Yield the bars and times of each run: a bar per rank, or per host if there are many ranks."""
     many = sum(len(run.hosts) for run in runs) > MANY
     for run in runs:
         if not run.whole or len(run.hosts) != len(run.whole.ranks):

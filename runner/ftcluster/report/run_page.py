@@ -1,4 +1,4 @@
-"""A run as the page and its pictures see it."""
+"""The data of a run for the page and its pictures."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from ftcluster_common.protocol.rank_times import Interval
 from ftcluster_common.protocol.run_state import name_of_run
 
 SECTIONS = ("options", "training")  # sections of a recipe
-MOST_VARIED, MOST_LABEL = 2, 40  # most fields, and most characters, of a run's label
+MOST_VARIED, MOST_LABEL = 2, 40  # maximum number of fields, and of characters, of a label
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RunPage:
     """The data of a run for the page.
 
     Attributes:
-        label: name of the run on the page.
+        label: short name of the run on the page.
     """
 
     label: str
@@ -76,12 +76,12 @@ class RunPage:
 
     @cached_property
     def costs(self) -> list[HostCost]:
-        """The hosts by their time in a step, the slowest first."""
+        """The cost of each host, the slowest host first."""
         return host_costs(self.whole, self.hosts) if self.whole else []
 
     @cached_property
     def next(self) -> NextHost | None:
-        """The prediction for one more host, or None if the speed is unknown."""
+        """The predicted speed with one more host, or None if the current speed is unknown."""
         if not self.whole or not self.speed:
             return None
         return next_host(self.whole, self.speed, len(set(self.hosts)))
@@ -95,7 +95,7 @@ class RunPage:
 
     @property
     def epoch_seconds(self) -> float:
-        """The seconds of an epoch in the training loop; 0 if unknown."""
+        """The duration of an epoch in the training loop, in seconds; 0 if unknown."""
         samples = self.history.start.get("train_samples", 0)
         return float(samples / self.speed) if self.speed else 0.0
 
@@ -126,19 +126,20 @@ class RunPage:
 
     @property
     def classes(self) -> dict[str, ClassReport]:
-        """The class reports of the model, by set."""
+        """The class reports of the model, by data set."""
         return reports_of(self._measured)
 
     @property
     def texts(self) -> Texts:
-        """Texts that the model generated, by set."""
+        """The texts that the model generated, by data set."""
         return written_texts(self.history.result, self.history.evaluations)
 
 
 def labels(files: Sequence[RunFiles]) -> list[str]:
-    """Return short names of runs: the one or two recipe fields that differ between them.
+    """Return short names of runs: the recipe fields that differ between the runs.
 
-    If more fields differ, a name is the run's name with the end of its id, or else the whole id.
+    If too many fields differ, return the runs' names with the ends of their ids instead. If these
+    are not unique, return the ids.
     """
     fields = [fields_of(run.record.get("recipe", {})) for run in files]
     every = dict.fromkeys(name for recipe in fields for name in recipe)
@@ -157,7 +158,7 @@ def labels(files: Sequence[RunFiles]) -> list[str]:
 
 
 def fields_of(recipe: Mapping[str, Any], section: str = "") -> dict[str, Any]:
-    """Return a recipe's fields under the names that users set them by.
+    """Return a recipe's fields by the names that users write on the command line.
 
     >>> fields_of({"name": "mrpc", "options": {"max_length": 64}, "training": {"seed": 7}})
     {'max_length': 64, 'training.seed': 7}

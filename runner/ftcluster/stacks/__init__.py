@@ -1,1 +1,1 @@
-"""Stacks: sets of matching versions, and the search for stacks with certain versions."""
+"""Stacks (sets of matching package versions), and the search for stacks with given versions."""

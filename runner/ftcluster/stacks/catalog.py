@@ -1,4 +1,4 @@
-"""The stacks (sets of matching versions), from the file that the role torch_stack reads too."""
+"""Reads the stacks (sets of matching package versions) from the role torch_stack."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -24,13 +24,14 @@ DAMAGED = (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, Attribut
 
 @dataclass(frozen=True)
 class Note:
-    """A warning, or a reason.
+    """A warning about a stack, or a reason why stacks do not meet requirements.
 
     Attributes:
         text: one sentence without a full stop.
-        source: source of the text; empty if it follows from the stacks themselves.
-        explains: parts (torch, ipex, ccl, transformers, accelerate) that no stack combines for this
-            reason; the note is about releases of the first part as new as the stacks' or newer.
+        source: source of the text; empty if the text follows from the stacks themselves.
+        explains: parts (torch, ipex, ccl, transformers, accelerate) that no stack combines, for the
+            reason in the text. The reason does not apply to older releases of the first part than
+            the stacks with this note have.
     """
 
     text: str
@@ -45,7 +46,7 @@ class Advisory:
     Attributes:
         allows: possible action of an attacker.
         source: URL of the advisory.
-        looked_at: date of the list, such as 2026-11-26.
+        looked_at: date when the list of advisories was updated, such as 2026-11-26.
     """
 
     id: str
@@ -64,15 +65,15 @@ class Stack:
         name: name for `setup --stack`.
         state: default: installed by setup; supported: locked and tested; documented: known to
             match, but neither locked nor tested.
-        python: first and last minor version for which all packages have wheels.
+        python: first and last minor version of Python for which all packages have wheels.
         packages: exact versions by package name.
         backends: supported collective backends, the preferred one first.
         cpu_flags: instruction-set flags that a CPU must have.
         unverified: packages without a hash in the lock.
-        tried: hardware on which ftcluster itself trained with the stack; empty if untested.
-        warnings: facts to know before installing it.
-        indexes: index of each package that is not on the default index, or better elsewhere.
-        advisories: known vulnerabilities of its versions of torch and transformers.
+        tried: hardware on which ftcluster was tested with the stack; empty if it was not tested.
+        warnings: facts that users should know before they install the stack.
+        indexes: package index by package, for packages that do not use the default index.
+        advisories: known vulnerabilities of the stack's versions of torch and transformers.
     """
 
     name: str
@@ -90,7 +91,7 @@ class Stack:
     advisories: tuple[Advisory, ...] = ()
 
     def version(self, *packages: str) -> str:
-        """Return the version of the first of these packages that it has, in any spelling, or "".
+        """Return the version of the first of these packages that the stack has, or "".
 
         >>> load_stacks()["native"].version("torch")
         '2.13.0'
@@ -100,27 +101,27 @@ class Stack:
 
     @property
     def has_ipex(self) -> bool:
-        """Return True if it has Intel's extension for PyTorch."""
+        """Return True if the stack has Intel's extension for PyTorch."""
         return bool(self.version(*IPEX))
 
     @property
     def has_ccl(self) -> bool:
-        """Return True if it has oneCCL's binding for torch.distributed."""
+        """Return True if the stack has oneCCL's binding for torch.distributed."""
         return bool(self.version(CCL))
 
     @property
     def missing_hashes(self) -> str:
-        """Return the packages without a hash as a text; "" if all have a hash."""
+        """Return the names of packages without a hash, as a text; "" if all have a hash."""
         return str(unverified(vars(self)))
 
     def fits_python(self, version: str) -> bool:
-        """Return True if all packages have wheels for a Python, such as 3.11 or 3.11.7."""
+        """Return True if all packages have wheels for a Python version, such as 3.11 or 3.11.7."""
         first, last = (numbers(end) for end in self.python)
         return first <= numbers(version)[:2] <= last
 
     @property
     def host_python(self) -> tuple[str, str] | None:
-        """Return the first and last Python on which `setup` can install it, or None."""
+        """Return the first and last Python with which `setup` can install the stack, or None."""
         first, last = self.python
         if numbers(last) < numbers(NODE_PYTHON):
             return None
@@ -128,15 +129,15 @@ class Stack:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return a version as numbers for comparisons: (2, 13, 0) for 2.13.0."""
+    """Convert a version to numbers for comparisons: (2, 13, 0) for 2.13.0."""
     return tuple(int(part) for part in version.split("."))
 
 
 def load_stacks(path: Path | None = None) -> dict[str, Stack]:
-    """Return all stacks by name in the file's order: the default first, then the newest.
+    """Return all stacks by name, in the order of the file: the default first, then the newest.
 
     Raises:
-        StacksError: the file is unreadable, or breaks a rule that tests/unit/stacks checks.
+        StacksError: the file cannot be read or is damaged.
     """
     files = collection() / "roles" / "torch_stack" / "files"
     advisories = load_advisories(files / "advisories.yml")
@@ -159,7 +160,7 @@ def load_advisories(path: Path) -> dict[str, Any]:
     """Return the known vulnerabilities from the file.
 
     Raises:
-        StacksError: the file is unreadable or damaged.
+        StacksError: the file cannot be read or is damaged.
     """
     try:
         document: dict[str, Any] = parse_yaml(path.read_text(encoding="utf-8"))
@@ -201,10 +202,10 @@ def _stack(
 
 
 def find_stack(name: str, stacks: Mapping[str, Stack]) -> Stack:
-    """Return the stack of this name.
+    """Return the stack with this name.
 
     Raises:
-        UsageError: there is no such stack; the hint has the nearest name and all names.
+        UsageError: there is no such stack; the hint lists the most similar name and all names.
     """
     if name in stacks:
         return stacks[name]

@@ -1,4 +1,4 @@
-"""The search for stacks that meet requirements, or for the nearest stacks, with reasons."""
+"""Finds stacks that meet requirements, or else the nearest stacks and the reasons."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from ftcluster.stacks.catalog import CCL, IPEX, NODE_PYTHON, Note, Stack, find_s
 
 LATEST = "latest"
 MAX_NEAREST = 4
-MAX_ALIKE = 2  # stacks that miss the same requirements, besides the closest one
+MAX_ALIKE = 2  # stacks that miss the same requirements, in addition to the closest stack
 PACKAGES = {"torch": ("torch",), "transformers": ("transformers",), "accelerate": ("accelerate",),
             "ipex": IPEX, "ccl": (CCL,)}  # fmt: skip
 PARTS = ("stack", *PACKAGES, "python")
@@ -24,11 +24,11 @@ class Requirement:
 
     Attributes:
         part: element of PARTS.
-        value: a stack's name; a version, which matches all versions that begin with it; `latest`
-            for the highest version of any stack; True for any version, False for none.
+        value: a stack's name; a version, where 2.13 also matches 2.13.1; `latest` for the highest
+            version of any stack; True for any version; False if the stack must not have the part.
 
     Raises:
-        UsageError: the text is not a version.
+        UsageError: the value should be a version but is not.
     """
 
     part: str
@@ -68,14 +68,14 @@ class Requirement:
         return any(numbers(version)[: len(wanted)] == wanted for version in has)
 
     def difference(self, stack: Stack) -> str:
-        """Describe how a stack that does not meet the requirement differs."""
+        """Describe the difference between a requirement and a stack that does not meet it."""
         has = " to ".join(versions(stack, self.part))
         if not has:
             return f"no {self.label}"
         return f"{self.label} {has}" + (f" instead of {self.value}" if self.value else "")
 
     def distance(self, stack: Stack) -> float:
-        """Return the distance of a stack's minor version; 0 if there is nothing to compare."""
+        """Return the difference of minor versions; 0 if no versions can be compared."""
         if isinstance(self.value, bool) or self.part == "stack" or self.met(stack):
             return 0
         has = [_minor(version) for version in versions(stack, self.part)]
@@ -84,12 +84,12 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Match:
-    """The stacks that meet requirements.
+    """The result of a search for stacks.
 
     Attributes:
         exact: stacks that meet all requirements, in the order of the file.
-        nearest: without exact stacks, the nearest ones, best first, each with its differences.
-        reasons: without exact stacks, the reasons why there is none.
+        nearest: the nearest stacks if `exact` is empty, the best first, each with its differences.
+        reasons: the reasons why no stack meets all requirements, if `exact` is empty.
     """
 
     exact: tuple[Stack, ...]
@@ -98,7 +98,7 @@ class Match:
 
 
 def resolve(requirements: Sequence[Requirement], stacks: Mapping[str, Stack]) -> Match:
-    """Find the stacks that meet all requirements, or the nearest ones.
+    """Find the stacks that meet all requirements, or else the nearest stacks.
 
     Raises:
         UsageError: there is no stack with a required name.
@@ -118,7 +118,7 @@ def resolve(requirements: Sequence[Requirement], stacks: Mapping[str, Stack]) ->
 
 
 def versions(stack: Stack, part: str) -> tuple[str, ...]:
-    """Return a stack's name, its first and last Python, or its version of a package, if any."""
+    """Return a stack's values of a part: name, first and last Python, or a package's version."""
     if part not in PACKAGES:
         return (stack.name,) if part == "stack" else tuple(dict.fromkeys(stack.python))
     return tuple(filter(None, [stack.version(*PACKAGES[part])]))
@@ -140,7 +140,11 @@ def _meeting(needs: Sequence[Requirement], stacks: Iterable[Stack]) -> tuple[Sta
 def _nearest(
     needs: Sequence[Requirement], stacks: Iterable[Stack]
 ) -> tuple[tuple[Stack, tuple[str, ...]], ...]:
-    """Return the stacks with the fewest differences; prefer equal minors, locks and the default."""
+    """Return the stacks that miss the fewest requirements, the best first.
+
+    Among these, prefer equal minor versions, then locked stacks, then close versions, then the
+    default stack.
+    """
     alike: dict[tuple[Requirement, ...], list[Stack]] = {}  # stacks by their missed requirements
     for stack in stacks:
         alike.setdefault(tuple(need for need in needs if not need.met(stack)), []).append(stack)
@@ -168,7 +172,7 @@ def _nearest(
 def _conflicts(
     needs: Sequence[Requirement], stacks: Sequence[Stack]
 ) -> list[tuple[Requirement, ...]]:
-    """Return the smallest groups of requirements that no stack meets together."""
+    """Return all minimal groups of requirements that no stack meets together."""
     conflicts: list[tuple[Requirement, ...]] = []
     for size in range(1, len(needs) + 1):
         for group in combinations(needs, size):
@@ -179,7 +183,7 @@ def _conflicts(
 
 
 def _explain(conflict: Sequence[Requirement], stacks: Sequence[Stack]) -> list[Note]:
-    """Explain why no stack meets these requirements together, with the stacks' warnings."""
+    """Explain why no stack meets these requirements together; add relevant warnings of stacks."""
     *others, last = conflict
     available = _known(last.part, _meeting(others, stacks))
     if last.part == "python":
@@ -201,7 +205,7 @@ def _explain(conflict: Sequence[Requirement], stacks: Sequence[Stack]) -> list[N
 
 
 def _explains(note: Note, values: Mapping[str, str | bool], stacks: Sequence[Stack]) -> bool:
-    """Return True if a warning explains a conflict; warnings do not apply to older releases."""
+    """Return True if a warning explains a conflict; see `Note.explains`."""
     if not set(note.explains) <= set(values):
         return False
     first = note.explains[0]

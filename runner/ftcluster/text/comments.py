@@ -8,10 +8,10 @@ MARK = "#"
 
 
 def comments(lines: Iterable[object]) -> list[str]:
-    """Return each line as a comment, whatever characters it contains.
+    """Convert each line to a comment; escape line breaks and control characters in the line.
 
-    Every writer of a generated file with comments must use this function. Without it, the text
-    after a line break in a name would become a command or another document.
+    Every writer of a generated file must use this function for comments. Otherwise the text after a
+    line break in a name would become a command.
 
     >>> comments(["columns: a\\nrm -rf ~", ""])
     ['# columns: a\\\\nrm -rf ~', '#']

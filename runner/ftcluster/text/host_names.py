@@ -17,7 +17,7 @@ def short_names(names: Sequence[str]) -> str:
     ('10.0.0.1-10.0.0.2', 'b, a', '')
     """
     runs: list[list[str]] = []
-    where = -1  # position of the number that increases in the last range
+    where = -1  # position of the increasing number in the names of the current range
     for name in names:
         place = _follows(runs[-1][-1], name) if runs else -1
         if place >= 0 and (len(runs[-1]) == 1 or place == where):
@@ -38,7 +38,7 @@ def _follows(name: str, following: str) -> int:
 
 
 def described(hosts: Sequence[tuple[str, int]]) -> tuple[str, ...]:
-    """Describe hosts by the number of hosts per CPU model and number of cores.
+    """Count the hosts of each CPU model and core count, and describe each group.
 
     >>> described([("Xeon 8488C", 64), ("Xeon 8488C", 64), ("Xeon 6248", 40)])
     ('2 x Xeon 8488C, 64 cores', '1 x Xeon 6248, 40 cores')

@@ -1,8 +1,8 @@
-"""Numbers with their nouns."""
+"""Formats counts with their nouns."""
 
 
 def counted(count: int, noun: str) -> str:
-    """Format a number with its noun.
+    """Format a count with its noun.
 
     >>> counted(1, "host"), counted(2, "host")
     ('1 host', '2 hosts')

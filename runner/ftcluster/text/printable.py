@@ -1,13 +1,13 @@
-"""Foreign text, made safe for terminals and generated files.
+"""Makes text from untrusted sources safe for terminals and generated files.
 
-Names of columns, files, models and hosts come from others. This module decides which of their
-characters stay unchanged; `terminal`, `comments` and `shell_words` apply it.
+Names of columns, files, models and hosts come from others. This module defines which of their
+characters stay unchanged. `terminal`, `comments` and `shell_words` use it.
 """
 
 import re
 from typing import Any
 
-_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")  # SGR of ECMA-48, which includes bold and underlined
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")  # SGR sequences of ECMA-48: colours, bold and underlined
 RESET = "\x1b[0m"
 # Control characters except tab and line feed; characters that change the direction of text
 # (UAX #9) or end a line; halves of a surrogate pair, which cannot be printed.
@@ -27,7 +27,7 @@ def _escape(match: "re.Match[str]") -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Return True if a path or argument is UTF-8; other bytes are surrogates (PEP 383)."""
+    """Return True if a path or argument is valid UTF-8, so that it has no surrogates (PEP 383)."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
@@ -37,7 +37,7 @@ def is_plain(text: str) -> bool:
 
 
 def printable(value: Any) -> Any:
-    """Return data without colours, and with the control characters in its texts escaped.
+    """Remove the colours and escape the control characters in all texts of a value.
 
     >>> printable({"msg": ["\\x1b[1mbold\\x1b[0m \\x1b[2J", 1]})
     {'msg': ['bold \\\\x1b[2J', 1]}
@@ -57,7 +57,7 @@ def printable(value: Any) -> Any:
 
 
 def in_one_line(text: str) -> str:
-    r"""Escape everything in a text that ends a line or controls a terminal.
+    r"""Escape all characters of a text that end a line or control a terminal.
 
     >>> print(in_one_line("a\nb\x85c\u2028d\x1b[2J"))
     a\nb\x85c\u2028d\x1b[2J
@@ -66,10 +66,9 @@ def in_one_line(text: str) -> str:
 
 
 def script_output(text: str) -> str:
-    r"""Return the output of a script for a terminal: colours and carriage returns stay.
+    r"""Make the output of a script safe for a terminal; keep colours and carriage returns.
 
-    Progress bars need the carriage return. Colours end with the text, so that none of them hides
-    the lines below.
+    Progress bars need carriage returns. The colours are reset at the end of the text.
 
     >>> script_output("\r50 % \x1b[31mred \x1b[2J")
     '\r50 % \x1b[31mred \\x1b[2J\x1b[0m'

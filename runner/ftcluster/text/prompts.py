@@ -1,4 +1,4 @@
-"""Prompts that a user types on a terminal or pipes."""
+"""Reads prompts that a user types on a terminal or sends through a pipe."""
 
 import contextlib
 import signal
@@ -10,7 +10,7 @@ from ftcluster.errors import UsageError
 with contextlib.suppress(ImportError):
     import readline  # noqa: F401 - makes `input` editable
 
-MOST_STDIN = 1 << 20  # most characters of a prompt
+MOST_STDIN = 1 << 20  # maximum length of a prompt in characters
 
 
 def is_terminal() -> bool:
@@ -19,7 +19,7 @@ def is_terminal() -> bool:
 
 
 def typed_lines() -> Iterator[str]:
-    """Yield typed lines until Ctrl-D or a signal to end; Ctrl-C discards the current line."""
+    """Yield the lines that the user types until Ctrl-D; Ctrl-C discards the current line."""
     print("Type a prompt per line; each is answered separately. Ctrl-D ends.", file=sys.stderr)
     while True:
         try:
@@ -35,7 +35,7 @@ def typed_lines() -> Iterator[str]:
 
 
 def _line() -> str:
-    """Read a line; signals behave as in a shell while it is typed.
+    """Read a line; while the user types, signals have the same effect as in a shell.
 
     Raises:
         KeyboardInterrupt: the user pressed Ctrl-C.
@@ -55,7 +55,7 @@ def _line() -> str:
 
 
 def all_of_stdin() -> str:
-    """Return the piped text.
+    """Return the text that is piped to stdin.
 
     Raises:
         UsageError: nothing is piped, or the text is too long.

@@ -1,4 +1,4 @@
-"""Quoted arguments of commands that are shown or written into bash scripts."""
+"""Quotes the arguments of commands that are printed or written into bash scripts."""
 
 import shlex
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from ftcluster.text.printable import is_plain
 def shell_word(text: str) -> str:
     r"""Quote an argument for bash, as one line without control characters.
 
-    Such characters become escapes in `$'...'` (section Quoting of bash's manual).
+    Control characters become escapes in `$'...'` (section Quoting of bash's manual).
 
     >>> print(shell_word("a b"), shell_word("a\n#SBATCH it's"))
     'a b' $'a\x0a#SBATCH it\'s'

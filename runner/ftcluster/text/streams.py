@@ -1,4 +1,4 @@
-"""Standard output and standard error after their reader has gone."""
+"""Handles stdout and stderr after their reader has exited."""
 
 import contextlib
 import errno
@@ -13,11 +13,11 @@ from typing import Any, Literal, TextIO
 from ftcluster.text.printable import script_output
 
 READER_GONE = 128 + signal.SIGPIPE  # the exit code of a program that SIGPIPE ends
-GONE = (errno.EPIPE, errno.EIO)  # errors of a pipe without reader, and of a closed terminal
+GONE = (errno.EPIPE, errno.EIO)  # errors of a pipe without a reader, and of a closed terminal
 
 
 class _Dropping(io.FileIO):
-    """A file that drops writes once its reader has gone."""
+    """A file that drops all output after its reader has exited."""
 
     unread = False
 
@@ -32,17 +32,17 @@ class _Dropping(io.FileIO):
 
 
 def is_unread(stream: TextIO) -> bool:
-    """Return True if a stream of `standard_streams` dropped something."""
+    """Return True if a stream inside `standard_streams` dropped output."""
     raw = getattr(getattr(stream, "buffer", None), "raw", None)
     return isinstance(raw, _Dropping) and raw.unread
 
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
-    """Let progress and errors end quietly with their reader, while the command continues.
+    """Drop progress and errors after their reader has exited, so that the command continues.
 
-    Output to a stream that the caller closed (`2>&-`) is dropped too; otherwise Python would
-    write errors into the result.
+    Output to a stream that the caller closed (`2>&-`) is dropped too. Otherwise Python would write
+    errors into the file with the result.
     """
     before = sys.stdout, sys.stderr
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
@@ -56,7 +56,7 @@ def standard_streams() -> Iterator[None]:
 
 
 def _without_reader(stream: TextIO) -> TextIO:
-    """Return the stream wrapped so that it drops; return a stream without a file unchanged."""
+    """Wrap a stream in `_Dropping`; return a stream without a descriptor unchanged."""
     try:
         raw = _Dropping(stream.fileno(), "w", closefd=False)
     except (OSError, ValueError):
@@ -66,7 +66,7 @@ def _without_reader(stream: TextIO) -> TextIO:
 
 
 def drop_output() -> None:
-    """Drop buffered stdout, because Python would report at exit that it cannot write it."""
+    """Drop the buffered output of stdout; otherwise Python would report a write error at exit."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -74,15 +74,15 @@ def drop_output() -> None:
 
 
 def shown_on(stream: TextIO, text: str) -> str:
-    """Return a script's output for this stream: made safe on a terminal, else unchanged."""
+    """Return a script's output, made safe if the stream is a terminal."""
     return script_output(text) if stream.isatty() else text
 
 
 class Show:
-    """A writer of rank 0's output as it arrives; a terminal gets only safe text and colours.
+    """A function that writes rank 0's output as it arrives, made safe for a terminal.
 
     Attributes:
-        closed: True if the reader has gone, as with `| head`.
+        closed: True if the reader has exited, for example `| head`.
         in_line: True if the last line is incomplete.
     """
 

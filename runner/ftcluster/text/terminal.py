@@ -1,4 +1,4 @@
-"""Lines wrapped for a terminal, with colours if it has them; plain lines elsewhere."""
+"""Prints lines: wrapped and coloured on a terminal, plain elsewhere."""
 
 import sys
 import textwrap
@@ -19,8 +19,8 @@ def print_lines(
 ) -> None:
     """Print lines to stdout or another stream; on a terminal, wrap them between words.
 
-    Every result, plan and error of a command is printed here. They include names made by others,
-    so control characters and line breaks within a line are shown as escapes.
+    Every result, plan and error of a command is printed here. They can contain names from untrusted
+    sources, so control characters and line breaks within a line are printed as escapes.
 
     Args:
         indent: indent of continuation lines in columns, relative to the line's own indent.
@@ -37,7 +37,7 @@ def print_lines(
 
 
 def safe(line: Text | str) -> Text:
-    r"""Escape everything in a line that would control a terminal; styles stay.
+    r"""Escape all characters of a line that would control a terminal; keep the styles.
 
     >>> print(safe("a\x1b[2J").plain)
     a\x1b[2J
@@ -48,13 +48,13 @@ def safe(line: Text | str) -> Text:
         return line
     shown = line.blank_copy()
     for letter in line.divide(range(1, len(line.plain))):
-        letter.plain = one_line(letter.plain)  # the whole escape gets the character's style
+        letter.plain = one_line(letter.plain)  # the whole escape gets the style
         shown.append_text(letter)
     return shown
 
 
 def one_line(text: str) -> str:
-    r"""Return a line for a terminal, without colours; tabs stay.
+    r"""Make one line safe for a terminal: remove colours, escape control characters, keep tabs.
 
     >>> one_line("\x1b[31mred\tx\x1b]52;c;YQ==\x07\n")
     'red\tx\\x1b]52;c;YQ==\\x07\\n'
@@ -63,7 +63,7 @@ def one_line(text: str) -> str:
 
 
 def cut(text: Text, width: int, indent: int) -> list[Text]:
-    """Wrap a line to `width` columns; words longer than that, such as paths, are not split.
+    """Wrap a line to `width` columns; do not split longer words, such as paths.
 
     >>> [part.plain for part in cut(Text("  one two three and a_word_that_is_longer"), 24, 2)]
     ['  one two three and', '    a_word_that_is_longer']

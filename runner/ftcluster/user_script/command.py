@@ -1,4 +1,4 @@
-"""The command line of a user's own script, and the script's place on the hosts."""
+"""Reads the command line of a user's own script, and determines where the script runs."""
 
 import difflib
 import re
@@ -23,15 +23,16 @@ LAUNCHERS = {
 
 @dataclass(frozen=True)
 class Script:
-    """The program that every rank runs.
+    """A user's script: the program that every rank runs.
 
     Attributes:
-        name: name for the run's id.
-        program: arguments for the hosts' Python: path or `-m MODULE`, then script arguments.
-        arguments: arguments for the script.
-        source: file of the script on this machine; None if it is only on the hosts.
-        folder: folder on this machine that is copied and that the ranks start in, or None.
-        start: folder on the hosts that the ranks start in if no folder is copied; "" for an empty
+        name: name that becomes part of the run's id.
+        program: arguments of the hosts' Python: path or `-m MODULE`, then the script's arguments.
+        arguments: arguments of the script.
+        source: file of the script on this machine; None if the script is only on the hosts.
+        folder: folder on this machine that is copied to the hosts, or None. The ranks start in the
+            copy.
+        start: folder on the hosts in which the ranks start if nothing is copied; "" for an empty
             folder inside the run's folder.
     """
 
@@ -47,10 +48,12 @@ def read_words(words: Sequence[str], on_hosts: bool, here: Path) -> Script:
     """Read the script from the arguments after `--`.
 
     Args:
+        words: arguments after `--`.
         on_hosts: True if the script is already on the hosts.
+        here: current folder.
 
     Raises:
-        UsageError: there is no such script, or the arguments are not a script.
+        UsageError: the script does not exist, or the arguments do not begin with a script.
     """
     if not words:
         raise UsageError("no script is given", USAGE)
@@ -98,7 +101,7 @@ def _module(words: list[str], on_hosts: bool, here: Path) -> Script:
 
 
 def _no_launcher(words: Sequence[str]) -> None:
-    """Raise if the arguments begin with a launcher or Python; the hint shows the fixed command."""
+    """Raise an error if a launcher or Python precedes the script; the hint shows the fix."""
     first, *rest = words
     starts = [index for index, word in enumerate(rest) if word == "-m" or word.endswith(".py")]
     script = rest[starts[0] :] if starts else rest if _PYTHON.fullmatch(Path(first).name) else []
@@ -113,7 +116,7 @@ def _no_launcher(words: Sequence[str]) -> None:
 
 
 def doubtful_paths(script: Script, here: Path, same_machine: bool) -> list[str]:
-    """Return notes about arguments that are paths here, but may not exist for the ranks.
+    """Return notes about arguments that are paths on this machine but may not exist on hosts.
 
     Args:
         same_machine: True if all ranks run on this machine.

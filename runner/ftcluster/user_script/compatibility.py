@@ -1,6 +1,6 @@
-"""Imports and arguments of a script that a stack's versions do not support.
+"""Finds imports and arguments of a script that a stack's versions do not support.
 
-Such a script would fail on every rank, after a minute of imports.
+Without this check, the script would fail on every rank, after a minute of imports.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ NO_SPAWN = (
     "ftcluster starts a process for each rank, with RANK and WORLD_SIZE: call the function itself"
 )
 CPU = 'use "cpu", remove cuda.set_device and device_ids, and name no backend, or gloo'
-# modules that scripts often import and stacks may lack, with the packages that provide them
+# packages of modules that scripts often import and stacks may lack
 PACKAGES: Mapping[str, str] = {
     "deepspeed": "deepspeed", "einops": "einops", "evaluate": "evaluate", "hydra": "hydra-core",
     "lightning": "lightning", "nltk": "nltk", "omegaconf": "omegaconf", "peft": "peft",
@@ -26,8 +26,8 @@ PACKAGES: Mapping[str, str] = {
     "sacrebleu": "sacrebleu", "sentence_transformers": "sentence-transformers", "timm": "timm",
     "torchaudio": "torchaudio", "torchvision": "torchvision", "trl": "trl", "wandb": "wandb",
 }  # fmt: skip
-# the first release of transformers whose TrainingArguments lack an argument, and a replacement;
-# tests/engine compares this table with the stack's transformers
+# Arguments that transformers removed from TrainingArguments, each with the first release without
+# the argument and a replacement. tests/engine compares this table with the stack's transformers.
 REMOVED: Mapping[str, tuple[tuple[int, ...], str]] = {
     "xpu_backend": ((4, 35), "write ddp_backend"),
     "evaluation_strategy": ((4, 51), "write eval_strategy"),
@@ -50,12 +50,12 @@ REMOVED: Mapping[str, tuple[tuple[int, ...], str]] = {
 
 @dataclass(frozen=True)
 class Incompatibility:
-    """A use of something that the stack does not have.
+    """A place where a script uses something that the stack lacks.
 
     Attributes:
-        what: place of the use, and the reason why it is not possible.
+        what: file and line, with the reason why the use is not possible.
         hint: replacement to write.
-        certain: True if the script is certain to fail because of it.
+        certain: True if the script is certain to fail.
     """
 
     what: str
@@ -73,11 +73,15 @@ def incompatibilities(
     stacks: Mapping[str, Stack],
     brings: bool = False,
 ) -> list[Incompatibility]:
-    """Return all uses of things that the stack does not have.
+    """Return all places where a script uses something that the stack lacks.
 
     Args:
-        source: the script's source; None if it is only on the hosts. Nothing is certain then.
-        brings: True if the script brings its own packages.
+        source: the script's source; None if the script is only on the hosts. In this case no
+            incompatibility is certain.
+        words: arguments of the script.
+        stack: stack of the cluster.
+        stacks: all stacks by name.
+        brings: True if the script installs its own packages.
     """
     flags = _flags(words)
     if source is None:
@@ -95,7 +99,7 @@ def incompatibilities(
 def other_backends(
     source: Source | None, words: Sequence[str], stack: Stack, planned: str
 ) -> list[str]:
-    """Return notes about places where a script overrides the planned backend."""
+    """Return a note for each place where a script overrides the planned backend."""
     if source is None:
         return []
     arguments = [*(_flags(words) if source.parses_flags else ()), *source.arguments]
@@ -119,7 +123,7 @@ def _has_only(stack: Stack) -> str:
 
 
 def _of_calls(source: Source, stack: Stack) -> list[Incompatibility]:
-    """Return incompatible calls, none certain: a condition may prevent a call."""
+    """Return incompatible calls. None is certain, because a condition may prevent the call."""
     return [
         *(
             Incompatibility(

@@ -1,4 +1,4 @@
-"""The files of a script's folder that are copied to the hosts."""
+"""Chooses the files of a script's folder that are copied to the hosts."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ from ftcluster.text.printable import is_unicode
 MAX_FILES = 10_000
 MAX_BYTES = 1_000_000_000
 MOST_NAMED = 5
-# files and folders made by tools
+# files and folders created by tools
 JUNK = {
     ".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache",
     ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".tox", ".nox", ".eggs", ".idea",
@@ -30,9 +30,9 @@ class Copied:
     """The files of a folder that are copied.
 
     Attributes:
-        files: sorted names relative to the folder.
+        files: sorted paths relative to the folder.
         size_bytes: total size in bytes.
-        left_out: files and folders made by tools, which are not copied.
+        left_out: files and folders created by tools, which are not copied.
     """
 
     folder: Path
@@ -42,7 +42,7 @@ class Copied:
 
     @property
     def name(self) -> str:
-        """A name that depends on names, contents and modes, such as glue-4f7d1c0b2a9e.
+        """A name with a hash of the files' names, contents and modes, such as glue-4f7d1c0b2a9e.
 
         Raises:
             UsageError: a file cannot be read.
@@ -61,7 +61,9 @@ class Copied:
 
 
 def choose_files(folder: Path, home: Path | None = None) -> Copied:
-    """Choose the files of a script's folder without tools' files; follow links within the folder.
+    """Choose the files of a script's folder, except files created by tools.
+
+    Links to targets within the folder are followed.
 
     Args:
         folder: absolute path without links.
@@ -110,7 +112,7 @@ def _walk(
     root: Path, folder: Path, prefix: str, above: tuple[Path, ...], left_out: list[str],
     leaving: list[str],
 ) -> Iterator[str]:  # fmt: skip
-    """Yield all files below a folder; add the others to `left_out` and `leaving`."""
+    """Yield the files below a folder; add tools' files to `left_out`, bad links to `leaving`."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:

@@ -1,17 +1,17 @@
-"""Lines of a script that require a GPU unconditionally."""
+"""Finds lines of a script that require a GPU unconditionally."""
 
 import ast
 import re
 
-GUARDS = re.compile(r"cuda|gpu", re.IGNORECASE)  # in conditions for machines with a GPU
+GUARDS = re.compile(r"cuda|gpu", re.IGNORECASE)  # names in conditions for machines with a GPU
 DEVICE = re.compile(r"cuda(:\d*)?")
 NCCL = "nccl"
 
 
 def gpu_lines(tree: ast.AST) -> list[int]:
-    """Return the lines that set a CUDA device or the backend nccl and are not behind a condition.
+    """Return the numbers of lines that select a CUDA device or nccl unconditionally.
 
-    Comparisons with such names do not count, nor do arguments of `init_process_group`.
+    Comparisons with such names do not count. Neither do arguments of `init_process_group`.
     """
     lines: set[int] = set()
     pending = [tree]
@@ -49,7 +49,7 @@ def _guards(test: ast.expr) -> bool:
 
 
 def _device_ids(call: ast.Call) -> bool:
-    """Return True if the call names devices; DDP takes none for a model on a CPU."""
+    """Return True if a call passes devices to DDP; for a model on a CPU, this must not be done."""
     return any(
         word.arg == "device_ids"
         and isinstance(word.value, ast.List)

@@ -1,4 +1,4 @@
-"""The user's own files with a task or with metrics, which `--task` and `--metrics` name."""
+"""Reads the user's own Python files that `--task` and `--metrics` name."""
 
 import contextlib
 import os
@@ -31,15 +31,16 @@ RESERVED = {field.name for field in fields(Recipe)}  # keys that every recipe ha
 
 
 def read_code(task: str = "", metrics: str = "") -> UserCode:
-    """Read the files that a user names, and make the task available to recipes.
+    """Read the user's files, and make the task available to recipes.
 
-    The file of the task is executed, the file of the metrics is not.
+    The task's file is executed. The metrics' file is not.
 
     Args:
-        task, metrics: paths; "" for none.
+        task: path of the file with the task; "" for none.
+        metrics: path of the file with the metrics; "" for none.
 
     Raises:
-        UsageError: a file cannot be used; says why, with file and line.
+        UsageError: a file cannot be used; the message gives the reason, file and line.
     """
     with reported():
         code = UserCode(
@@ -51,13 +52,13 @@ def read_code(task: str = "", metrics: str = "") -> UserCode:
 
 
 def use_code(code: UserCode, path: Path) -> None:
-    """Make the task of a run's files available to recipes, in place of the last one.
+    """Make the task in a run's files available to recipes; replace any earlier task.
 
     Args:
         path: location of the task's file, for messages.
 
     Raises:
-        CodeError: a file is not valid; says why, with file and line.
+        CodeError: a file is not valid; the message gives the reason, file and line.
     """
     declared_metrics(code.metrics)
     spec = load_task(code.task, path)
@@ -71,12 +72,13 @@ def use_code(code: UserCode, path: Path) -> None:
 
 @contextlib.contextmanager
 def reported() -> Iterator[None]:
-    """Report an exception of a user's file as an error of that file, with its line.
+    """Report an exception in the user's file as a UsageError with file and line.
 
-    Where its task returns what ftcluster cannot use, the error has the line of ftcluster.
+    If a task returns a value that ftcluster cannot use, the exception occurs in ftcluster. In this
+    case the error names the line of ftcluster.
 
     Raises:
-        UsageError: a file of the user's own raised an exception, or is the likely cause of one.
+        UsageError: the user's file raised an exception, or probably caused an exception.
     """
     try:
         yield
@@ -107,10 +109,10 @@ def _read(name: str, flag: str) -> CodeFile:
 
 
 def _check_owner(path: Path, about: os.stat_result) -> None:
-    """Refuse a file that others can change.
+    """Refuse a file that other users can change.
 
     Raises:
-        UsageError: somebody else owns the file, or may write it.
+        UsageError: another user owns the file, or may write to it.
     """
     if about.st_uid not in (os.geteuid(), 0):
         raise UsageError(

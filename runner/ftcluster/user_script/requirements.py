@@ -1,4 +1,4 @@
-"""A script's own requirements file, in pip's Requirements File Format."""
+"""Reads a script's own requirements file, in pip's Requirements File Format."""
 
 import re
 import shlex
@@ -14,28 +14,28 @@ from packaging.utils import canonicalize_name
 from ftcluster.errors import UsageError
 from ftcluster_common.given_files import GivenFileError, read_given
 
-# each run of blanks is tried only from its beginning, because a line may have a million blanks
+# matches only at the beginning of a run of blanks: a line may have a million blanks
 _COMMENT = re.compile(r"(^|(?<!\s)\s+)#.*$")
 _HASH = re.compile(r"(?<!\s)\s+--hash(?:=|\s)\s*(\w+):(\w+)")
 _NEXT_OPTION = re.compile(r"(?<!\s)\s+(?=--)")
-_VARIABLE = re.compile(r"\$\{[^}]*\}")  # pip would replace it with the variable's value
+_VARIABLE = re.compile(r"\$\{[^}]*\}")  # pip would replace ${NAME} with the variable's value
 _OPTION = re.compile(r"(-\w|--[\w-]+)(?:=|\s*)(.*)")
 _FILE, _CONSTRAINTS = ("-r", "--requirement"), ("-c", "--constraint")
 _FOLDER = ("-f", "--find-links")
 _WHEELS_ONLY = "--only-binary"
 _PASSED_ON = {*_FOLDER, "-i", "--index-url", "--extra-index-url", "--no-index", "--pre",
               "--prefer-binary", "--trusted-host", _WHEELS_ONLY}  # fmt: skip
-_ALWAYS = {"--require-hashes"}  # always in effect anyway
+_ALWAYS = {"--require-hashes"}  # options that are always in effect
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a requirements file about a package.
+    """A line of a requirements file that names a package.
 
     Attributes:
         where: file:line.
         hashes: SHA-256 of the accepted files; empty if any file is accepted.
-        constraint: True if the line only limits the versions of what other packages need.
+        constraint: True if the line only limits the version of a package that other packages need.
     """
 
     requirement: Requirement
@@ -49,17 +49,17 @@ class Line:
         return str(canonicalize_name(self.requirement.name))
 
     def is_for(self, python: str) -> bool:
-        """Return True if hosts with this Python get the package."""
+        """Return True if the line applies to hosts with this version of Python."""
         marker = self.requirement.marker
         return marker is None or marker.evaluate(linux_environment(python))
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """A requirements file with the files that it includes.
+    """The lines of a requirements file and of the files that it includes.
 
     Attributes:
-        options: lines about indexes, for pip.
+        options: lines with pip's options for package indexes.
     """
 
     path: Path
@@ -67,7 +67,7 @@ class Requirements:
     options: tuple[str, ...]
 
     def hashes(self, python: str) -> dict[str, frozenset[str]]:
-        """Return the SHA-256 values accepted for each package with hashes, by name."""
+        """Return the accepted SHA-256 values by package name, for packages with hashes."""
         hashes: dict[str, frozenset[str]] = {}
         for line in self.lines:
             if line.hashes and line.is_for(python):
@@ -75,7 +75,7 @@ class Requirements:
         return hashes
 
     def allows_prerelease(self, name: str) -> bool:
-        """Return True if the file requests a pre-release version of a package."""
+        """Return True if the file requests a pre-release version of the package `name`."""
         return "--pre" in self.options or any(
             line.requirement.url or line.requirement.specifier.prereleases
             for line in self.lines
@@ -84,11 +84,11 @@ class Requirements:
 
     @property
     def wheels_only(self) -> bool:
-        """True if nothing may be built from source."""
+        """True if no package may be built from source."""
         return any(option.startswith(_WHEELS_ONLY) for option in self.options)
 
     def limited(self, needed: Requirement, python: str) -> Requirement:
-        """Combine a requirement of another package with the file's own version limits."""
+        """Add the file's version limits to the requirement `needed` of another package."""
         name = canonicalize_name(needed.name)
         specifiers = needed.specifier
         for line in self.lines:
@@ -99,11 +99,11 @@ class Requirements:
         return Requirement(f"{needed.name}{pins[0] if pins else specifiers}")
 
     def asked(self, python: str) -> list[Requirement]:
-        """Return the packages and constraints for hosts with this Python."""
+        """Return the requirements and constraints for hosts with this version of Python."""
         return [line.requirement for line in self.lines if line.is_for(python)]
 
     def conflicts(self, stack: Mapping[str, str], python: str) -> list[str]:
-        """Return a message for each line that would replace a package of the stack.
+        """Return a message for each line that would change a package of the stack.
 
         Args:
             stack: versions of the stack's packages by name.
@@ -121,7 +121,7 @@ class Requirements:
         ]
 
     def for_pip(self, stack: Mapping[str, str], constraints: bool) -> list[str]:
-        """Return the packages, or the constraints, that pip resolves beside a stack.
+        """Return the packages (or, if `constraints`, the constraints) that pip must resolve.
 
         Lines about the stack's own packages keep only their extras.
         """
@@ -142,7 +142,7 @@ def read_requirements(path: Path) -> Requirements:
     """Read a requirements file and the files that it includes.
 
     Raises:
-        UsageError: the file does not exist, or has unsupported lines; names each line.
+        UsageError: the file does not exist, or has unsupported lines; the message lists them.
     """
     lines: list[Line] = []
     options: list[str] = []
@@ -157,7 +157,7 @@ def _read(
     path: Path, constraint: bool, above: tuple[Path, ...], lines: list[Line], options: list[str],
     problems: list[str],
 ) -> None:  # fmt: skip
-    """Add the content of a file to the lists."""
+    """Add the content of a requirements file to the lists."""
     if path in above:
         problems.append(f"{path} names itself")
         return
@@ -198,7 +198,7 @@ def _line(words: str, where: str, constraint: bool) -> Line:
     """Return the requirement of a line.
 
     Raises:
-        ValueError: the line is wrong; the message says why.
+        ValueError: the line is wrong; the message gives the reason.
     """
     hashes = _HASH.findall(words)
     asked, *more = _NEXT_OPTION.split(_HASH.sub("", words))
@@ -220,7 +220,7 @@ def _line(words: str, where: str, constraint: bool) -> Line:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield lines with their numbers, without comments and with continued lines joined."""
+    """Yield lines with their line numbers; remove comments and join continued lines."""
     parts: list[str] = []
     for number, line in enumerate([*text.splitlines(), ""], 1):
         comment = line.lstrip().startswith("#")

@@ -1,6 +1,6 @@
-"""Imports and arguments in a script's source, read without running it.
+"""Finds imports and arguments in a script's source, without running the script.
 
-The script's own modules are read too, because scripts often define their arguments there.
+The script's own modules are read too, because scripts often define their arguments in them.
 """
 
 import ast
@@ -12,12 +12,12 @@ from typing import Any
 
 from ftcluster.user_script.gpu import gpu_lines
 
-MAX_MODULES = 200  # most of the script's own modules that are read
+MAX_MODULES = 200  # maximum number of the script's own modules that are read
 NOTHING = "has no statement to run (convert a notebook with: jupyter nbconvert --to script FILE)"
-LOCAL_RANK = {"--local_rank", "--local-rank"}  # options that torch.distributed.launch passes
+LOCAL_RANK = {"--local_rank", "--local-rank"}  # torch.distributed.launch passes these options
 MAKE_GROUPS = {"init_process_group", "InitProcessGroupKwargs"}
-SPAWNERS = {"mp", "multiprocessing"}  # names of torch.multiprocessing, in `mp.spawn`
-PARSERS = {"HfArgumentParser", "TrlParser"}  # classes that make options of TrainingArguments
+SPAWNERS = {"mp", "multiprocessing"}  # names for torch.multiprocessing, such as mp in `mp.spawn`
+PARSERS = {"HfArgumentParser", "TrlParser"}  # classes that convert options to TrainingArguments
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Import:
     """An import of a module.
 
     Attributes:
-        module: first part of the module's name.
+        module: first part of the module's dotted name.
         where: file:line.
-        certain: True if it is a statement at module level that nothing guards.
+        certain: True if the import is at module level, outside of conditions and `try`.
     """
 
     module: str
@@ -41,9 +41,9 @@ class Argument:
 
     Attributes:
         name: name with underscores.
-        value: value as text; "" if it has none or is an expression.
+        value: value as text; "" if there is no value or the value is an expression.
         where: file:line, or "" for the command line.
-        others: names of all other arguments; "**" stands for arguments that are not spelled out.
+        others: names of all other arguments in the call; "**" stands for unpacked arguments.
     """
 
     name: str
@@ -57,9 +57,9 @@ class Call:
     """A call in the source.
 
     Attributes:
-        text: the function, with the relevant argument.
+        text: name of the called function, with the relevant argument.
         where: file:line.
-        backend: requested backend of torch.distributed, or "".
+        backend: backend of torch.distributed that the call requests, or "".
     """
 
     text: str
@@ -72,13 +72,13 @@ class Source:
     """The imports, flags and arguments of a script and its own modules.
 
     Attributes:
-        imports: imports of modules that are not the script's own.
+        imports: imports of modules, except the script's own modules.
         own_flags: options that the script defines itself, such as `no_cuda`.
         arguments: arguments of TrainingArguments in the source.
         backends: calls that name a backend of torch.distributed.
-        spawns: calls that start further processes for ranks.
-        gpus: lines that require a GPU, as file:line, line.
-        local_rank: spelling of the option --local-rank if the script defines it, or "".
+        spawns: calls that start further processes as ranks.
+        gpus: places that require a GPU, as file name and line numbers: train.py:3, 7.
+        local_rank: spelling of the option --local-rank if the script defines this option, or "".
         parses_flags: True if the script's options become arguments of TrainingArguments.
         syntax_error: file, line and error if the script is not valid Python, or "".
     """
@@ -98,7 +98,8 @@ def read_source(script: Path, folder: Path) -> Source:
     """Read a script, and the modules that it imports from its folder.
 
     Args:
-        folder: folder where Python searches for modules first.
+        script: file of the script.
+        folder: folder in which Python searches for modules first.
     """
     source = Source()
     pending, seen = [script], {script}
@@ -134,7 +135,7 @@ def read_source(script: Path, folder: Path) -> Source:
 
 
 def _does_anything(tree: ast.Module) -> bool:
-    """Return True if a file is more than values; a notebook (JSON) is valid Python too."""
+    """Return True if a file has more than values; to Python, a notebook (JSON) is a value."""
     return any(
         not isinstance(node, ast.Expr)
         or any(isinstance(inner, ast.Call | ast.Await) for inner in ast.walk(node))
@@ -143,7 +144,7 @@ def _does_anything(tree: ast.Module) -> bool:
 
 
 def _modules(node: Any) -> list[list[str]]:
-    """Return the modules that a statement imports, with names that may be modules."""
+    """Return each module that a statement imports, with imported names that may be modules."""
     match node:
         case ast.Import():
             return [[alias.name] for alias in node.names]
@@ -155,11 +156,11 @@ def _modules(node: Any) -> list[list[str]]:
 
 
 def _add(node: ast.AST, source: Source, name: str) -> None:
-    """Record what a node of the file `name` uses, except modules."""
+    """Add the arguments, calls and flags in a node of the file `name` to the source."""
     match node:
         case ast.alias(name=used) | ast.Attribute(attr=used):
             source.parses_flags |= used in PARSERS
-        case ast.ClassDef():  # HfArgumentParser turns a dataclass's fields into options
+        case ast.ClassDef():  # HfArgumentParser converts the fields of a dataclass to options
             source.own_flags |= {
                 inner.target.id
                 for inner in node.body
@@ -188,7 +189,7 @@ def _add(node: ast.AST, source: Source, name: str) -> None:
 
 
 def _owner(function: ast.expr) -> str:
-    """Return the last name before the dot of a called function, or ""."""
+    """Return the name before the last dot of a called function: b of a.b.c(), or ""."""
     value = getattr(function, "value", None)
     return getattr(value, "attr", getattr(value, "id", ""))
 
@@ -207,7 +208,7 @@ def _arguments(call: ast.Call, name: str) -> Iterator[Argument]:
 
 
 def _own_files(dotted: str, importer: Path, folder: Path) -> Iterator[Path]:
-    """Yield the files of a module and its packages that are in the script's folder."""
+    """Yield the files of a module and of its packages, if they are in the script's folder."""
     level = len(dotted) - len(dotted.lstrip("."))
     start = importer.parents[level - 1] if level else folder
     parts = [part for part in dotted.split(".") if part]

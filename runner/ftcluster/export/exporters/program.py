@@ -2,10 +2,10 @@
 
     python program.py REQUEST RESULT
 
-REQUEST is a JSON file: `format`, `source` and `target` (folders), `kind` (the end of the model's
+REQUEST is a JSON file with `format`, `source` and `target` (folders), `kind` (end of the model's
 class name), `int8`, `max_length`, `measure` (accuracy, pearson, loss or "") and `rows`. A row has
-one or two `texts` and a `label`, which is a number or null. RESULT is a JSON file; it has `error`
-if the model cannot be exported. This program runs in its own environment, which has torch.
+one or two `texts` and a `label` (a number or null). RESULT is a JSON file; it contains `error` if
+the model cannot be exported. The environment of this program has torch.
 """
 
 import json
@@ -30,8 +30,8 @@ OUTPUTS = {
 LOGITS = ("logits",)
 NO_CODE: Mapping[str, Any] = {
     "trust_remote_code": False
-}  # otherwise transformers may ask on a terminal
-Arrays = Mapping[str, Any]  # numpy arrays by name of the input or output
+}  # otherwise transformers may ask a question on a terminal
+Arrays = Mapping[str, Any]  # numpy arrays by the name of an input or output
 RunProgram = Callable[[Arrays], Arrays]
 numpy: Any = import_module("numpy")
 
@@ -66,7 +66,7 @@ def exported(request: dict[str, Any]) -> dict[str, Any]:
     outputs = OUTPUTS.get(kind, LOGITS)
     if request["format"] == "onnx":
         after = to_onnx(request, model, inputs, outputs)
-        model = load()  # load it again, because exporting changes it
+        model = load()  # exporting has changed the model
     else:
         after = to_openvino(request, tokenizer, outputs)
 
@@ -75,7 +75,7 @@ def exported(request: dict[str, Any]) -> dict[str, Any]:
             computed = model(**_tensors(batch))
         return {output: computed[output].numpy() for output in outputs}
 
-    size = 1 if kind == DECODER else BATCH  # a decoder's padding would move its positions
+    size = 1 if kind == DECODER else BATCH  # padding would shift a decoder's positions
     batches = batches_of(tokenizer, request["rows"], inputs, request["max_length"], size)
     several = model.config.problem_type == "multi_label_classification"
     decides = kind != "FeatureExtraction" and model.config.num_labels > 1
@@ -84,7 +84,7 @@ def exported(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_openvino(request: dict[str, Any], tokenizer: Any, outputs: Sequence[str]) -> RunProgram:
-    """Export with optimum-intel; return a function that runs the exported model with its cache."""
+    """Export with optimum-intel; return a function that runs the exported model."""
     intel = import_module("optimum.intel")
     kind, target = request["kind"], request["target"]
     of_kind = getattr(intel, f"OVModelFor{kind}")
@@ -98,7 +98,7 @@ def to_openvino(request: dict[str, Any], tokenizer: Any, outputs: Sequence[str])
     if kind == DECODER:  # OpenVINO GenAI reads it instead of tokenizer.json
         convert = import_module("optimum.exporters.openvino.convert")
         convert.export_tokenizer(tokenizer, target, task="text-generation")
-    # a CPU with AMX would compute in bf16, and keep a decoder's cache in 8 bits, for speed
+    # By default, a CPU with AMX computes in bf16 and keeps a decoder's cache in 8 bits.
     exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
     model = of_kind.from_pretrained(target, ov_config=exact, **NO_CODE)
 
@@ -107,7 +107,7 @@ def to_openvino(request: dict[str, Any], tokenizer: Any, outputs: Sequence[str])
         return {name: numpy.asarray(computed[name]) for name in outputs}
 
     def run_decoder(batch: Arrays) -> Arrays:
-        """Run all tokens except the last, then the last token with the cache of the others."""
+        """Run all tokens except the last; then run the last token with the resulting cache."""
         tensors = _tensors(batch)
         first = model(**{name: values[:, :-1] for name, values in tensors.items()})
         ids = tensors["input_ids"][:, -1:]
@@ -155,7 +155,7 @@ def to_onnx(
 def batches_of(
     tokenizer: Any, rows: Sequence[Mapping[str, Any]], inputs: Sequence[str], limit: int, size: int
 ) -> Iterator[tuple[Arrays, list[Any]]]:
-    """Yield batches of rows as inputs of the model, with their labels."""
+    """Yield batches: the model's inputs for some rows, and the labels of these rows."""
     for start in range(0, len(rows), size):
         some = rows[start : start + size]
         columns = [list(column) for column in zip(*(row["texts"] for row in some), strict=True)]
@@ -174,10 +174,15 @@ def compared(
     before: RunProgram, after: RunProgram, batches: Iterator[tuple[Arrays, list[Any]]],
     measure: str, decide: Callable[[Any], Any] | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Compare the outputs with torch's outputs, and measure the quality of both.
+    """Compare the exported model's outputs with torch's, and measure the quality of both models.
 
     Args:
-        decide: function from a row's output to its decision, such as the number of a class.
+        before: function that runs the original model with torch.
+        after: function that runs the exported model.
+        batches: inputs and labels of each batch.
+        measure: accuracy, pearson, loss or "".
+        decide: function from a row's output to the decision, such as the index of a class; None for
+            a model without decisions.
     """
     largest = scale = numpy.float64(0)
     rows, same = 0, []
