@@ -6,7 +6,7 @@ from typing import Any
 from ftcluster_train.engine.trackers import Trackers
 from ftcluster_train.io.events import EventWriter
 
-TRACKED = ("loss", "grad_norm", "learning_rate", "epoch")  # values of a step for the trackers
+TRACKED = ("loss", "grad_norm", "learning_rate", "epoch")  # fields of `step` that trackers get
 SPARED = ("step", "communication", "notice")  # events that are dropped if the disk is full
 
 

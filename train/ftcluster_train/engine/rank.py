@@ -372,7 +372,7 @@ def main() -> int:
 
 
 def fail(error: TrainError | None) -> int:
-    """Pass an error on to the supervisor, end without the other ranks, and return 1."""
+    """Print an error for the supervisor, leave the other ranks, and return the exit code 1."""
     if error:
         print(error_line(error), flush=True)
     abandon_world()

@@ -110,7 +110,7 @@ class IpexOptimizerStep(OptimizerStep):
         return self._norm
 
     def digest(self) -> str:
-        """Return the SHA-256 of the fp32 weights, not of the packed copies of IPEX's layers."""
+        """Return the SHA-256 of the fp32 weights, without the packed copies in IPEX's layers."""
         digest = hashlib.sha256()
         saved = self._model.state_dict()
         for name, _ in self._model.named_parameters():
@@ -119,11 +119,11 @@ class IpexOptimizerStep(OptimizerStep):
         return digest.hexdigest()
 
     def gradients_digest(self) -> str:
-        """Return the norm of the gradients, because the gradients are gone after the step."""
+        """Return the norm of the last step's gradients; the gradients themselves are not kept."""
         return self._norm.hex()
 
     def state(self) -> None:
-        """Return None: IPEX keeps packed copies of the weights, so such a run cannot be resumed."""
+        """Return None: runs with IPEX cannot resume, because IPEX has packed copies of weights."""
 
     def detach(self, wanted: bool = True) -> PreTrainedModel:  # noqa: ARG002 - all ranks may
         """Return a new model with the same weights.

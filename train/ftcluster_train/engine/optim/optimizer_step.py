@@ -28,7 +28,7 @@ from ftcluster_train.errors import TrainError
 
 # arguments of transformers' schedules that the code passes, so a recipe cannot set them
 GIVEN = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"}
-WATCH_A_METRIC = {"reduce_lr_on_plateau", "greedy"}  # the loop passes no metric to schedules
+WATCH_A_METRIC = {"reduce_lr_on_plateau", "greedy"}  # unsupported: schedules get no metric
 
 
 def make_optimizer_step(
