@@ -157,7 +157,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
-    """Return the largest relative difference of outputs; NaNs in the same places are equal."""
+    """Return the largest relative difference of outputs; NaNs at the same index are equal."""
     differences = []
     for name, tensor in expected.items():
         other = found.get(name)

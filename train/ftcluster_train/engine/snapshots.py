@@ -64,7 +64,7 @@ class Snapshots:
         self._copy: State | None = None
 
     def is_pausing(self) -> bool:
-        """Return True if it is too early for this rank's next snapshot, or one is being written."""
+        """Return True if no snapshot is due on this rank, or a snapshot is being written."""
         if not self._seconds:
             return False
         early = time.monotonic() - self._last < self._pause
@@ -105,7 +105,7 @@ class Snapshots:
         gathered = tensors.gather_seconds
         try:
             self._write_files(tensors, state)
-        except (OSError, RuntimeError) as error:  # torch raises RuntimeError if a rank is lost
+        except (OSError, RuntimeError) as error:  # torch raises RuntimeError if a rank fails
             self._problem = f"no snapshot of step {state.step}: {first_line(error)}"
         gathering = tensors.gather_seconds - gathered
         self.costs.append(waited + time.thread_time() / self._threads + gathering)

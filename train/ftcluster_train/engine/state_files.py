@@ -204,7 +204,7 @@ def resume(
     folders = [*state_folders(job), *([Path(start)] if start else [])]
     damaged: list[str] = []
     newest = None
-    if host_led(world.rank) is not None:  # one rank per host, because ranks share the folders
+    if host_led(world.rank) is not None:  # one rank per host: its ranks share the folders
         newest = newest_state(folders, lambda folder: damaged.append(str(folder)))
     step, path = newest or (0, None)
     by_rank: list[tuple[int, list[str]]] = gather_over_ranks((step, damaged))

@@ -244,9 +244,10 @@ def make_step(
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel, kernels: KernelMode) -> None:
-    """Recompute activations in the backward pass, with the same kernels as in the forward pass.
+    """Enable gradient checkpointing, which recomputes activations in the backward pass.
 
-    The kernel mode is not active in torch's backward pass, so the recomputation enters it again.
+    The recomputation must use the same kernels as the forward pass. The kernel mode is not active
+    in torch's backward pass, so the recomputation enters it again.
     """
     # transformers 5 renamed the method
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
