@@ -189,7 +189,10 @@ class Task(ABC):
         return True
 
     def sample_settings(self) -> dict[str, Any]:
-        """Return what samples depend on besides recipe, data and tokenizer, as JSON data."""
+        """Return further settings, as JSON data, that samples depend on.
+
+        Recipe, data and tokenizer are not included.
+        """
         return {}
 
     def check_padding(self) -> None:
@@ -512,7 +515,7 @@ class Task(ABC):
         return None
 
     def texts(self, predictions: Sequence[Any], samples: Samples) -> list[list[str]]:  # noqa: ARG002
-        """Return sources, references and predictions for a report; empty without texts."""
+        """Return [source, reference, prediction] of a few samples; [] without generated texts."""
         return []
 
     def use_scores(self, classes: Mapping[str, Any]) -> None:

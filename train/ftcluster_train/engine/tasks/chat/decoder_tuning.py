@@ -100,7 +100,7 @@ class DecoderTuningTask(Task):
         """Close a set, and return notices about its truncated and skipped samples.
 
         Args:
-            count: number of samples of the set, including skipped samples.
+            count: number of texts of the set, including skipped texts.
             cut: number of truncated samples.
             left_out: number of skipped samples.
 

@@ -22,7 +22,7 @@ from ftcluster_train.patching.batch_context import sums_for
 
 @register
 class InstructionTuningTask(DecoderTuningTask):
-    """Cross entropy of the answers' tokens, averaged over the target tokens of all ranks."""
+    """Trains with the cross entropy of the answers' tokens, averaged over these tokens."""
 
     name = "instruction-tuning"
     options: InstructionTuning

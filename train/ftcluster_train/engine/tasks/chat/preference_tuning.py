@@ -89,7 +89,7 @@ class PreferenceTuningTask(DecoderTuningTask):
         return [one._replace(label=label) for one, label in pair]
 
     def _texts(self, rows: Rows, split: str) -> Iterator[LearnedText]:
-        """Yield the texts of the chosen and of the rejected answer, alternating."""
+        """Yield the texts of the chosen and the rejected answer of each row, alternating."""
         columns = find_columns(rows, split, lambda names: preference_columns(self.options, names))
         template = self.options.chat_template
         pairs = read_rows(rows, split, lambda row: read_preference(row, columns, template))
