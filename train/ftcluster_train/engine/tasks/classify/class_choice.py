@@ -18,7 +18,7 @@ THRESHOLDS = "label_thresholds"  # configuration field with the threshold of eac
 class Thresholds:
     """The thresholds of classes, for rows that may have several classes.
 
-    A class is predicted if its probability exceeds the threshold of the class.
+    A class is predicted if its probability is at least the threshold of the class.
 
     Args:
         trained: configuration of a trained model, which may contain thresholds; None for a new

@@ -83,7 +83,7 @@ def f1_scores(report: ClassReport) -> dict[str, float]:
     scores = {f"f1_{name}": f1 for name, (_, _, f1) in report.averages.items()}
     if report.positive:
         scores["f1"] = report.classes[1].f1
-    if not report.several:  # each wrong row is a false positive and a false negative
+    if not report.several:  # then f1_micro is the accuracy
         scores["f1_micro"] = sum(one.right for one in report.classes) / report.rows
     return scores
 

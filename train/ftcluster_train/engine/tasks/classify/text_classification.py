@@ -117,7 +117,7 @@ class TextClassificationTask(Task):
         return [*notices, *drawn]
 
     def _check_trained(self) -> None:
-        """Check that the outputs of the trained model match the recipe."""
+        """Check that the trained model's outputs match the recipe: classes or a regression."""
         number = getattr(self.trained, "num_labels", 0) == 1 and not self.several
         if self.trained and number != self.options.regression:
             right = str(not self.options.regression).lower()
@@ -162,7 +162,7 @@ class TextClassificationTask(Task):
     def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
         if self.options.regression or self.several:
             return super().draw_validation(rows, percent, seed)
-        drawn = draw_rows([*self._values(rows)], percent, seed)  # the same share of each class
+        drawn = draw_rows([*self._values(rows)], percent, seed)  # same fraction of each class
         return drawn, f"{len(drawn)} rows"
 
     def _values(self, rows: Rows) -> Iterator[Any]:
@@ -183,7 +183,7 @@ class TextClassificationTask(Task):
         self, rows: Rows, split: str, texts: Sequence[str], labels: ClassLabels, limit: int,
         writer: SampleWriter,
     ) -> tuple[int, Counter[int]]:  # fmt: skip
-        """Write one split and return the number of truncated samples and the rows of each class."""
+        """Write a set; return its number of truncated samples and its number of rows per class."""
         kinds, cut, classes = self.reader.token_kinds(), 0, Counter[int]()
         for batch in column_batches(rows, (*texts, *self._label), split):
             for name in texts:
@@ -330,7 +330,7 @@ class TextClassificationTask(Task):
         """Return the predicted classes of each row.
 
         These are the most likely class or, if a row may have several classes, all classes whose
-        probability is above their threshold.
+        probability is at least their threshold.
         """
         if not self.several:
             return [[likeliest] for _, likeliest, *_ in predictions]

@@ -137,7 +137,7 @@ class EmbeddingDistillationTask(EmbeddingTask):
     # data
 
     def look_at_model(self, folder: Path) -> None:
-        modules = self.modules_of(folder)  # so that each text is tokenized as `encode` does it
+        modules = self.modules_of(folder)  # tokenize as `SentenceTransformer.encode`
         self.prompts = Prompts(modules.prompt, "", modules.pools_prompt)
 
     def check_model(self, model: "PreTrainedModel") -> None:

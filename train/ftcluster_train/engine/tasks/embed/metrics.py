@@ -39,7 +39,7 @@ def retrieval_metrics(
 def recall(
     retrieved: Sequence[Sequence[int]], relevant: Sequence[Collection[int]], depth: int
 ) -> float:
-    """Return the mean share of a query's texts that are among the first `depth`."""
+    """Return the mean fraction of a query's relevant texts among the first `depth` texts."""
     pairs = zip(retrieved, relevant, strict=True)
     shares = [len({*texts[:depth]} & {*wanted}) / len(wanted) for texts, wanted in pairs]
     return math.fsum(shares) / len(shares)
