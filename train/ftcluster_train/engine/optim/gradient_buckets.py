@@ -277,12 +277,12 @@ def _is_large_bf16(grad: torch.Tensor) -> bool:
 def joined(gradients: RowGradients, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Add the row gradients of all micro-batches, and clear their list.
 
-    Returns:
-        Row indices, each once, and the gradients of these rows.
-
     Args:
         gradients: row gradients of a table from each micro-batch.
         width: number of elements of a row.
+
+    Returns:
+        Row indices, each once, and the gradients of these rows.
     """
     no_rows = torch.empty(0, width, dtype=torch.float32)
     every = [(torch.empty(0, dtype=torch.int64), no_rows)]

@@ -471,8 +471,8 @@ class Task(ABC):
         """Return the sum of the losses of this rank's samples, from the vectors of all ranks.
 
         Args:
-                vectors: vectors of all ranks, in the order of the ranks.
-                batch: result of `gather_batch`.
+            vectors: vectors of all ranks, in the order of the ranks.
+            batch: result of `gather_batch`.
         """
         raise NotImplementedError
 

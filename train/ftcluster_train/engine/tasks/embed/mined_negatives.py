@@ -1,4 +1,4 @@
-"""Hard negatives: texts of other rows that the untrained model ranks as likely answers."""
+"""Mining of hard negatives: texts of other rows that the untrained model ranks near a query."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -167,7 +167,7 @@ class SentenceSimilarityTask(EmbeddingTask):
         return gather_texts(samples, traffic)
 
     def vectors(self, samples: Sequence[Sample], forward: Forward) -> torch.Tensor:
-        """Return the embeddings of the rows' texts, of length 1, shape (texts, width)."""
+        """Return the embeddings of the rows' texts, with length 1, shape (texts, width)."""
         groups, places = self.group_texts(samples)
         pooled_texts = [self.pool(*forward(group)) for group in groups]
         return functional.normalize(torch.cat(pooled_texts), dim=-1)[places]

@@ -65,7 +65,10 @@ class CausalLmTask(LanguageModelTask):
         ]
 
     def _tokens(self, texts: Iterable[Piece]) -> Iterator[list[int]]:
-        """Yield the tokens of each piece; the end-of-text token follows a text's last piece."""
+        """Yield the token ids of each piece of text.
+
+        The last piece of a text also gets an end-of-text token.
+        """
         end = self.tokenizer.eos_token_id
         for batch in batches((piece.text, piece.last) for piece in texts):
             encoded = self.tokenizer([text for text, _ in batch], add_special_tokens=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 SPECIAL, BEGINS, GOES_ON = 0, 1, 2  # kinds of tokens: special, first of a word, other
-MASKED, RANDOM = 0.8, 0.1  # shares of the chosen tokens that become the mask or a random token
+MASKED, RANDOM = 0.8, 0.1  # fractions of targets that become the mask or a random token
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Masks:
     ) -> tuple[list[int], list[int]]:
         """Choose target tokens, at least one, and mask them.
 
-        Returns:
-            The token ids that the model reads, and the indices of the targets.
-
         Args:
             kinds: kind of each token; at least one token is not special.
             key: text that seeds the random numbers.
+
+        Returns:
+            The token ids that the model reads, and the indices of the targets.
         """
         kind, ids = torch.tensor(kinds), torch.tensor(tokens)
         kind[(kind != SPECIAL).int().argmax()] = BEGINS  # a block may begin within a word

@@ -7,7 +7,7 @@ class Packer:
     """Divides a stream of tokens into blocks.
 
     Attributes:
-            left: remaining tokens that do not fill a block yet.
+        left: remaining tokens that do not fill a block yet.
     """
 
     def __init__(self, block_size: int) -> None:

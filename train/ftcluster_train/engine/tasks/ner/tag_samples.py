@@ -19,7 +19,7 @@ from ftcluster_train.errors import TrainError
 IGNORED = -100  # label of tokens that do not contribute to the loss
 SHOWN = 12  # maximum number of tags in a message
 
-Read = tuple[str, Tagged, Scheme]  # place of a row, the row, scheme of the set's tags so far
+Read = tuple[str, Tagged, Scheme]  # place of a row, the row, and its set's tag scheme so far
 
 
 class TagWriter:

@@ -101,7 +101,7 @@ class TokenClassificationTask(Task):
         return [*notices, *drawn]
 
     def _find_names(self, rows: Rows) -> list[str]:
-        """Return the tags of a model to train, the tags that the data name first.
+        """Return the tags for a training: first the tags that the data declare, then all others.
 
         Raises:
             TrainError: there are no tags, or only some of them have a prefix.
