@@ -204,7 +204,7 @@ class OptimizerStep(ABC):
 
         Args:
             last: True for the last micro-batch of a step, whose backward pass also reduces the
-              gradients over the ranks.
+                gradients over the ranks.
         """
 
     @abstractmethod

@@ -44,7 +44,7 @@ class FeatureWriter:
     - `question`: index of the question.
     - `null`: index of the token that stands for "no answer".
     - `start` and `end`: indices of the answer's first and last token; both are `null` if the answer
-    is not in the feature.
+      is not in the feature.
     - `first`: index of the first context token.
     - `begins` and `ends`: character range of each context token; empty in `train`.
 
