@@ -136,7 +136,7 @@ def settings_to_load(head: ClassHead | None, settings: Mapping[str, Any]) -> dic
     """Return the configuration fields for loading the model's own output layer."""
     if head is None or head.is_kept:
         return dict(settings)
-    # classes may share a name, so the configuration gets their indices as names
+    # the model's classes may share a name: only their number matters for loading
     numbers = dict(enumerate(head.outputs))
     label2id = {name: number for number, name in numbers.items()}
     return {**settings, "id2label": numbers, "label2id": label2id, "problem_type": None}

@@ -38,7 +38,7 @@ PAUSE_SECONDS = 0.1
 
 
 class _Pieces(TextStreamer):  # type: ignore[misc]
-    """Prints whole words as they are generated, and checks for a stop request after each token."""
+    """Passes on whole words as they are generated; checks for a stop request after each token."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, take: Callable[[str], None],

@@ -372,7 +372,7 @@ def main() -> int:
 
 
 def fail(error: TrainError | None) -> int:
-    """Print an error for the supervisor, leave the other ranks, and return the exit code 1."""
+    """Print an error for the supervisor, abandon the other ranks, and return the exit code 1."""
     if error:
         print(error_line(error), flush=True)
     abandon_world()

@@ -13,7 +13,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MAX_MEMBERS = 10_000
 MAX_BYTES = 1 << 40  # limit for all files together; the free disk space is checked too
 # Maximum compression ratio of a member. Deflate can reach 1032 (zlib.net, "Maximum Compression
-# Factor"). The text of a tokenizer has about 10, and hardly any real file exceeds 200.
+# Factor"). The text of a tokenizer has about 10. Only files that repeat one byte exceed 200.
 MAX_RATIO = 200
 SMALL_BYTES = 1 << 20  # the ratio of smaller files is not checked
 

@@ -38,7 +38,7 @@ class Inputs:
 def write_inputs(run_dir: Path, inputs: Inputs) -> None:
     """Write `run_dir`/inputs.json.
 
-    The head starts the ranks of a planned run when this file exists.
+    On the head, this function then also releases the planned launch of the ranks.
     """
     text = json.dumps(stamped(INPUTS, asdict(inputs))) + "\n"
     partial = run_dir / ".inputs.json.partial"

@@ -66,8 +66,8 @@ def epoch_batches(
 ) -> list[list[int]]:
     """Return an epoch's batches of sample indices in random order.
 
-    Each sample is in one batch; the last batch may be smaller. If samples are grouped by length,
-    each batch begins with its longest sample.
+    Each sample is in one batch; the last batch may be smaller. Each batch begins with its longest
+    sample.
 
     Args:
         group_by_length: True for batches of samples of similar length. Up to 50 random batches are
