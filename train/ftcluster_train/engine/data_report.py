@@ -33,14 +33,20 @@ def describe(task: Task, folder: Path, earlier: Collection[int] = ()) -> dict[st
     Returns:
         A dictionary with three fields:
         - `columns`: column names by their purpose.
-        - `sets`: for each set its name `set`, the number of `rows` (null if unknown), `samples` and
-          `documents`, the `median` and `longest` document in tokens, the token `limit`, the number
-          of truncated texts `cut`, the number of skipped rows `left_out`, the most frequent
-          `classes`, and the number of classes `class_count`. For a validation set, `duplicates`
-          is the number of its documents that are also in the training set or in the data of an
-          earlier training; null if unknown.
+        - `sets`: a dictionary for each set, see below.
         - `samples`: the first samples, each a list of documents with a `label` and `parts`. A part
           is a text, with True if the text is a target.
+
+        The fields of a set are:
+        - `set`: its name.
+        - `rows` (null if unknown), `samples` and `documents`: the numbers of each.
+        - `median` and `longest`: lengths of documents in tokens.
+        - `limit`: maximum number of tokens.
+        - `cut`: number of truncated texts.
+        - `left_out`: number of skipped rows.
+        - `class_count` and `classes`: number of classes, and the most frequent classes.
+        - `duplicates`: for a validation set, the number of its documents that are also training
+          data of this or an earlier training; null if unknown.
     """
     found = {path.name: Samples(path) for path in sorted(folder.iterdir()) if path.is_dir()}
     first = TRAIN if TRAIN in found else next(iter(found))

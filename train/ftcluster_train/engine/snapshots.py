@@ -40,9 +40,9 @@ class Snapshots:
         shared: True if all hosts share the folder, so that only rank 0 writes.
 
     Attributes:
-        costs: estimated seconds by which each snapshot delayed the training. The delay is the time
-            for the copy, plus the thread's CPU time divided by this rank's number of threads, plus
-            the time for gathering pieces.
+        costs: estimated seconds by which each snapshot delayed the training. The delay has three
+            parts: the time for the copy, the thread's CPU time divided by this rank's number of
+            threads, and the time for gathering pieces.
     """
 
     def __init__(

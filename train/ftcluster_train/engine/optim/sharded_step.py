@@ -34,8 +34,8 @@ class ShardedGradients:
     parameter.
 
     All ranks send the buckets in the same order. After the first step this is the order in which
-    rank 0 completed the buckets. A bucket is complete only at the end of a backward pass if the
-    loss does not depend on one of its parameters, so this bucket must not block the others.
+    rank 0 completed the buckets. If the loss does not depend on a parameter, its bucket is complete
+    only at the end of a backward pass. Such a bucket then comes last and does not delay the others.
 
     Args:
         dtype: dtype of gradients on the network: fp32, bf16, or auto. With auto, gradients that

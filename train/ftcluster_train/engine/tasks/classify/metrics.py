@@ -23,9 +23,10 @@ def accuracy(predictions: Sequence[int], labels: Sequence[int]) -> float:
 def matthews(predictions: Sequence[int], labels: Sequence[int]) -> float:
     """Return Matthews' correlation coefficient for any number of classes; 0 if undefined.
 
-    The coefficient is (c s - sum p_k t_k) / sqrt((s^2 - sum p_k^2) (s^2 - sum t_k^2)) for c correct
-    predictions of s samples, with p_k predictions and t_k labels of class k. Source: Gorodkin 2004,
-    "Comparing two K-category assignments by a K-category correlation coefficient".
+    The coefficient is (c s - sum p_k t_k) / sqrt((s^2 - sum p_k^2) (s^2 - sum t_k^2)). Here c is
+    the number of correct predictions, and s is the number of samples. Class k has p_k predictions
+    and t_k labels. Source: Gorodkin 2004, "Comparing two K-category assignments by a K-category
+    correlation coefficient".
     """
     predicted, true = Counter(predictions), Counter(labels)
     samples = len(labels)

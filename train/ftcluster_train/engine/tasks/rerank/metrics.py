@@ -11,9 +11,9 @@ def ranking_metrics(
 ) -> dict[str, float]:
     """Return the metrics of `retrieval_metrics`, for texts in the order of their scores.
 
-    If texts have equal scores, each metric is the mean over all orders of these texts, as in
-    scikit-learn's ndcg_score (McSherry and Najork 2008, Computing Information Retrieval Performance
-    Measures Efficiently in the Presence of Tied Scores).
+    If texts have equal scores, each metric is the mean over all orders of these texts.
+    scikit-learn's ndcg_score does the same (McSherry and Najork 2008, Computing Information
+    Retrieval Performance Measures Efficiently in the Presence of Tied Scores).
 
     Args:
         queries: scores of each query's texts, and True for each text that belongs to the query.
