@@ -58,7 +58,7 @@ def check_whole(folder: str) -> None:
 def settings_of_base(recipe: Recipe) -> dict[str, Any]:
     """Return the configuration fields for loading a base model.
 
-    The head of the base model may have a different number of outputs than the training.
+    The head of the base model may have another number of outputs than the trained model.
     """
     return dict(recipe.spec.base_settings)
 

@@ -59,7 +59,7 @@ def call_model(model: "PreTrainedModel", inputs: Mapping[str, Any]) -> Any:
 
 @cache
 def _parameter_names(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Return a function's parameter names; None if it accepts any keyword."""
+    """Return a function's parameter names; None if the function accepts any keyword argument."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return None

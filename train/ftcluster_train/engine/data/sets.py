@@ -51,9 +51,10 @@ def choose_sets(
 
 
 def draw_rows(classes: Sequence[Hashable], percent: float, seed: int) -> frozenset[int]:
-    """Draw rows for validation, the same share of each class, and return their indices.
+    """Draw rows for validation, the same fraction of each class, and return their indices.
 
-    If a class has at least two rows, at least one row is drawn and at least one row is not.
+    If a class has at least two rows, at least one row is drawn, and at least one row stays for
+    training.
 
     Args:
         classes: class of each row.

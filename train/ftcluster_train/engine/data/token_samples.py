@@ -48,7 +48,7 @@ class SampleWriter:
         self._count += 1
 
     def close(self, **about: Any) -> None:
-        """Close the files; `about` is added to `Samples.about`."""
+        """Close the files, and save `about` for `Samples.about`."""
         for column in self._columns:
             column.close()
         document = {

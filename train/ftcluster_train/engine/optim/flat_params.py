@@ -35,7 +35,7 @@ class PendingGathers(dict[torch.Tensor, Callable[[], None]]):
 def split_by_decay(
     model: torch.nn.Module,
 ) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
-    """Return the trainable parameters with weight decay, and those without (biases, norms)."""
+    """Return the trainable parameters with weight decay, and the others (biases, norms)."""
     names = set(get_parameter_names(model, [torch.nn.LayerNorm], list(NO_DECAY)))
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return [p for name, p in trainable if name in names], [

@@ -1,7 +1,7 @@
 """Intel Extension for PyTorch (IPEX), used if the stack has it and the plan asks for it.
 
-IPEX changes model and optimizer as with the option `--use_ipex` of transformers' Trainer (in 4.55,
-removed before 4.57). Tested with IPEX 2.8.0, also on CPUs that are not Intel's.
+IPEX changes model and optimizer as with the option `--use_ipex` of transformers' Trainer, which
+transformers 4.55 has and 4.57 lacks. Tested with IPEX 2.8.0, also on CPUs that are not Intel's.
 """
 
 import hashlib

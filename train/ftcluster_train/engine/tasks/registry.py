@@ -1,4 +1,4 @@
-"""The registry of tasks, by their names in a recipe.
+"""The registry of task classes, by the task names in recipes.
 
 Each task class registers itself with the decorator `@register`. The folders next to this module are
 imported when a task is first needed, so a new folder needs no change here. A user's own task file
