@@ -66,13 +66,13 @@ def settings_of_base(recipe: Recipe) -> dict[str, Any]:
 def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
     """Freeze a model and add adapters to its linear layers.
 
-    The new adapters do not change the model's outputs yet.
-
-    Matrix A is random as in peft, and matrix B is 0. Layers that were already frozen get no
-    adapters. All weights of a classifier's head are trained, see `whole_modules`.
+    Matrix A is random as in peft, and matrix B is 0, so the model's outputs do not change yet.
+    Layers that were already frozen get no adapters. All weights of a classifier's head are trained,
+    see `whole_modules`.
 
     Args:
         model: model to change.
+        options: adapter settings. By default all linear layers except the last layer get adapters.
 
     Raises:
         TrainError: the model lacks layers of `lora_target_modules`, or some weights would stay

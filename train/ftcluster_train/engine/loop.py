@@ -1,11 +1,11 @@
 """The data-parallel training loop: in each step, each rank trains on its share of the batch.
 
-`train` calls the phases, which are methods of `_Loop`: set up, then for each step: read a batch,
-run forward and backward passes and the optimizer (`ftcluster_train.engine.step`), log, evaluate,
-save.
+`train` calls the phases, which are methods of `_Loop`. After the setup, each step has these phases:
+read a batch, run forward and backward passes and the optimizer (`ftcluster_train.engine.step`),
+log, evaluate, save.
 
-Tasks (batches, losses, metrics) are in `ftcluster_train.engine.tasks`, faster versions of torch
-functions in `ftcluster_kernels`.
+Tasks (batches, losses, metrics) are in `ftcluster_train.engine.tasks`. Faster versions of torch
+functions are in `ftcluster_kernels`.
 """
 
 import math

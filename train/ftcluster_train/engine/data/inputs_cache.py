@@ -1,8 +1,7 @@
 """Cache of prepared inputs on a host, for later runs that need the same inputs.
 
-PREFIX/cache/inputs has a file for each entry. The file name is a hash of the recipe and of
-everything else that the inputs depend on. Standard library only: a run that finds its inputs here
-does not import torch.
+PREFIX/cache/inputs has a file for each entry. The file name is a hash of the recipe and the
+packages. Standard library only: a run that finds its inputs here does not import torch.
 """
 
 import hashlib
@@ -97,9 +96,9 @@ def _inputs_of(job: Job) -> Path | None:
 
 
 def _files(job: Job, inputs: Inputs) -> str:
-    """Return a hash of everything that the inputs depend on besides the recipe.
+    """Return a hash of the files that the inputs depend on: data, tokenizer, code and weights.
 
-    Data and tokenizer are hashed by content; weights by name, size and modification time.
+    Weights are hashed by name, size and modification time, and all other files by content.
     """
     models = (inputs.model, inputs.adapters, inputs.teacher)
     weights = [

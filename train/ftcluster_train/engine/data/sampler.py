@@ -156,9 +156,8 @@ def eval_batches(
 def length_groups(lengths: Sequence[int]) -> list[list[int]]:
     """Divide texts into groups of similar length, and return the indices of each group's texts.
 
-    The longest texts come first.
-
-    A group is split where that saves the most padding, if it saves at least PASS_TOKENS.
+    The longest texts come first. A group is split where this saves the most padding, if it saves at
+    least PASS_TOKENS tokens.
 
     >>> length_groups([500, 20, 480, 20, 20])
     [[0, 2], [1, 3, 4]]

@@ -317,8 +317,8 @@ def load_texts(data: str, config: str | None, options: Options) -> dict[str, Tex
     """Return the texts of the splits train and validation; validation may be missing.
 
     Args:
-        data: file *.txt, or folder with such files, each with one text; or other data, see
-            `load_rows`.
+        data: text file *.txt, folder with such files, or other data, see `load_rows`. Each text
+            file is one text.
         options: task options; for data with rows they name the column of the text.
 
     Raises:
