@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # peft's file names
 PREFIX, PARTS = "base_model.model.", ("lora_A", "lora_B")
-SHOWN = 12  # maximum number of layers in an error
-# fields of peft's files, with their values for plain LoRA; other values mean another method
+SHOWN = 12  # maximum number of problems that an error message lists
+# fields of peft's configuration, with their values for plain LoRA
 PLAIN = {
     "peft_type": "LORA", "bias": "none", "fan_in_fan_out": False, "use_rslora": False,
     "use_dora": False, "use_qalora": False, "lora_bias": False, "rank_pattern": {},
@@ -38,12 +38,12 @@ MERGE = "merge them with peft: merge_and_unload()"
 
 
 def has_only_adapters(folder: str) -> bool:
-    """Return True if a folder has adapters but not their base model."""
+    """Return True if a folder contains adapters but no complete model."""
     return (Path(folder) / CONFIG).is_file() and not (Path(folder) / "config.json").is_file()
 
 
 def check_whole(folder: str) -> None:
-    """Check that a folder has a model, and not only adapters.
+    """Check that a folder contains a complete model, not only adapters.
 
     Raises:
         TrainError: the folder has only adapters.
@@ -56,23 +56,27 @@ def check_whole(folder: str) -> None:
 
 
 def settings_of_base(recipe: Recipe) -> dict[str, Any]:
-    """Return fields for the configuration of a base, whose head may have other outputs."""
+    """Return the configuration fields for loading a base model.
+
+    The head of the base model may have another number of outputs than the trained model.
+    """
     return dict(recipe.spec.base_settings)
 
 
 def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
-    """Freeze a model and add adapters to its linear layers, which change nothing yet.
+    """Freeze a model and add adapters to its linear layers.
 
-    A is drawn from torch's generator as in peft, B is 0. Layers that were already frozen get no
-    adapters. The head of a classifier is trained as a whole, see `whole_modules`.
+    Matrix A is random as in peft, and matrix B is 0, so the model's outputs do not change yet.
+    Layers that were already frozen get no adapters. All weights of a classifier's head are trained,
+    see `whole_modules`.
 
     Args:
-        model: model whose layers in `lora_target_modules` get adapters, or by default all linear
-            layers except the last one.
+        model: model to change.
+        options: adapter settings. By default all linear layers except the last layer get adapters.
 
     Raises:
-        TrainError: the model lacks some of these layers; the message names them. Or some weights
-            would stay random.
+        TrainError: the model lacks layers of `lora_target_modules`, or some weights would stay
+            random.
     """
     assert options.lora_r is not None
     linear = {
@@ -121,9 +125,10 @@ def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
 
 
 def whole_modules(model: "PreTrainedModel") -> list[str]:
-    """Return the names of a classifier's modules that are trained as a whole.
+    """Return the names of a classifier's modules whose weights are all trained.
 
-    These are its head, and modules whose weights the checkpoint lacks. Other models have none.
+    These modules are the head, and modules whose weights are missing in the checkpoint. For other
+    models the list is empty.
     """
     base = model.base_model
     if base is model or model.get_output_embeddings() is not None:
@@ -135,7 +140,7 @@ def whole_modules(model: "PreTrainedModel") -> list[str]:
 
 
 def linear_layers(model: "PreTrainedModel") -> dict[str, nn.Linear]:
-    """Return linear layers by name, without the layer whose output are logits."""
+    """Return a model's linear layers by name, without the layer that computes the logits."""
     last = model.get_output_embeddings()
     return {
         name: module
@@ -145,12 +150,12 @@ def linear_layers(model: "PreTrainedModel") -> dict[str, nn.Linear]:
 
 
 def _is_within(name: str, modules: Sequence[str]) -> bool:
-    """Return True if a name belongs to one of these modules or to a part of one."""
+    """Return True if a name is the name of one of these modules, or of a part of a module."""
     return any(f"{name}.".startswith(f"{module}.") for module in modules)
 
 
 def _is_meant(name: str, target: str) -> bool:
-    """Return True if a target means the layer, with peft's rules."""
+    """Return True if an entry of `target_modules` matches the layer's name, by peft's rules."""
     return name == target or name.endswith(f".{target}")
 
 
@@ -160,7 +165,10 @@ def adapted_layers(model: "PreTrainedModel") -> dict[str, nn.Linear]:
 
 
 def saved_parameters(model: "PreTrainedModel") -> list[nn.Parameter]:
-    """Return the parameters in a checkpoint: the trained ones with adapters, otherwise all."""
+    """Return the parameters that a checkpoint contains.
+
+    For a model with adapters these are the trained parameters, for other models all parameters.
+    """
     adapted = bool(adapted_layers(model))
     return [p for p in model.parameters() if p.requires_grad or not adapted]
 
@@ -204,7 +212,7 @@ def _targets(model: "PreTrainedModel", layers: dict[str, nn.Linear]) -> list[str
 
 
 def trained_weights(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
-    """Return the weights that a checkpoint of the model has, by tensor name."""
+    """Return the weights that a checkpoint of the model contains, by tensor name."""
     weights: dict[str, torch.Tensor] = model.state_dict()
     if not adapted_layers(model):
         return weights
@@ -213,7 +221,7 @@ def trained_weights(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
 
 
 def _saved_name(name: str) -> str:
-    """Return peft's name of a tensor."""
+    """Return the name of a tensor in peft's file."""
     return f"{PREFIX}{name}.weight" if name.endswith(PARTS) else f"{PREFIX}{name}"
 
 
@@ -229,10 +237,13 @@ def saved_weights(model: "PreTrainedModel", folder: Path) -> dict[str, torch.Ten
 
 
 def use_adapters(model: "PreTrainedModel", folder: Path, merge: bool = False) -> set[str]:
-    """Add a folder's adapters to their base and return the names of the weights they replace.
+    """Add a folder's adapters to their base model.
+
+    Returns:
+        The tensor names of the adapters, including base weights that the folder replaces.
 
     Raises:
-        TrainError: they belong to another model, or are not plain LoRA.
+        TrainError: the adapters belong to another model, or are not plain LoRA.
     """
     weights, problems = add_saved_adapters(model, folder, merge)
     if problems:
@@ -247,10 +258,10 @@ def add_saved_adapters(
     """Add a folder's adapters to the layers of a plain model, as peft would.
 
     Args:
-        merge: True to add them to the weights instead of to the layers' outputs.
+        merge: True to add the adapters to the weights instead of to the layers' outputs.
 
     Returns:
-        The adapters, by their tensor names in an adapted model, and a list of problems.
+        The adapters by their tensor names in a model with adapters, and a list of problems.
     """
     config = read_json(folder / CONFIG)
     if unlike := _not_plain(config):
@@ -267,7 +278,7 @@ def add_saved_adapters(
             whole = found.pop(name, None)
             if whole is None:
                 problems.append(f"weight {name} is missing")
-            elif is_plain:  # the base's head may have another number of outputs
+            elif is_plain:  # the base model's head may have a different shape
                 parameter.data = whole.to(parameter.dtype)
     for name, layer in model.named_modules():
         if any(_is_meant(name, target) for target in config["target_modules"]):
@@ -288,7 +299,7 @@ def add_saved_adapters(
 
 
 def _not_plain(config: Any) -> list[str]:
-    """Return the fields of peft's configuration that are missing or mean more than plain LoRA."""
+    """Return problems with peft's configuration: missing fields, and methods beyond plain LoRA."""
     numbers = [config.get(name) for name in ("lora_alpha", "r")]
     if not all(isinstance(one, int | float) and one for one in numbers):
         return [f"{CONFIG} lacks a number r or lora_alpha"]
@@ -303,18 +314,18 @@ def _plus_adapter(
     down: torch.Tensor, up: torch.Tensor, scale: float,
     _layer: nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """Add an adapter's output, as a forward hook of a linear layer."""
+    """Return a linear layer's output plus its adapter's output; a forward hook."""
     low = functional.linear(inputs[0].to(down.dtype), down)
-    # the next layer may be bf16, and there is no autocast outside of training
+    # the next layer may need bf16, and only training casts inputs automatically
     return (output + scale * functional.linear(low, up)).to(output.dtype)
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def merge_adapters(model: "PreTrainedModel") -> None:
-    """Add the adapters to the weights of their layers, and remove them.
+    """Add the adapters to the weights of their layers, and remove the adapters.
 
-    The sums are computed in fp32 and rounded to the dtype of the weights, which norms get too.
-    Weights in NF4 are dequantized.
+    The sums are computed in fp32 and rounded to the dtype of the weights. Norms are converted to
+    that dtype too. Weights in NF4 are dequantized.
     """
     dtype: Any = None
     for layer in linear_layers(model).values():

@@ -31,16 +31,18 @@ from ftcluster_train.engine.train_state import TrainState
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.io.fsync import GROUP_READS, new_folder, remove, remove_leftovers
 
-MARGIN = 1.2  # space for tokenizer, configuration and the file system itself
-HOSTS = 2  # number of hosts that keep each checkpoint, so that one may be lost
+MARGIN = 1.2  # factor on the size of the weights, for other files and file system overhead
+HOSTS = 2  # number of hosts that write each checkpoint, so that one host may be lost
 
 
 class Checkpoints:
-    """A run's checkpoints. The first ranks of two hosts both write them, so nothing is copied.
+    """The checkpoints of a run.
+
+    One rank on each of two hosts writes every checkpoint, so no checkpoint is copied.
 
     Args:
         resumed: step after which this training resumes.
-        check: validator for the first checkpoint, or None.
+        check: validator for the first checkpoint, or None for no check.
     """
 
     def __init__(
@@ -59,11 +61,13 @@ class Checkpoints:
         self._saved = [self.of(step) for step in steps if step <= resumed]  # oldest first
 
     def of(self, step: int) -> Path:
-        """Return the folder of the checkpoint after a step."""
+        """Return the folder for the checkpoint of a step."""
         return self._folder / f"checkpoint-{step}"
 
     def save(self, optimizer: OptimizerStep, task: Task, state: TrainState) -> Path | None:
-        """Save a checkpoint unless it exists; every rank calls it. A full disk is only reported.
+        """Save a checkpoint unless it exists; every rank must call this method.
+
+        If the disk is full, this method only logs a notice.
 
         Returns:
             The checkpoint's folder; None if no host could save it.
@@ -87,10 +91,11 @@ class Checkpoints:
     def _write(
         self, folder: Path, optimizer: OptimizerStep, task: Task, state: TrainState, writes: bool
     ) -> str | None:
-        """Write on some ranks; the others send them their pieces of the state.
+        """Write the checkpoint on some ranks; the other ranks send their pieces of the state.
 
         Returns:
-            The reason why it could not be saved, or ""; None on a rank that does not write.
+            The reason why the checkpoint could not be saved, or ""; None on a rank that does not
+            write.
         """
         tensors = optimizer.state() or State({})
         pieces = tensors.pieces()
@@ -128,13 +133,13 @@ class Checkpoints:
         return ""
 
     def load_best(self, model: PreTrainedModel, state: TrainState, folders: Sequence[Path]) -> bool:
-        """Load the weights of the best checkpoint of any host into `model`; every rank calls it.
+        """Load the best checkpoint of any host into `model`; every rank must call this method.
 
-        If only one checkpoint is kept, the others are removed.
+        If the recipe keeps only one checkpoint, all other checkpoints are removed.
 
         Args:
-            model: model in fp32 on the ranks that use it.
-            folders: folders where this host may have the checkpoint.
+            model: model to change; in fp32 on the ranks that use the model.
+            folders: folders on this host that may contain the checkpoint.
 
         Returns:
             True if the weights were loaded; otherwise the model is unchanged.
@@ -165,7 +170,7 @@ class Checkpoints:
 
 
 def check_space(folder: Path, nbytes: int) -> None:
-    """Check that the disk has space for a model or a checkpoint, before it is written.
+    """Check that the disk has space for a model or checkpoint of `nbytes` bytes.
 
     Raises:
         TrainError: there is too little space.
@@ -187,12 +192,14 @@ def save_model(
     folder: Path,
     write_more: Callable[[Path], None] = lambda _: None,
 ) -> None:
-    """Write model and tokenizer for `from_pretrained`, and sync all files before `folder` appears.
+    """Write model and tokenizer for `from_pretrained`.
+
+    `folder` appears when all its files are complete and synced.
 
     Args:
         model: model in fp32.
         folder: target folder, which is replaced if it exists.
-        write_more: function that writes further files into the folder before it appears.
+        write_more: function that writes further files into the folder.
 
     Raises:
         TrainError: the disk is full; the incomplete files are removed.
@@ -213,7 +220,7 @@ def save_model(
             write_more(partial)
             for path in partial.rglob("*"):
                 if path.is_file():
-                    # safetensors makes its files readable only for the account
+                    # safetensors makes its files readable only for the user who runs the training
                     path.chmod(0o666 & ~GROUP_READS)
     except (OSError, SafetensorError) as error:
         if "No space left" not in str(error):
@@ -225,12 +232,15 @@ def save_model(
 
 
 def _always(_: bool) -> bool:
-    """Replace the method of transformers 5.23 that saves only on rank 0; here two ranks save."""
+    """Replace a method of transformers 5.23 that would save only on rank 0; here two ranks save."""
     return True
 
 
 def keep_newest(saved: Sequence[Path], limit: int, best: Path | None) -> list[Path]:
-    """Remove the oldest checkpoints beyond `limit`, but never the best or last; return the rest."""
+    """Remove the oldest checkpoints beyond `limit`, and return the remaining ones.
+
+    The best and the newest checkpoint always stay.
+    """
     removable = [folder for folder in saved[:-1] if folder != best]
     removed = removable[: max(0, len(saved) - limit)]
     for folder in removed:

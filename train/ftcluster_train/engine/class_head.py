@@ -1,4 +1,4 @@
-"""Initial output layers of classifiers that start from a model with other classes."""
+"""Initial output layers of classifiers whose pretrained model may have other classes."""
 
 import copy
 import re
@@ -28,10 +28,10 @@ class ClassHead:
     """The initial output layer of a classifier.
 
     Attributes:
-        rows: model class whose weights each class of the training starts with, or None for
-            random weights.
-        outputs: names of the outputs of the loaded model.
-        notice: line for the user, or "".
+        rows: index, per class of the training, of the model's class whose weights it starts with;
+            None for random weights.
+        outputs: class names of the loaded model.
+        notice: notice for the user, or "".
     """
 
     rows: tuple[int | None, ...]
@@ -40,19 +40,19 @@ class ClassHead:
 
     @property
     def is_kept(self) -> bool:
-        """True if the model's output layer stays as it is."""
+        """True if the model's output layer stays unchanged."""
         return list(self.rows) == [*range(len(self.outputs))]
 
 
 def head_of(
     recipe: "Recipe", model: str, model_class: Any, settings: Mapping[str, Any]
 ) -> ClassHead | None:
-    """Return the initial output layer for a training; None if the model has none of its own.
+    """Return the initial output layer for a training; None if the model has no usable output layer.
 
     Args:
         model: folder of the model.
         model_class: transformers' AutoModelFor... class.
-        settings: fields of the configuration for the training, with the names of its classes.
+        settings: configuration fields of the training, including its class names.
     """
     if recipe.from_scratch or "id2label" not in settings:
         return None
@@ -79,15 +79,15 @@ def _is_number(settings: Mapping[str, Any]) -> bool:
 def choose_rows(
     model: str, outputs: Sequence[str], names: Sequence[str], is_number: bool = False
 ) -> ClassHead:
-    """Return which rows of a trained output layer the classes of a training start with.
+    """Return the rows of a trained output layer that a training's classes start with.
 
-    Rows are matched by the names of classes. If either side has no names and the numbers of classes
-    are equal, rows are matched by number.
+    Rows are matched by class name. If model or training has no class names and both have equally
+    many classes, rows are matched by index.
 
     Args:
         outputs: names of the model's classes.
         names: names of the training's classes.
-        is_number: True if the training's only output is a number, not a class.
+        is_number: True if the training has one output for a number (regression) instead of classes.
 
     >>> choose_rows("m", ["health", "money", "sport"], ["money", "sport", "travel"]).rows
     (1, 2, None)
@@ -136,7 +136,7 @@ def settings_to_load(head: ClassHead | None, settings: Mapping[str, Any]) -> dic
     """Return the configuration fields for loading the model's own output layer."""
     if head is None or head.is_kept:
         return dict(settings)
-    # classes may share a name, because only the numbers of a model's classes count here
+    # the model's classes may share a name: only their number matters for loading
     numbers = dict(enumerate(head.outputs))
     label2id = {name: number for number, name in numbers.items()}
     return {**settings, "id2label": numbers, "label2id": label2id, "problem_type": None}
@@ -188,7 +188,7 @@ def begin_head(
 
 
 def head_notice(model: "PreTrainedModel") -> str:
-    """Return a notice about a new output layer that `head_of` did not foresee, or ""."""
+    """Return a notice about a new output layer that `head_of` could not predict, or ""."""
     return str(getattr(model, "head_notice", ""))
 
 
@@ -207,7 +207,12 @@ def output_weights(model_class: Any, config: PretrainedConfig) -> set[str]:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _replace(model: "PreTrainedModel", path: str, rows: Sequence[int | None]) -> None:
-    """Replace a linear layer by a layer with these rows of it, and random rows for None."""
+    """Replace a linear layer by a layer with some of its rows.
+
+    Args:
+        path: name of the layer in the model.
+        rows: indices of the old rows in the new order; None for a random row.
+    """
     old = model.get_submodule(path)
     if type(old) is not nn.Linear or isinstance(old.weight, Nf4Weight):
         raise TrainError(

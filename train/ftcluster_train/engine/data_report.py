@@ -1,4 +1,4 @@
-"""A report of the data that a model will read and train on, for a person to check first."""
+"""The report on a run's data, which the user can check before the training."""
 
 import statistics
 from collections import Counter
@@ -12,29 +12,41 @@ from ftcluster_common.models.trained_model import ROWS, hash_of, write_rows
 from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.tasks.base import Document, Task
 
-SHOWN = 3  # number of samples
+SHOWN = 3  # number of samples that the report shows
 MOST_CLASSES = 100
-# One event has the whole report, and readers of a run's first and last events take the last 64 kB.
-MOST_CHARACTERS = 1200  # maximum for a sample
+# The whole report is one event. Programs that need only a run's latest events read 64 kB, so the
+# report must be shorter.
+MOST_CHARACTERS = 1200  # maximum number of characters of a sample
 MOST_PARTS = 12
 
 
 def describe(task: Task, folder: Path, earlier: Collection[int] = ()) -> dict[str, Any]:
-    """Return a report of the samples that the task has encoded into a folder.
+    """Return the report on the token samples in a folder.
 
-    The hashes of the training rows are written beside the samples, see `trained_model`.
+    This function also writes the hashes of the training rows into the folder, see `trained_model`.
+    A document is a token sequence that the model reads. Several documents may be packed into a
+    sample.
 
     Args:
         earlier: hashes of the rows that the model was already trained on.
 
     Returns:
-        `columns` by purpose; `sets`, each with `set`, `rows` (null if these are not counted),
-        `samples`, `documents` (number of sequences that a model reads; several may be packed into
-        a sample), `median` and `longest` (tokens of a document), `limit`, `cut` and `left_out`
-        (numbers), `classes` (the most frequent classes), `class_count` and, for a validation set,
-        `duplicates` (number of its documents that are also in the training set, or in an earlier
-        one; null if documents are not compared); and `samples`, the first samples, each a list of
-        documents with a `label` and `parts`: texts, each with True if it is a target.
+        A dictionary with three fields:
+        - `columns`: column names by their purpose.
+        - `sets`: a dictionary for each set, see below.
+        - `samples`: the first samples, each a list of documents with a `label` and `parts`. A part
+          is a text, with True if the text is a target.
+
+        The fields of a set are:
+        - `set`: its name.
+        - `rows` (null if unknown), `samples` and `documents`: the numbers of each.
+        - `median` and `longest`: lengths of documents in tokens.
+        - `limit`: maximum number of tokens.
+        - `cut`: number of truncated texts.
+        - `left_out`: number of skipped rows.
+        - `class_count` and `classes`: number of classes, and the most frequent classes.
+        - `duplicates`: for a validation set, the number of its documents that are also training
+          data of this or an earlier training; null if unknown.
     """
     found = {path.name: Samples(path) for path in sorted(folder.iterdir()) if path.is_dir()}
     first = TRAIN if TRAIN in found else next(iter(found))
@@ -54,7 +66,11 @@ def describe(task: Task, folder: Path, earlier: Collection[int] = ()) -> dict[st
 
 
 def _set(task: Task, name: str, samples: Samples, known: set[int]) -> dict[str, Any]:
-    """Return the report of a set; adds hashes of the training set's documents to `known`."""
+    """Return the report on one set.
+
+    Args:
+        known: hashes of training documents; gets the hashes of this set if it is the training set.
+    """
     about, lengths, duplicates = samples.about, [], 0
     classes: Counter[str] = Counter()
     if task.compares:
@@ -111,6 +127,6 @@ def _document(task: Task, document: Document, most: int) -> dict[str, Any]:
 
 
 def _shortened(text: str, most: int) -> str:
-    """Return a text, without its middle if it is long."""
+    """Return a text with at most `most` characters; a longer text loses its middle."""
     half = (most - 5) // 2
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"

@@ -1,4 +1,4 @@
-"""Evaluation and prediction: each rank computes a part, and every rank gets all results."""
+"""Evaluation and prediction: each rank computes a part, and then every rank gets all results."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ from ftcluster_train.io.fsync import new_folder, write_atomically
 from ftcluster_train.io.rank_status import report
 from ftcluster_train.patching.batch_context import BatchContext
 
-PREDICTIONS = "predictions"  # folder in a run's folder, and stem of the file in it
+PREDICTIONS = "predictions"  # name of the folder and, without its suffix, of the file in it
 
 
 class Scores(NamedTuple):
@@ -31,8 +31,9 @@ class Scores(NamedTuple):
 
     Attributes:
         metrics: metrics by name.
-        classes: `ClassReport` of each set as JSON, for classification.
-        texts: first texts of each set, for a task that writes texts, see `Task.texts`.
+        classes: `ClassReport` of each set as JSON; empty unless the task is a classification.
+        texts: first generated texts of each set; empty unless the task generates texts, see
+            `Task.texts`.
     """
 
     metrics: dict[str, float]
@@ -48,11 +49,11 @@ def evaluate(
     bf16: bool,
     context: BatchContext | None = None,
 ) -> Scores:
-    """Return the task's scores, the same on every rank.
+    """Evaluate a model on all validation sets, and return the same scores on every rank.
 
     With several sets, each metric's name ends with the name of its set: `validation_matched` gives
-    `accuracy_matched`. In a training, settings such as thresholds are chosen on the set of
-    `metric_for_best_model`, or else on the first set, and are used for all sets.
+    `accuracy_matched`. During a training, settings such as thresholds are tuned on one set and used
+    for all sets. This is the set of `metric_for_best_model`, or otherwise the first set.
 
     Args:
         context: batch context, see `predict`.
@@ -69,7 +70,7 @@ def evaluate(
         of_set = task.score(predictions, samples)
         if task.own_metrics:
             measured = task.own_metrics(*task.compared(predictions, samples))
-            of_set |= gather_over_ranks(measured)[0]  # a user's function may be random
+            of_set |= gather_over_ranks(measured)[0]  # a user's metrics may differ between ranks
         if report := task.class_report(predictions, samples):
             classes[name] = report.to_dict()
         if written := task.texts(predictions, samples):
@@ -90,8 +91,8 @@ class Evaluator:
     """Evaluates a model while it is trained.
 
     Args:
-        optimizer: optimizer with the pending gathers, which only training steps wait for by
-            themselves, and the batch context.
+        optimizer: optimizer of the training; before an evaluation, its pending gathers must be
+            complete.
         bf16: True if the model computes in bf16.
     """
 
@@ -104,10 +105,10 @@ class Evaluator:
         self._world, self._bf16, self._log = world, bf16, log
 
     def compute_reference(self, job: Job, sets: Sequence[Samples]) -> None:
-        """Give the task the predictions of the model before the first step, or of its teacher.
+        """Give the task the predictions of its reference model: a teacher, or the untrained model.
 
-        They are computed once and kept in the run's folder on each host. A restart after a failure
-        and a run that continues this run use them again.
+        The predictions are computed once and kept in the run's folder on each host. Restarts of
+        this run, and runs that continue it, reuse the file.
         """
         other, key = self._task.reference_model, self._task.reference_key
         for samples in sets:
@@ -131,7 +132,10 @@ class Evaluator:
         self._task.reference_model = None  # frees its memory
 
     def evaluate(self, sets: Mapping[str, Samples], step: int, epoch: float) -> Scores:
-        """Return and log the scores after a step; afterwards the model is ready to train again."""
+        """Evaluate after a step, and log and return the scores.
+
+        Afterwards the model is in training mode again.
+        """
         self._pending.wait()
         began = time.perf_counter()
         scores: Scores = evaluate(
@@ -144,7 +148,7 @@ class Evaluator:
 
 
 def _read_kept(paths: Sequence[Path], count: int) -> list[Any]:
-    """Return `count` predictions from the first complete file of these, or []."""
+    """Return the predictions in the first file that has exactly `count` of them, or []."""
     for path in paths:
         with contextlib.suppress(OSError, ValueError):
             found = json.loads(path.read_text(encoding="utf-8"))
@@ -161,9 +165,10 @@ def run_on_sets(
     samples_dir: Path,
     world: World,
 ) -> dict[str, Any]:
-    """Evaluate or predict for the job, and return the fields of the event `result`.
+    """Evaluate or predict, as the job asks, and return the fields of the event `result`.
 
-    Predictions are JSON lines in the run's folder on the head: each row with its prediction.
+    Predictions are written as JSON lines into the run's folder on the head. Each line is a row with
+    its prediction.
     """
     started = time.perf_counter()
     bf16 = job.precision == "bf16"
@@ -187,7 +192,13 @@ def run_on_sets(
 
 
 def write_predictions(rows: Path, answers: list[dict[str, Any]], folder: Path) -> None:
-    """Write the rows of a file with their answers to a file in a new folder."""
+    """Write a JSON lines file with rows and predictions into a new folder.
+
+    Args:
+        rows: JSON lines file with the rows to predict.
+        answers: fields to add to each row.
+        folder: new folder.
+    """
     with (
         rows.open(encoding="utf-8") as lines,
         new_folder(folder) as partial,

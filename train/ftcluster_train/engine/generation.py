@@ -1,4 +1,4 @@
-"""Text generation: answers to prompts, and samples to compare with their references."""
+"""Text generation: answers to prompts, and sample answers next to reference answers."""
 
 import json
 import os
@@ -32,13 +32,13 @@ from ftcluster_train.errors import TrainError, TrainingStopped, first_line
 
 SAMPLES, SAMPLE_TOKENS = 3, 64
 SHOWN_CHARACTERS = 600
-PROMPTS = "prompts.jsonl"  # file in the run's folder: typed prompts, null for the end
-SESSION_SECONDS = 60.0  # a session ends without a new line for so long; an empty line prolongs it
+PROMPTS = "prompts.jsonl"  # file in the run's folder with typed prompts; null ends the session
+SESSION_SECONDS = 60.0  # a session ends after this time without a new line, even an empty line
 PAUSE_SECONDS = 0.1
 
 
 class _Pieces(TextStreamer):  # type: ignore[misc]
-    """Passes on whole words as they are generated, and checks for a stop after each token."""
+    """Passes on whole words as they are generated; checks for a stop request after each token."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, take: Callable[[str], None],
@@ -60,7 +60,7 @@ class _Pieces(TextStreamer):  # type: ignore[misc]
 def generate(
     job: Job, inputs: Inputs, log: ProgressLog, stop_asked: Callable[[], bool] = lambda: False
 ) -> None:
-    """Answer the job's prompts one after the other, and log the texts as they are generated.
+    """Answer the job's prompts one after another, and log each answer while it is generated.
 
     Raises:
         TrainError: the model cannot be loaded, or its chat template rejects a message.
@@ -92,7 +92,7 @@ def generate(
 
 
 def _prompts(job: Job, stop_asked: Callable[[], bool]) -> Iterator[str]:
-    """Yield the job's prompts and, if it asks for them, prompts typed until the session ends."""
+    """Yield the job's prompts and, in an interactive session, the prompts that the user types."""
     given, path = job.generation["prompts"], job.run_dir / PROMPTS
     if not job.generation.get("more"):
         yield from given
@@ -106,7 +106,10 @@ def _prompts(job: Job, stop_asked: Callable[[], bool]) -> Iterator[str]:
 
 
 def _typed(path: Path, stop_asked: Callable[[], bool]) -> Iterator[str]:
-    """Yield each prompt that is added to a file, until null or SESSION_SECONDS without a line."""
+    """Yield each prompt that is added to a file.
+
+    The session ends at the line null, or after SESSION_SECONDS without a new line.
+    """
     with path.open("rb") as file:
         while time.time() - os.fstat(file.fileno()).st_mtime < SESSION_SECONDS:
             if stop_asked():
@@ -122,10 +125,10 @@ def _typed(path: Path, stop_asked: Callable[[], bool]) -> Iterator[str]:
 
 
 def read_prompt(line: bytes) -> str | None:
-    """Return the prompt in a line of PROMPTS, or None for the end.
+    """Return the prompt in a line of the file PROMPTS, or None for the line that ends the session.
 
     Raises:
-        TrainError: the line has neither.
+        TrainError: the line is neither a prompt nor null.
     """
     try:
         prompt = json.loads(line)
@@ -137,10 +140,12 @@ def read_prompt(line: bytes) -> str | None:
 
 
 def load_decoder(folder: str, models: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """Load a language model; from a folder with adapters, load their base and add them.
+    """Load a language model.
+
+    For a folder with adapters, load their base model and add the adapters.
 
     Raises:
-        TrainError: the model or the base cannot be loaded.
+        TrainError: the model, or the base model of the adapters, cannot be loaded.
     """
     keyword: dict[str, Any] = {
         dtype_keyword(transformers.__version__): dtype,
@@ -154,7 +159,7 @@ def load_decoder(folder: str, models: Path, dtype: torch.dtype) -> PreTrainedMod
         use_adapters(model, Path(folder))
         if (Path(folder) / GENERATION_CONFIG_NAME).is_file():
             ends = GenerationConfig.from_pretrained(folder).eos_token_id
-            if ends is not None:  # other programs' files may lack this field
+            if ends is not None:  # adapters that another program saved may lack this field
                 model.generation_config.eos_token_id = ends
         return model.eval()
     except TrainError:
@@ -164,10 +169,10 @@ def load_decoder(folder: str, models: Path, dtype: torch.dtype) -> PreTrainedMod
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, system: str) -> list[int]:
-    """Return the tokens of a prompt, from the chat template or, without one, the prompt's own.
+    """Return the token ids of a prompt, formatted by the tokenizer's chat template if it has one.
 
     Raises:
-        TrainError: there is no template for a system message, or it rejects the messages.
+        TrainError: the template rejects the messages, or there is a system message but no template.
     """
     if not tokenizer.chat_template:
         if system:
@@ -180,7 +185,7 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, system: str) -> 
     messages.append({"role": "user", "content": prompt})
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    except Exception as error:  # a template may raise any exception
+    except Exception as error:  # template code may raise any exception
         raise TrainError(f"the chat template refuses the messages: {first_line(error)}") from error
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -190,10 +195,11 @@ def answer_of(
     model: PreTrainedModel, ids: Sequence[int], asked: Mapping[str, Any],
     streamer: TextStreamer | None = None,
 ) -> list[int]:  # fmt: skip
-    """Return the tokens generated after `ids`.
+    """Return the token ids that the model generates after the token ids `ids`.
 
     Args:
-        asked: `max_new_tokens`, `temperature` (0 for the most probable token) and `top_p`.
+        asked: generation settings: `max_new_tokens`, `temperature` (0 for the most probable token)
+            and `top_p`.
     """
     sampled = asked["temperature"] > 0
     chosen = {"temperature": asked["temperature"], "top_p": asked["top_p"], "top_k": 0}
@@ -208,9 +214,9 @@ def answer_of(
 def samples_beside_references(
     task: Task, model: PreTrainedModel, samples: Samples
 ) -> list[list[str]]:
-    """Return a trained decoder's answers to the first rows of a set, with the rows' own answers.
+    """Return the prompt, reference answer and generated answer of the first rows of a set.
 
-    Each token is the most probable one, so the same model gives the same texts.
+    Decoding is greedy, so the same model always generates the same texts.
     """
     asked = {"max_new_tokens": SAMPLE_TOKENS, "temperature": 0.0, "top_p": 1.0}
     found = []
@@ -218,7 +224,7 @@ def samples_beside_references(
         document = task.documents(samples[number], samples)[0]
         ids, learned = list(document.ids), set(document.learned)
         first = end = min(learned)
-        while end in learned:  # the first answer of a conversation
+        while end in learned:  # in a conversation, only the first answer is used
             end += 1
         answer = answer_of(model, ids[:first], asked)
         decoded = (

@@ -1,9 +1,11 @@
-"""The training loop: data-parallel, every rank takes the same steps on its share of each batch.
+"""The data-parallel training loop: in each step, each rank trains on its share of the batch.
 
-`train` calls the phases, which are methods of `_Loop`: set up, then for each step read a batch, run
-forward and backward passes and the optimizer (`ftcluster_train.engine.step`), log, evaluate, save.
-Tasks (batches, losses, metrics) are in `ftcluster_train.engine.tasks`, faster versions of torch
-functions in `ftcluster_kernels`.
+`train` calls the phases, which are methods of `_Loop`. After the setup, each step has these phases:
+read a batch, run forward and backward passes and the optimizer (`ftcluster_train.engine.step`),
+log, evaluate, save.
+
+Tasks (batches, losses, metrics) are in `ftcluster_train.engine.tasks`. Faster versions of torch
+functions are in `ftcluster_kernels`.
 """
 
 import math
@@ -50,7 +52,7 @@ from ftcluster_train.patching.patch_model import (
 )
 
 ALL_OPTIMIZATIONS = Optimizations()
-SHOWN_SAMPLES = 8  # maximum number of samples shown of a batch whose loss is NaN
+SHOWN_SAMPLES = 8  # maximum number of samples to list if a batch's loss is NaN
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,11 @@ class LoopResult:
     """The results of a training.
 
     Attributes:
-        metrics: metrics of the last evaluation, or of the best one if its model is loaded at the
-            end. Likewise classes, see `Scores`.
+        metrics: metrics of the last evaluation; metrics of the best evaluation if the best model is
+            loaded at the end.
+        classes: class reports of the same evaluation, see `Scores`.
         train_seconds: training time in seconds, without evaluations and checkpoints.
-        step: step after which the returned model was taken.
+        step: step after which the returned model was saved.
     """
 
     metrics: dict[str, float]
@@ -81,15 +84,15 @@ def train(
 
     Args:
         model: model in fp32.
-        optimizations: all optimizations, except in measurements.
-        stop_asked: function that returns True if this rank was asked to stop; once one rank was,
-            all ranks stop after a step.
-        check: validator for the first checkpoint that this rank writes, or None.
+        optimizations: optimizations to use; only measurements turn some off.
+        stop_asked: function that returns True if this rank was asked to stop. If any rank was asked
+            to stop, all ranks stop after the current step.
+        check: validator for the first checkpoint that this rank writes, or None for no check.
 
     Raises:
         TrainingStopped: a rank was asked to stop; the state is saved.
-        TrainError: the loss is not finite, the ranks have diverged, the recipe asks for something
-            that this transformers lacks, or for IPEX, which cannot be loaded.
+        TrainError: the loss is not finite, the ranks have diverged, IPEX cannot be loaded, or the
+            installed transformers lacks a feature that the recipe asks for.
     """
     loop = _Loop(
         job, task, model, train_set, validation_sets, world, log, optimizations, stop_asked, check
@@ -104,13 +107,13 @@ def train(
 
 
 class _Loop:
-    """The parts of a training, and its phases in the order in which `train` calls them.
+    """The parts and phases of a training; `train` calls the phases.
 
-    The arguments are those of `train`.
+    For the arguments see `train`.
 
     Attributes:
-        batches: samples of each step; every rank computes the same list.
-        state: progress of the training; not at step 0 after a restart or when continuing a run.
+        batches: sample indices of each step, the same on every rank.
+        state: progress of the training. A restarted or continued training does not begin at step 0.
     """
 
     def __init__(
@@ -142,10 +145,10 @@ class _Loop:
         self._learning_rate, self._pausing, self._stopping = 0.0, False, False
 
     def _patch(self, optimizations: Optimizations) -> KernelMode:
-        """Patch the model; its calls of torch functions use our kernels in the returned mode."""
+        """Patch the model; return the mode that makes torch functions use our kernels."""
         if self._task.disables_dropout:
             disable_dropout(self._model)
-        if self._job.ipex:  # IPEX's linear layers do not call the function that the loss overrides
+        if self._job.ipex:  # IPEX's linear layers do not call torch's function
             optimizations = replace(optimizations, cross_entropy=False)
         dropout = self._job.recipe.attention_dropout
         kernels = patch_model(self._model, self._task, dropout, optimizations, self._log)
@@ -154,7 +157,7 @@ class _Loop:
         return kernels
 
     def _resume(self, new: TrainState, check: SavedCheck | None) -> None:
-        """Load the state of this run after a restart, or of the run that it continues."""
+        """Load the saved state of this run (after a restart) or of the run that it continues."""
         job, world = self._job, self._world
         self._snapshots = Snapshots(
             job.run_dir / "snapshots", job.snapshot_seconds, job.shard_optimizer, world,
@@ -165,18 +168,18 @@ class _Loop:
             set_step(self._schedule, self.state.step)
         self._checkpoints = Checkpoints(job, self.state.step, world, self._log, check)
         self._first_step, self._seconds_before = self.state.step + 1, self.state.seconds
-        self._compared = False  # True once ranks were compared after weights changed
+        self._compared = False  # True once the ranks were compared after weights changed
         self._task.use_scores(self.state.classes)
 
     def evaluate_at_start(self) -> None:
-        """Evaluate before the first step, if the recipe asks for it, and get ready to train."""
+        """Evaluate before the first step if the recipe asks for it; then set training mode."""
         if self._settings.eval_on_start and self._first_step == 1:
             with self._times.pause():
                 self._evaluate(0, 0.0)
         self._model.train()
 
     def take_step(self, step: int, indices: Sequence[int]) -> None:
-        """Train on a batch, compare the ranks once, and log.
+        """Train on a batch, and log the step; after the first update also compare the ranks.
 
         Raises:
             TrainError: the loss is not finite, or the ranks have diverged.
@@ -215,7 +218,8 @@ class _Loop:
     def _fail(self, step: int, done: StepResult, batch: StepBatch) -> NoReturn:
         """Save the model, and raise an error because loss or gradients are not finite.
 
-        The weights are still those from before the step. Nothing is saved in the first step."""
+        The failed step has not changed the weights. In the first step no model is saved.
+        """
         saved = None
         if step > self._first_step:
             self._optimizer.synchronize()
@@ -223,14 +227,14 @@ class _Loop:
         raise not_finite_error(step, done.loss, batch.share, saved)
 
     def _compare_ranks(self, step: int) -> None:
-        """Check once that all ranks have the same gradients and weights."""
-        if self._learning_rate > 0 and not self._compared:  # it is 0 at the start of a warm-up
+        """Check that all ranks have the same gradients and weights, once per run."""
+        if self._learning_rate > 0 and not self._compared:  # 0 at the start of a warm-up
             self._compared = True
             check_equal_on_ranks(self._optimizer.gradients_digest(), step, "gradients")
             check_equal_weights(self._optimizer, step, self._log)
 
     def evaluate_and_save(self) -> bool:
-        """Evaluate and save if it is due after a step; return True if training ends early.
+        """Evaluate and save if due after this step; return True to end the training early.
 
         Raises:
             TrainingStopped: a rank was asked to stop; the state is saved.
@@ -263,19 +267,19 @@ class _Loop:
         self.state.take_scores(scores.metrics, scores.classes)
 
     def _is_best(self) -> bool:
-        """Return True if the latest evaluation is the best and its model must be saved."""
+        """Return True if the latest evaluation is the best so far and its model must be saved."""
         settings = self._settings
         chooses = settings.load_best_model_at_end or settings.save_strategy == "best"
         compares = chooses or settings.early_stopping_patience is not None
         return compares and self.state.update_best(settings) and chooses
 
     def take_snapshot(self) -> None:
-        """Take a snapshot of the state, if it is due and no rank is pausing."""
+        """Take a snapshot of the training state if a snapshot is due and no rank is pausing."""
         if not self._pausing:
             self._snapshots.take(self._optimizer, self.state)
 
     def finish(self) -> tuple[LoopResult, PreTrainedModel]:
-        """Return the results of the training, and the last model or the best one.
+        """Finish the training; return its results, and the last or best model.
 
         Raises:
             TrainError: the ranks have diverged.
@@ -301,7 +305,7 @@ def log_start(
     job: Job, model: PreTrainedModel, train_set: Samples, batches: Batches, world: World,
     log: ProgressLog,
 ) -> None:  # fmt: skip
-    """Log the setup of the training."""
+    """Log the settings of the training, such as the number of steps and parameters."""
     log.write(
         "start",
         steps=batches.steps,
@@ -319,7 +323,10 @@ def log_start(
 def new_state(
     job: Job, model: PreTrainedModel, train_set: Samples, batches: Batches, world: World
 ) -> TrainState:
-    """Return the state before the first step, with the settings to compare at a resume."""
+    """Return the state before the first step.
+
+    The state includes the settings that must be the same when a training resumes.
+    """
     settings = job.recipe.training
     compared = {
         "ranks": world.size,
@@ -340,7 +347,7 @@ def log_step(
     state: TrainState, done: StepResult, learning_rate: float, intervals: Intervals,
     times: StepTimes, log: ProgressLog,
 ) -> None:  # fmt: skip
-    """Log the progress, and how the ranks spent their time; every rank calls it."""
+    """Log the progress and how the ranks spent their time; every rank must call this function."""
     loss, communication = times.over_ranks()
     log.write(
         "step",
@@ -370,7 +377,10 @@ def check_equal_weights(optimizer: OptimizerStep, step: int, log: ProgressLog) -
 def not_finite_error(
     step: int, loss: float, share: Sequence[int], checkpoint: Path | None
 ) -> TrainError:
-    """Return the error for a loss or gradients that are not finite; every rank calls it."""
+    """Return the error for a loss or gradients that are not finite.
+
+    Every rank must call this function.
+    """
     by_rank = gather_over_ranks((loss, list(share)))
     bad = [rank for rank, (value, _) in enumerate(by_rank) if not math.isfinite(value)]
     message = f"the gradients are not finite at step {step}, though the loss of every rank is"

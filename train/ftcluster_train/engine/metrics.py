@@ -6,12 +6,12 @@ Tests compare the correlations with scipy.
 import math
 from collections.abc import Sequence
 
-ALIKE = 1e-3  # smaller differences, relative to the labels' range, count as no difference
-DEPTH = 10  # number of texts that are retrieved for a query
+ALIKE = 1e-3  # predictions that differ by less, relative to the labels' range, count as equal
+DEPTH = 10  # number of retrieved texts per query that count in retrieval metrics
 
 
 def pearson(predictions: Sequence[float], labels: Sequence[float]) -> float:
-    """Return Pearson's correlation coefficient; 0 if one side is constant."""
+    """Return Pearson's correlation coefficient; 0 if predictions or labels are constant."""
     mean_p, mean_y = math.fsum(predictions) / len(predictions), math.fsum(labels) / len(labels)
     pairs = [(p - mean_p, y - mean_y) for p, y in zip(predictions, labels, strict=True)]
     below = math.fsum(p * p for p, _ in pairs) * math.fsum(y * y for _, y in pairs)
@@ -24,7 +24,7 @@ def spearman(predictions: Sequence[float], labels: Sequence[float]) -> float:
 
 
 def constant_notice(predictions: Sequence[float], labels: Sequence[float]) -> str:
-    """Return a notice if predictions hardly depend on their text, or "".
+    """Return a notice if all predictions are nearly equal, otherwise "".
 
     >>> constant_notice([5.5, 5.5], [1.0, 9.0])
     'ALL 2 PREDICTIONS ARE ALIKE, from 5.5 to 5.5, where the labels are from 1 to 9'
@@ -55,7 +55,7 @@ def ranks(values: Sequence[float]) -> list[float]:
 
 
 def perplexity(loss: float) -> float:
-    """Return exp of the mean loss per token, in nats; finite for any loss."""
+    """Return the perplexity, exp(loss), of a mean loss per token in nats; finite for any loss."""
     return math.exp(min(loss, 700.0))
 
 

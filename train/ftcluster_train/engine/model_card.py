@@ -1,6 +1,6 @@
 """The card of a trained model: README.md in its folder, with the Hub's front matter.
 
-It has no paths, accounts or host names, except those that the recipe asks for.
+The card contains no paths, accounts or host names, unless the recipe contains them.
 """
 
 import json
@@ -51,12 +51,12 @@ LOAD = {
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """The facts about a model that are known when it is saved.
+    """The results of a training that the model card shows.
 
     Attributes:
-        metrics: metrics of its evaluation, by name.
+        metrics: metrics of the model's evaluation, by name.
         classes: class report of each set, as JSON.
-        step: number of optimizer steps done.
+        step: number of optimizer steps of the model.
         ranks: number of ranks of the training.
     """
 
@@ -67,10 +67,11 @@ class MeasuredModel:
 
 
 def write_card(folder: Path, job: Job, task: Task, measured: MeasuredModel) -> None:
-    """Write the card of a model into its folder, which has all its other files.
+    """Write the card of a model into its folder; all other files must already exist.
 
     Args:
-        task: task with the report of the data, see `engine.data_report`, and their `commits`.
+        task: task whose `about` has the report on the data, see `engine.data_report`, and its Hub
+            commits.
     """
     adapters = (folder / "adapter_config.json").is_file()
     library = "peft" if adapters else "transformers"
@@ -88,10 +89,10 @@ def card(
     """Return the text of a card.
 
     Args:
-        about: report of the data, and `commits`.
-        library: library that loads the folder.
+        about: report on the data, and `commits`.
+        library: name of the library that loads the model.
         model_class: transformers class for the task.
-        seconds: time in seconds since the run began; 0 if unknown.
+        seconds: seconds since the run began; 0 if unknown.
     """
     recipe, commits = job.recipe, about.get("commits", {})
     model = _with_commit(_public(recipe.model), commits.get("model"))
@@ -103,7 +104,7 @@ def card(
     load = (
         LOAD[kind].replace("CLASS", model_class).replace("BASE", json.dumps(_public(recipe.model)))
     )
-    if ranks and kind == "peft":  # the base may have no head yet, or a head for two classes
+    if ranks and kind == "peft":  # the base model may have no head, or a head for two classes
         load = load.replace('"), "FOLDER"', '", num_labels=1), "FOLDER"')
     lines = [
         f"---\n{_yaml(front)}---\n",
@@ -124,7 +125,7 @@ def card(
 
 
 class _OneLine(yaml.SafeDumper):
-    """Writes each text in one line: a line break could end the front matter or the block."""
+    """Dumps YAML with each text on one line, because a line break could end the front matter."""
 
 
 def _in_one_line(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -147,11 +148,12 @@ def front_matter(
 ) -> dict[str, Any]:
     """Return the fields that the Hub reads about a model.
 
-    Base model and data set are only named if they are on the Hub, which accepts no other names.
+    Base model and data set are omitted if they are not on the Hub, because the Hub accepts only its
+    own names.
 
     Args:
-        commits: commits of model and data.
-        kind: peft, cross-encoder, sentence-transformers or transformers.
+        commits: Hub commits of model and data.
+        kind: library of the model: peft, cross-encoder, sentence-transformers or transformers.
     """
     recipe = job.recipe
     pipeline = pipeline_of(recipe.task, asdict(recipe.options))
@@ -192,12 +194,12 @@ def front_matter(
 
 
 def of_hub(name: str) -> bool:
-    """Return True if a model or data set is named as on the Hub."""
+    """Return True if a name has the form of a model or data set on the Hub."""
     return not name.startswith((GENERATED, BY_TYPE, PACKAGE, "/")) and not Path(name).exists()
 
 
 def _public(name: str) -> str:
-    """Return the public name of a model or data; for a folder without its parent folders.
+    """Return the public name of a model or data set; for a folder only its last part.
 
     >>> _public("/opt/ftcluster/data/mrpc-4f7d1c0b2a9e"), _public("pypi:bert-tiny==1.0 --hash=x")
     ('mrpc', 'bert-tiny==1.0')
@@ -253,18 +255,18 @@ def _table(head: Sequence[str], rows: Any) -> Iterator[str]:
 
 
 def _cell(value: Any) -> str:
-    """Return a value as text for a table, escaped so that it cannot end the cell or be markup."""
+    """Return a value as text for a table cell, with all markup escaped."""
     text = "" if value is None else str(value)
     return MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
 
 
 def _code(name: str) -> str:
-    """Return a name as inline code, which it cannot end."""
+    """Return a name as inline code, without backticks that could end the code."""
     return f"`{' '.join(name.split()).replace('`', chr(39))}`"
 
 
 def _recipe(job: Job) -> dict[str, Any]:
-    """Return the recipe's changed settings, and settings that readers always look for."""
+    """Return the settings for the card: changed settings, and a few that are always shown."""
     recipe = job.recipe
     training = _changed(recipe.training, LEFT_OUT_OF_TRAINING)
     return {

@@ -38,14 +38,14 @@ NF4 = BitsAndBytesConfig(
     load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
 )
 
-# models whose positions start after the padding token's number (create_position_ids)
+# models whose position ids start after the id of the padding token (create_position_ids)
 POSITIONS_BEHIND_PADDING = frozenset(
     {"camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta",
      "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"}
 )  # fmt: skip
-DECODER_START = "decoder_start_token_id"  # some configurations lack the field until it is set
+DECODER_START = "decoder_start_token_id"  # missing in some configurations until it is set
 END = "<|endoftext|>"  # GPT-2's end-of-text token
-MAX_CHARACTERS = 100_000_000  # more text does not change the frequent tokens
+MAX_CHARACTERS = 100_000_000  # maximum for training a tokenizer; more text hardly changes it
 
 
 def call_model(model: "PreTrainedModel", inputs: Mapping[str, Any]) -> Any:
@@ -59,7 +59,7 @@ def call_model(model: "PreTrainedModel", inputs: Mapping[str, Any]) -> Any:
 
 @cache
 def _parameter_names(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Return a function's parameter names; None if it accepts any keyword."""
+    """Return a function's parameter names; None if the function accepts any keyword argument."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return None
@@ -70,7 +70,7 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
     """Return the tokenizer in a folder.
 
     Raises:
-        TrainError: it cannot be loaded.
+        TrainError: the tokenizer cannot be loaded.
     """
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -83,14 +83,14 @@ def load_config(
 ) -> PretrainedConfig:
     """Return the model's configuration with the recipe's overrides.
 
-    For training from scratch, vocabulary size and special tokens are the tokenizer's.
+    For training from scratch, the tokenizer determines vocabulary size and special tokens.
 
     Args:
         model: folder, or `config:TYPE`.
-        settings: further fields; the recipe's overrides take precedence.
+        settings: further configuration fields; the recipe's overrides take precedence.
 
     Raises:
-        TrainError: it cannot be loaded, or lacks a field that the recipe overrides.
+        TrainError: the configuration cannot be loaded, or lacks a field that the recipe overrides.
     """
     plain = _config(model)
     for name in recipe.config_overrides:
@@ -111,7 +111,7 @@ def load_config(
             ),
             **settings,
         }
-    # a classifier searches for the last token before the padding
+    # a decoder's classifier reads the last token before the padding
     padding = getattr(plain, "pad_token_id", None)
     behind = plain.model_type in POSITIONS_BEHIND_PADDING and not recipe.from_scratch
     if behind and padding != tokenizer.pad_token_id:
@@ -128,13 +128,13 @@ def plain_config(model: str) -> PretrainedConfig:
     """Return the unchanged configuration in a model's folder.
 
     Raises:
-        TrainError: it cannot be loaded.
+        TrainError: the configuration cannot be loaded.
     """
     return _config(model)
 
 
 def _decoder_start(plain: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return a decoder's first token: the end token for BART's kind, padding for T5's kind."""
+    """Return the id of a decoder's first token: the end token for BART-like models, or padding."""
     start = getattr(plain, DECODER_START, None)
     ends = start is not None and start == plain.eos_token_id
     token: int | None = tokenizer.eos_token_id if ends else None
@@ -158,21 +158,24 @@ def _config(model: str, **changes: Any) -> PretrainedConfig:
 
 
 def longest_input(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the lower token limit of configuration and tokenizer; None if there is no limit."""
+    """Return the maximum number of tokens of an input; None if there is no limit.
+
+    If both configuration and tokenizer have a limit, the lower limit applies.
+    """
     limits = []
     positions = getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int) and positions > 0:
         behind = config.model_type in POSITIONS_BEHIND_PADDING
         limits.append(positions - (config.pad_token_id or 0) - 1 if behind else positions)
-    if tokenizer.model_max_length < 1e9:  # a tokenizer without a limit has 1e30
+    if tokenizer.model_max_length < 1e9:  # transformers uses 1e30 for tokenizers without a limit
         limits.append(tokenizer.model_max_length)
     return min(limits, default=None)
 
 
 def check_quantization(recipe: Recipe, config: PretrainedConfig) -> None:
-    """Check that a model's weights can be loaded as the recipe says.
+    """Check that a model's weights can be loaded with the recipe's quantization.
 
-    Quantized weights cannot be trained, and would be saved without their scales.
+    Models that were saved in quantized form are rejected: their weights cannot be trained.
 
     Raises:
         TrainError: bitsandbytes is needed but not installed, or the weights are already quantized.
@@ -197,25 +200,26 @@ def load_model(
     require_trained_head: bool = False, dtype: torch.dtype = torch.float32, in_4bit: bool = False,
     any_head: bool = False,
 ) -> "PreTrainedModel":  # fmt: skip
-    """Load the model with its own weights or, from scratch, with random weights.
+    """Load a model with its pretrained weights or, for training from scratch, with random weights.
 
-    `new_weights` returns the weights that became random.
+    `new_weights` returns the names of weights that got random values.
 
     Args:
         model: folder, or `config:TYPE`.
-        require_trained_head: True if it needs all weights; otherwise a new head is random.
-        dtype: dtype of the weights, except for norms and heads, which are in fp32.
-        in_4bit: True to quantize linear layers to NF4, one by one while they are loaded.
-        any_head: True to replace weights of another shape by random weights, see
+        require_trained_head: True to require all weights; False to give a missing head random
+            weights.
+        dtype: dtype of the weights; norms and heads are always in fp32.
+        in_4bit: True to quantize linear layers to NF4 while they are loaded.
+        any_head: True to replace weights that have a wrong shape by random weights, see
             `mismatched_weights`.
 
     Raises:
-        TrainError: it cannot be loaded, lacks weights, or transformers has no such model for the
-            task.
+        TrainError: the model cannot be loaded or lacks weights, or transformers has no class for
+            this model and task.
     """
     keyword: dict[str, Any] = {dtype_keyword(transformers.__version__): dtype}
     if in_4bit:
-        # bitsandbytes warns at import about a missing kernel for inference
+        # hide bitsandbytes' warning at import about a missing inference kernel
         logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
         keyword["quantization_config"] = NF4
     try:
@@ -263,21 +267,25 @@ def load_model(
 
 
 def new_weights(model: "PreTrainedModel") -> set[str]:
-    """Return the names of a loaded model's weights that its checkpoint lacks."""
+    """Return the names of a model's random weights, which are missing in its checkpoint."""
     return {*getattr(model, "new_weights", ())}
 
 
 def mismatched_weights(model: "PreTrainedModel") -> dict[str, tuple[list[int], list[int]]]:
-    """Return the shapes in checkpoint and model of weights that were replaced by random ones."""
+    """Return weights that became random because their shape in the checkpoint was wrong.
+
+    Returns:
+        The shape in the checkpoint and the shape in the model, by weight name.
+    """
     return {**getattr(model, "mismatched_weights", {})}
 
 
 def new_weights_notice(model: "PreTrainedModel", has_all: bool) -> str:
-    """Return a notice about weights that a checkpoint lacks but should have, or "".
+    """Return a notice about weights that are unexpectedly missing in a checkpoint, or "".
 
     Args:
-        has_all: True if it should have the head too, like a language model. A classifier's head
-            is new, and may start with a pooler.
+        has_all: True if the checkpoint should include the head, as for language models. False for
+            classifiers, whose head (with its pooler) may be new.
     """
     base = {w for name, w in model.base_model.named_parameters() if "pooler" not in name}
     new = {
@@ -299,8 +307,8 @@ def new_weights_notice(model: "PreTrainedModel", has_all: bool) -> str:
 def dtype_keyword(version: str) -> str:
     """Return the keyword of `from_pretrained` for the dtype of the weights.
 
-    It must be passed: by default transformers 5 uses the checkpoint's dtype, and 4 uses fp32. 4.56
-    renamed it (transformers pull request 39782).
+    The dtype must be passed, because the defaults of transformers 4 (fp32) and 5 (the checkpoint's
+    dtype) differ. transformers 4.56 renamed the keyword (pull request 39782).
     """
     major, minor = (int(number) for number in version.split(".")[:2])
     return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
@@ -309,7 +317,7 @@ def dtype_keyword(version: str) -> str:
 def _with_plain_layers(model: "PreTrainedModel") -> None:
     """Replace bitsandbytes' linear layers by torch's layers, see `ftcluster_kernels.nf4`."""
     for name, layer in list(model.named_modules()):
-        # GPT-2's layers have inputs and outputs in the other order, and get no adapters
+        # skip GPT-2's layers: their weights are transposed, and they get no adapters
         if not (hasattr(layer, "source_cls") and layer.source_cls is nn.Linear):
             continue
         with torch.device("meta"):
@@ -319,16 +327,18 @@ def _with_plain_layers(model: "PreTrainedModel") -> None:
         model.set_submodule(name, plain)
     for parameter in model.parameters():
         if parameter.is_floating_point():
-            # it was a view of the mapped file, which would keep the pages of all weights in memory
+            # copy, because a view of the mapped file would keep the pages of all weights in memory
             parameter.data = parameter.data.clone()
-    model.hf_quantizer.remove_quantization_config(model)  # it would be saved with a merged model
+    model.hf_quantizer.remove_quantization_config(model)  # keep it out of merged models
 
 
 def check_tokens(embeddings: int, largest_token: int, tokenizer: str) -> None:
-    """Check that a model has an embedding for each token of the data.
+    """Check that a model has an embedding for each token id in the data.
 
     Args:
-        embeddings: number of the model's embeddings.
+        embeddings: number of token embeddings of the model.
+        largest_token: largest token id in the data.
+        tokenizer: name of the tokenizer, for the message.
 
     Raises:
         TrainError: the tokenizer belongs to another model.
@@ -350,8 +360,8 @@ def train_tokenizer(texts: Iterable[Piece], vocab_size: int) -> PreTrainedTokeni
     """Train a byte-level BPE tokenizer like GPT-2's, deterministically on any host.
 
     Args:
-        texts: texts, of which the first 100 million characters are used.
-        vocab_size: maximum number of tokens; short texts have fewer frequent pairs.
+        texts: training texts; only the first MAX_CHARACTERS characters are used.
+        vocab_size: maximum number of tokens in the vocabulary; a short text may give fewer tokens.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -382,14 +392,14 @@ def _first(texts: Iterable[Piece], characters: int) -> Iterator[str]:
 
 
 def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the number of the unknown token, or None if the token has another meaning too."""
+    """Return the id of the unknown token, or None if this token has another meaning too."""
     others = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id)
     found = tokenizer.unk_token_id
     return None if found is None or found in others else int(found)
 
 
 def router_coefficient(config: PretrainedConfig) -> float:
-    """Return the factor of a mixture of experts' router loss; 0 for other models."""
+    """Return the weight of the router loss of a mixture-of-experts model; 0 for other models."""
     if not getattr(config, "output_router_logits", False):
         return 0.0
     return float(config.router_aux_loss_coef)

@@ -1,16 +1,16 @@
-"""Prepares model and data of a run on this host, before any rank starts.
+"""Prepares model and data of a run on this host before the ranks start.
 
     python -m ftcluster_train.engine.prepare RUN_DIR [--hub-token | --job FILE]
     python -m ftcluster_train.engine.prepare --report JOB [--hub-token]
 
-With --hub-token it reads a token for the Hugging Face Hub from stdin, and keeps it in memory. With
---job it makes RUN_DIR and puts the job there; other hosts may do the same at the same time in the
-same folder, on a network file system.
-With --report it only prints one line of JSON: the report on the data of a training whose job.json
-has the text JOB. It keeps the tokens for the training.
-It writes the data as token samples, and RUN_DIR/inputs.json with the paths for the ranks; it reuses
-the samples of an earlier run if they would be the same. It prints an error that a user can fix, and
-exits with 1.
+The program writes the data as token samples, and RUN_DIR/inputs.json with the paths for the ranks.
+It reuses the samples of an earlier run if they are the same. If there is an error that a user can
+fix, the program prints it and exits with 1.
+
+With --hub-token the program reads a token for the Hugging Face Hub from stdin, and keeps it only in
+memory. With --job it creates RUN_DIR and copies FILE there as job.json. Several hosts may do this
+at the same time in a shared folder. With --report it only prints the report on the data as one line
+of JSON; JOB is the text of a job.json. The token samples stay in the cache for the training.
 """
 
 import gc
@@ -20,9 +20,9 @@ from ftcluster_train.engine.data.inputs_cache import keep_inputs, reuse_inputs
 from ftcluster_train.engine.data.run_inputs import Inputs
 
 if __name__ == "__main__":
-    if reuse_inputs(sys.argv[1:]):  # saves the seconds that importing torch takes
+    if reuse_inputs(sys.argv[1:]):  # saves the seconds for importing torch
         sys.exit(0)
-    gc.disable()  # collections would take a quarter of the CPU time of the imports below
+    gc.disable()  # garbage collection would take a quarter of the imports' CPU time
 
 import contextlib
 import errno
@@ -71,7 +71,7 @@ from ftcluster_train.io.stack import hold_stack, own_stack
 
 VOCABULARY = 50257  # GPT-2's size
 SHOWN_CHARACTERS = 200
-REPORT = "report.json"  # report on the data, in the folder of the samples
+REPORT = "report.json"  # file with the report on the data, in the folder of the samples
 
 
 def prepare(job: Job, weights: bool = True) -> Inputs:
@@ -91,7 +91,7 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
             check_whole(model)
         elif job.purpose != GENERATE and has_only_adapters(model):
             adapters, model = model, fetch_base(model, models, weights)
-    own = adapters or model  # folder of the files besides weights: tokenizer, modules, row hashes
+    own = adapters or model  # folder of all files except weights
     beside = own if has_tokenizer(own) else model
     folder, notices = _tokenizer(recipe, beside, models, job.run_dir)
     tokenizer = load_tokenizer(folder)
@@ -133,11 +133,11 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     version = _data_version(recipe)
     settings = _token_settings(job, task, trained, longest, version, earlier)
     paths = [Path(name) for name in (folder, recipe.data, teacher) if name and Path(name).exists()]
-    # another build of this package may write other columns
+    # hash this package too: another version may write other columns
     key = token_key(settings, [Path(__file__).parent, *paths])
     samples, more = cached_tokens(job.prefix / "cache" / "tokens", key, encode)
     vocabulary = getattr(config.get_text_config(), "vocab_size", None)
-    if isinstance(vocabulary, int):  # otherwise the ranks check it
+    if isinstance(vocabulary, int):  # otherwise the ranks check the token ids
         sets = [Samples(path) for path in samples.iterdir() if path.is_dir()]
         largest = max(split.about["largest"]["input_ids"] for split in sets)
         check_tokens(vocabulary, largest, recipe.tokenizer or recipe.model)
@@ -161,13 +161,13 @@ def _token_settings(
     job: Job, task: Task, trained: PretrainedConfig | None, longest: int | None,
     version: Mapping[str, Sequence[str]], earlier: Collection[int],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return everything besides files that the tokens of the data depend on.
+    """Return the settings that the tokens of the data depend on, besides files.
 
     Args:
-        trained: configuration of the model, unless it is to be trained.
-        longest: maximum number of tokens that the model takes.
-        version: commits of the data.
-        earlier: hashes of the rows that the model was trained on.
+        trained: configuration of the model if it is already trained; None for a training.
+        longest: maximum number of tokens of an input; None for no limit.
+        version: strings that change when the data on the Hub change, by split.
+        earlier: hashes of the rows that the model was already trained on.
     """
     return {
         "task": job.recipe.task,
@@ -179,7 +179,7 @@ def _token_settings(
         "task_settings": task.sample_settings(),
         "data": job.recipe.data if job.recipe.data.startswith(GENERATED) else version or "",
         "transformers": transformers.__version__,
-        # settings that the classes are checked against
+        # the classes are checked against these settings
         "checked": [
             job.recipe.training.metric_for_best_model,
             job.recipe.training.label_smoothing_factor,
@@ -191,13 +191,13 @@ def _token_settings(
 
 
 def _check_ends(task: Task, config: PretrainedConfig, folder: Path) -> None:
-    """Refuse texts with the end-of-text token for classifiers with an encoder and a decoder.
+    """Check the number of end-of-text tokens in samples for encoder-decoder classifiers.
 
-    Such models classify a text at its last end-of-text token, and need equal numbers of these
-    tokens in all samples of a batch.
+    Such models classify a text at its last end-of-text token. transformers requires the same number
+    of these tokens in all samples of a batch.
 
     Raises:
-        TrainError: a sample has another number of end-of-text tokens than the rest.
+        TrainError: a sample has more or fewer end-of-text tokens than the other samples.
     """
     classifies = task.model_class is AutoModelForSequenceClassification
     if not (classifies and config.is_encoder_decoder):
@@ -217,7 +217,7 @@ def _check_ends(task: Task, config: PretrainedConfig, folder: Path) -> None:
 
 
 def _data_version(recipe: Recipe) -> Mapping[str, list[str]]:
-    """Return a value that changes with data on the Hub; files of a folder are hashed elsewhere."""
+    """Return strings that change when data on the Hub change, by split; {} for local data."""
     return (
         {}
         if recipe.data.startswith(GENERATED) or Path(recipe.data).exists()
@@ -226,7 +226,7 @@ def _data_version(recipe: Recipe) -> Mapping[str, list[str]]:
 
 
 def _tokenizer(recipe: Recipe, model: str, models: Path, run_dir: Path) -> tuple[str, list[str]]:
-    """Return the folder of the tokenizer, and notices about it."""
+    """Return the folder of the tokenizer, and notices about the tokenizer; train it if needed."""
     if recipe.tokenizer:
         return fetch_model(recipe.tokenizer, models, False, "tokenizer"), []
     if not model.startswith(BY_TYPE) and has_tokenizer(model):
@@ -248,7 +248,7 @@ def main() -> int:
     os.umask(ACCOUNT_ONLY)
     if "--hub-token" in sys.argv[2:]:
         os.environ["HF_TOKEN"] = sys.stdin.read().strip()
-    transformers_logging.set_verbosity_error()  # about texts that are longer than the model takes
+    transformers_logging.set_verbosity_error()  # hide warnings about long texts
     run_dir = Path(sys.argv[1])
     job_file = sys.argv[3] if sys.argv[2:3] == ["--job"] else ""
     try:
@@ -262,7 +262,7 @@ def main() -> int:
             job = open_job(run_dir)
             inputs = prepare(job)
             write_inputs(run_dir, inputs)
-        with contextlib.suppress(OSError):  # in that case the next run prepares them again
+        with contextlib.suppress(OSError):  # without the cache the next run prepares them again
             keep_inputs(job, inputs)
     except (DataError, GivenFileError) as error:
         print(error)
@@ -286,7 +286,11 @@ def _refused(error: TrainError) -> int:
 
 
 def _report(job: str) -> str:
-    """Return the report and the notices on the data of a job.json's text, as JSON."""
+    """Return the report on a training's data, and notices, as JSON.
+
+    Args:
+        job: text of a job.json.
+    """
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "job.json").write_text(job, encoding="utf-8")
         inputs = prepare(open_job(Path(folder)), weights=False)
@@ -295,11 +299,14 @@ def _report(job: str) -> str:
 
 @contextlib.contextmanager
 def _one_host_at_a_time(run_dir: Path) -> Iterator[None]:
-    """Lock a folder that several hosts share; later hosts find everything that the first made."""
+    """Lock a folder that several hosts may share.
+
+    The first host prepares everything, and the other hosts find the results.
+    """
     run_dir.mkdir(parents=True, exist_ok=True)
     with (run_dir / "prepare.lock").open("w") as lock:
-        with contextlib.suppress(OSError):  # a file system without locks: both do the work
-            fcntl.lockf(lock, fcntl.LOCK_EX)  # also over NFS, see fcntl_locking(2)
+        with contextlib.suppress(OSError):  # without file locks several hosts do the same work
+            fcntl.lockf(lock, fcntl.LOCK_EX)  # also works over NFS, see fcntl_locking(2)
         yield
 
 

@@ -1,4 +1,4 @@
-"""Progress of a training: events, and values for the trackers. Only rank 0 writes them."""
+"""The log of a training: events, and values for the trackers. Only rank 0 writes."""
 
 import errno
 from typing import Any
@@ -6,18 +6,21 @@ from typing import Any
 from ftcluster_train.engine.trackers import Trackers
 from ftcluster_train.io.events import EventWriter
 
-TRACKED = ("loss", "grad_norm", "learning_rate", "epoch")  # values of a step for the trackers
-SPARED = ("step", "communication", "notice")  # a full disk loses such an event, not the training
+TRACKED = ("loss", "grad_norm", "learning_rate", "epoch")  # fields of `step` that trackers get
+SPARED = ("step", "communication", "notice")  # events that are dropped if the disk is full
 
 
 class ProgressLog:
-    """A log that every rank calls in the same way; only rank 0 writes."""
+    """A log with the same calls on every rank; only rank 0 writes."""
 
     def __init__(self, events: EventWriter | None = None, trackers: Trackers | None = None) -> None:
         self._events, self._trackers = events, trackers
 
     def write(self, event: str, **fields: Any) -> None:
-        """Write an event; `ftcluster_common.protocol.events` has their kinds and fields."""
+        """Write an event.
+
+        `ftcluster_common.protocol.events` defines the kinds of events and their fields.
+        """
         if self._events:
             try:
                 self._events.write(event, **fields)

@@ -1,9 +1,9 @@
-"""One rank of a run: `mpirun ... python -m ftcluster_train.engine.rank RUN_DIR`."""
+"""The program of one rank of a run: `mpirun ... python -m ftcluster_train.engine.rank RUN_DIR`."""
 
 import gc
 
 if __name__ == "__main__":
-    gc.disable()  # collections would take a quarter of the CPU time of the imports below
+    gc.disable()  # garbage collection would take a quarter of the imports' CPU time
 
 import errno
 import logging
@@ -88,16 +88,16 @@ DOING = {"evaluate": "evaluating", "predict": "predicting"}
 
 
 def run(job: Job) -> None:
-    """Load, then train and save, evaluate or predict; every rank calls it with the same job.
+    """Run the job (train, evaluate or predict); every rank must call this function.
 
     Raises:
-        TrainError: the user can fix the problem.
+        TrainError: the run failed because of a problem that the user can fix.
         TrainingStopped: a rank was asked to stop.
     """
     stop_asked = listen_for_stop()
     inputs = read_inputs(job.run_dir)
     if job.ipex:
-        load_ipex()  # before anything that takes time
+        load_ipex()  # fail early
     world = join_world()
     events = EventWriter(job.run_dir) if world.rank == 0 else None
     log = ProgressLog(events)
@@ -145,7 +145,7 @@ def _measure(
     job: Job, inputs: Inputs, task: Task, model: PreTrainedModel, samples: dict[str, Samples],
     world: World, log: ProgressLog,
 ) -> None:  # fmt: skip
-    """Evaluate or predict."""
+    """Evaluate or predict, and log the result."""
     count = sum(map(len, samples.values()))
     log.write("phase", doing=f"{DOING[job.purpose]} {count} samples")
     result = run_on_sets(job, task, model, samples, Path(inputs.samples), world)
@@ -159,7 +159,7 @@ def _train(
     job: Job, inputs: Inputs, task: Task, model: PreTrainedModel, samples: dict[str, Samples],
     world: World, log: ProgressLog, events: EventWriter | None, stop_asked: Callable[[], bool],
 ) -> None:  # fmt: skip
-    """Train, and save the model on rank 0."""
+    """Train the model, and save it on rank 0."""
     adapters = job.recipe.adapters
     if adapters:
         set_seed(job.recipe.training.seed)
@@ -192,7 +192,7 @@ def _train(
             trackers.close(failed=sys.exc_info()[0] is not None)
     if check:
         _save(job, task, trained, done, world, log, check)
-    gather_over_ranks("saved")  # before that, a restart needs the snapshots
+    gather_over_ranks("saved")  # until the model is saved, a restart needs the snapshots
     if host_led(world.rank) is not None:
         for run in job.run_dirs:
             shutil.rmtree(run / "snapshots", ignore_errors=True)
@@ -202,7 +202,7 @@ def _save(
     job: Job, task: Task, trained: PreTrainedModel, done: LoopResult, world: World,
     log: ProgressLog, check: SavedCheck,
 ) -> None:  # fmt: skip
-    """Save the trained model, and check that loading it gives the trained model."""
+    """Save the trained model, load the saved model, and check that both give the same results."""
     adapters = job.recipe.adapters
     log.write("phase", doing="saving the model")
     folder = job.run_dir / "model"
@@ -223,7 +223,7 @@ def check_equal_commits(inputs: Inputs) -> None:
     """Check that all hosts have downloaded the same commits from the Hub.
 
     Raises:
-        TrainError: commits differ; the message names them.
+        TrainError: the commits differ; the message names them.
     """
     of_ranks = gather_over_ranks(inputs.commits)
     for what in sorted({name for of_rank in of_ranks for name in of_rank}):
@@ -238,10 +238,10 @@ def check_equal_commits(inputs: Inputs) -> None:
 def say_never_predicted(
     log: ProgressLog, classes: Mapping[str, Any], options: Options | None = None
 ) -> None:
-    """Log the classes that a model never predicts, although its validation sets have them.
+    """Log a notice about classes in the validation sets that the model never predicts.
 
     Args:
-        options: options of the training that may be changed; None if nothing is trained.
+        options: options of the training, for advice on changing them; None if there is no training.
     """
     unweighted = options is not None and spec_of(options).lacks_class_weights(options)
     for name, found in classes.items():
@@ -259,7 +259,11 @@ def say_never_predicted(
 
 
 def listen_for_stop() -> Callable[[], bool]:
-    """Handle SIGTERM and SIGINT as requests to stop; return a function that reports one."""
+    """Handle SIGTERM and SIGINT as stop requests.
+
+    Returns:
+        A function that returns True if a stop was requested.
+    """
     received: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: received.append(number))
@@ -295,7 +299,7 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
     head = head_of(recipe, inputs.model, task.model_class, settings)
     config = load_config(recipe, inputs.model, tokenizer, **settings)
     to_load = load_config(recipe, inputs.model, tokenizer, **settings_to_load(head, settings))
-    set_seed(recipe.training.seed)  # for random weights of a new head, or of the whole model
+    set_seed(recipe.training.seed)  # determines random weights
     frozen = recipe.lora_r is not None and job.precision == "bf16"
     dtype = torch.bfloat16 if frozen else torch.float32
     model = load_model(
@@ -307,7 +311,7 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
 
 
 def write_placement(log: ProgressLog) -> None:
-    """Log where each rank runs; every rank calls it."""
+    """Log the host and CPUs of each rank; every rank must call this function."""
     place = {
         "host": socket.gethostname(),
         "cpus": format_cpus(os.sched_getaffinity(0)),
@@ -321,10 +325,10 @@ def write_placement(log: ProgressLog) -> None:
 def write_products(
     log: ProgressLog, job: Job, model: PreTrainedModel, length: float, ranks: int
 ) -> None:
-    """Log the speed of each rank's matrix multiplications; all ranks measure at once.
+    """Log the speed of each rank's matrix multiplications, measured on all ranks at once.
 
     Args:
-        length: mean number of tokens of a sample.
+        length: mean number of tokens per sample.
         ranks: number of ranks of the run.
     """
     shapes, recipe = product_shapes(model), job.recipe
@@ -353,7 +357,7 @@ def main() -> int:
         return fail(error)
     except GivenFileError as error:
         return fail(TrainError(str(error), "start it again as a new run"))
-    except DistBackendError as error:  # from the MPI backend; it names rank, host and call
+    except DistBackendError as error:  # the MPI backend's message names rank, host and call
         traceback.print_exc()
         hint = "if it happens again, train with gloo: training.ddp_backend=gloo"
         return fail(TrainError(str(error), hint, restartable=True))
@@ -368,7 +372,7 @@ def main() -> int:
 
 
 def fail(error: TrainError | None) -> int:
-    """Pass an error on to the supervisor, end without the other ranks, and return 1."""
+    """Print an error for the supervisor, abandon the other ranks, and return the exit code 1."""
     if error:
         print(error_line(error), flush=True)
     abandon_world()
@@ -376,7 +380,7 @@ def fail(error: TrainError | None) -> int:
 
 
 def disk_full(folder: Path) -> TrainError:
-    """Return the error for a disk without space for the run."""
+    """Return the error for a full disk."""
     free = shutil.disk_usage(folder).free
     return TrainError(
         f"the disk of {folder} is full ({free / 1e6:.0f} MB free)",

@@ -1,4 +1,4 @@
-"""Check that a saved model, loaded as users load it, equals the trained model."""
+"""Check that a saved model is the same as the trained model when users load it."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -18,27 +18,27 @@ from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.patching.batch_context import context_of
 from ftcluster_train.patching.kernel_mode import KernelMode
 
-SAMPLES = 4  # number of samples that both models compute
-SHOWN = 3  # maximum number of weights in a message
-# Allowed relative difference of outputs. fp32 sums differ in their order; measured: 1e-6. In bf16 a
-# value has 8 bits, and each layer rounds again: merged adapters differ by up to 2 %.
+SAMPLES = 4  # number of samples on which the outputs of both models are compared
+SHOWN = 3  # maximum number of weights that an error message lists
+# Maximum allowed relative difference of outputs. In fp32, sums in another order differ by 1e-6. In
+# bf16, values have 8 bits and each layer rounds again, so merged adapters differ by up to 2 %.
 ALLOWED = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 
 
 class NotAsTrainedError(TrainError):
-    """A saved model differs from the trained model."""
+    """Error for a saved model that differs from the trained model."""
 
 
 class SavedCheck:
     """Loads saved models with plain transformers and compares them with the model in memory.
 
-    All weights must be equal, and so must the outputs for some samples. Weights are read from the
-    mapped file, so they take no memory that the kernel cannot reclaim.
+    All weights must be equal. The outputs for some samples must be nearly equal, see ALLOWED.
+    Weights are read from a mapped file, whose memory the kernel can reclaim.
 
     Args:
-        samples: samples, of which the first ones are computed.
-        base: folder of the adapters' base model. "" to compare only the adapters' weights, because
-            plain transformers has no equal base: the base is in NF4, or has random weights.
+        samples: data set; the outputs for its first SAMPLES samples are compared.
+        base: folder of the adapters' base model. "" to compare only the adapters' weights, if plain
+            transformers cannot load the same base model: it is in NF4, or has random weights.
     """
 
     def __init__(self, task: Task, samples: Samples, base: str, log: ProgressLog) -> None:
@@ -47,7 +47,7 @@ class SavedCheck:
         self._inputs = task.inputs_to_compare(few)
 
     def outputs(self, model: PreTrainedModel) -> Mapping[str, torch.Tensor]:
-        """Return the samples' outputs from a model in memory; its adapters need our kernels."""
+        """Return the outputs of a model in memory for the samples, computed with our kernels."""
         with KernelMode(context=context_of(model)):
             outputs: Mapping[str, torch.Tensor] = self._compute(model)
         return outputs
@@ -55,13 +55,16 @@ class SavedCheck:
     def check(
         self, folder: Path, model: PreTrainedModel, outputs: Mapping[str, torch.Tensor]
     ) -> None:
-        """Compare a saved model with `model`, from which it was saved, and log the cost.
+        """Compare a saved model with the model in memory, and log the time that this takes.
 
         Args:
-            outputs: outputs of `model`, or of the model before adapters were merged.
+            folder: folder of the saved model.
+            model: model in memory that was saved.
+            outputs: outputs of `model`, or of the model before its adapters were merged.
 
         Raises:
-            NotAsTrainedError: it cannot be loaded, or it differs; the message says where.
+            NotAsTrainedError: the saved model cannot be loaded or differs; the message has the
+                differences.
         """
         began = time.perf_counter()
         adapters = bool(adapted_layers(model))
@@ -97,7 +100,12 @@ class SavedCheck:
     def _loaded(
         self, folder: Path, model: PreTrainedModel, adapters: bool
     ) -> tuple[Mapping[str, torch.Tensor], list[str], PreTrainedModel | None]:
-        """Return the saved weights, their problems, and the model if its outputs are comparable."""
+        """Load a saved model.
+
+        Returns:
+            The saved weights, a list of problems with them, and the loaded model; None instead of
+            the model if its outputs cannot be compared.
+        """
         dtype = dtype_keyword(transformers.__version__)
         if adapters:
             base = None
@@ -129,7 +137,7 @@ class SavedCheck:
         training = model.training
         model.eval()
         low = model.get_input_embeddings().weight.dtype != torch.float32
-        # some models, such as Reformer, draw random numbers in their forward pass
+        # some models, such as Reformer, use random numbers in evaluation too
         with torch.random.fork_rng(()), torch.autocast("cpu", torch.bfloat16, enabled=low):
             torch.manual_seed(0)
             found: dict[str, Any] = call_model(model, self._inputs)
@@ -140,7 +148,7 @@ class SavedCheck:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return True if all bits are equal, so equal NaNs are equal."""
+    """Return True if all bits of two tensors are equal; equal NaNs count as equal."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     bits = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in (one, other)]
@@ -149,7 +157,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
-    """Return the largest relative difference of outputs; NaNs in the same places are equal."""
+    """Return the largest relative difference of outputs; NaNs at the same index are equal."""
     differences = []
     for name, tensor in expected.items():
         other = found.get(name)

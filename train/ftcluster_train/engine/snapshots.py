@@ -1,4 +1,4 @@
-"""Recent states of a training, for a restart after a failure."""
+"""Snapshots: recent states of a training on disk, for a restart after a failure."""
 
 import copy
 import os
@@ -18,28 +18,31 @@ from ftcluster_train.errors import first_line
 from ftcluster_train.io.fsync import new_folder, remove, remove_leftovers
 from ftcluster_train.io.machine import free_memory
 
-COST_SHARE = 0.01  # maximum share of the training's time
-LAST_PRIORITY = 19  # niceness, as for nice(1)
-MEMORY_SHARE = 0.1  # maximum share of the free memory for the copy of the state
+COST_SHARE = 0.01  # maximum fraction of the training time that snapshots may take
+LAST_PRIORITY = 19  # niceness of the writing thread, as for nice(1)
+MEMORY_SHARE = 0.1  # maximum fraction of the free memory that the copies of the state may take
 
 
 class Snapshots:
-    """The recent states on each host, written in the background.
+    """The recent states on each host, which a thread writes in the background.
 
-    The training waits only for the copy in memory; a thread writes it to the disk. If ranks have
-    different pieces, the thread gathers them, so that each host writes the whole state.
+    The training waits only while the state is copied in memory. The thread writes the copy to the
+    disk. If the ranks have different pieces of the state, the thread gathers the pieces, so that
+    each host writes the whole state.
 
     Args:
-        folder: folder of the snapshots; only the newest stays.
-        seconds: minimum time between snapshots, longer if they would cost more than COST_SHARE of
-            the time; 0 for no snapshots.
-        sharded: True if ranks have different pieces, so that all ranks take part in each snapshot.
-        notice: function that takes a notice for the user.
+        folder: folder for the snapshots, which keeps only the newest snapshot.
+        seconds: minimum time between snapshots in seconds; 0 for no snapshots. The time is longer
+            if snapshots would take more than COST_SHARE of the training time.
+        sharded: True if the ranks have different pieces of the state, so that every rank must call
+            `take`.
+        notice: function that logs a notice for the user.
         shared: True if all hosts share the folder, so that only rank 0 writes.
 
     Attributes:
-        costs: seconds by which each snapshot delayed the training: waiting, the writer's CPU time
-            divided by this rank's threads, and waiting for the other ranks' pieces.
+        costs: estimated seconds by which each snapshot delayed the training. The delay has three
+            parts: the time for the copy, the thread's CPU time divided by this rank's number of
+            threads, and the time for gathering pieces.
     """
 
     def __init__(
@@ -49,26 +52,26 @@ class Snapshots:
         self._folder, self._notice = folder, notice
         self._writes = folder_led(world.rank, shared) is not None
         self._seconds = seconds if self._writes or sharded else 0.0
-        self._problem = ""  # reason why the last snapshot could not be written
+        self._problem = ""  # error of the last snapshot, or ""
         self._pause, self._threads = seconds, torch.get_num_threads()
         self.costs: list[float] = []
         if seconds and self._writes:
             remove_leftovers(folder)
-        # a group of its own, because gathering overlaps with the training's collectives
+        # a separate group, because gathering overlaps with the training's collectives
         self._group = dist.new_group(backend="gloo") if seconds and sharded else None
         self._last = time.monotonic()
         self._writer: threading.Thread | None = None
         self._copy: State | None = None
 
     def is_pausing(self) -> bool:
-        """Return True if it is too early for this rank's next snapshot, or one is being written."""
+        """Return True if no snapshot is due on this rank, or a snapshot is being written."""
         if not self._seconds:
             return False
         early = time.monotonic() - self._last < self._pause
         return early or (self._writer is not None and self._writer.is_alive())
 
     def take(self, optimizer: OptimizerStep, train_state: TrainState) -> None:
-        """Take a snapshot; every rank calls it, once no rank is pausing."""
+        """Take a snapshot; every rank must call this method when no rank is pausing."""
         if not self._seconds:
             return
         self._last = time.monotonic()
@@ -85,7 +88,7 @@ class Snapshots:
         self._writer.start()
 
     def _fits(self, tensors: State) -> bool:
-        """Return True if there is memory for the copy."""
+        """Return True if this host has enough free memory for the copies of the state."""
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if tensors.sharded else 1
         size = ranks * tensors.own_nbytes  # size of all copies on this host
         fits = size <= MEMORY_SHARE * free_memory()
@@ -97,12 +100,12 @@ class Snapshots:
         return fits
 
     def _write(self, tensors: State, state: TrainState, waited: float) -> None:
-        """Write a snapshot; a full disk is only reported, and the training continues."""
+        """Write a snapshot; if the disk is full, only log a notice."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LAST_PRIORITY)  # of this thread
         gathered = tensors.gather_seconds
         try:
             self._write_files(tensors, state)
-        except (OSError, RuntimeError) as error:  # torch raises RuntimeError if a rank is lost
+        except (OSError, RuntimeError) as error:  # torch raises RuntimeError if a rank fails
             self._problem = f"no snapshot of step {state.step}: {first_line(error)}"
         gathering = tensors.gather_seconds - gathered
         self.costs.append(waited + time.thread_time() / self._threads + gathering)

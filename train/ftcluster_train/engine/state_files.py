@@ -1,9 +1,14 @@
-"""The whole state of a training on disk, and resuming from it.
+"""The complete state of a training on disk, and resuming a training from a state.
 
-A state is a folder: `state.safetensors` (flat fp32 weights, AdamW's moments and saved buffers),
-`state.json` with the TrainState, and last `manifest.json` with the SHA-256 of every file of the
-folder; `format.json` has the format number. A state does not depend on the number of ranks, nor on
-whether each rank has all of it or only pieces (see `ftcluster_train.engine.optim.base`).
+A state is a folder with four files:
+
+- `state.safetensors` has flat fp32 weights, AdamW's moments and saved buffers.
+- `state.json` has the TrainState.
+- `format.json` has the format number.
+- `manifest.json` has the SHA-256 of every file in the folder, and is written last.
+
+A state can be loaded with any number of ranks, and with or without a sharded optimizer (see
+`ftcluster_train.engine.optim.base`).
 """
 
 import contextlib
@@ -30,21 +35,23 @@ from ftcluster_train.engine.train_state import TrainState
 from ftcluster_train.errors import TrainError
 
 TENSORS, NUMBERS, MANIFEST = "state.safetensors", "state.json", "manifest.json"
-NUMBER = STATE.name  # a separate file: older versions take each manifest entry for a file
-PIECE = 4 << 20  # number of bytes that are hashed and written at once
-# the dtypes of weights and buffers, in the format safetensors
+NUMBER = STATE.name  # a separate file: for older versions each manifest entry is a file
+PIECE = 4 << 20  # number of bytes per hash update and write
+# safetensors' names of the dtypes of weights and buffers
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
     torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-SHOWN = 3  # maximum number of parameters in a message
+SHOWN = 3  # maximum number of parameters that a message lists
 
 
 def write_state(
     folder: Path, header: Header, pieces: Iterable[torch.Tensor], state: TrainState
 ) -> None:
-    """Write a state into a folder that is not visible yet; the manifest covers all its files.
+    """Write a state into a new folder that has no final name yet.
+
+    The manifest includes all files that the folder already has.
 
     Args:
         header: dtypes and shapes of the tensors.
@@ -60,10 +67,10 @@ def write_state(
 
 
 def _write_tensors(path: Path, header: Header, pieces: Iterable[torch.Tensor]) -> str:
-    """Write a file in the format safetensors and return its SHA-256.
+    """Write tensors to a safetensors file, and return the SHA-256 of the file.
 
-    It is written in pieces, because the package safetensors needs all tensors at once and blocks
-    other threads.
+    This function writes the file in pieces. The package safetensors needs all tensors at once, and
+    blocks other threads.
     """
     entries: dict[str, Any] = {}
     end = 0
@@ -93,11 +100,11 @@ def newest_state(
     """Return the newest complete state below some folders.
 
     Args:
-        folders: states, or folders with states in folders NAME-STEP.
-        damaged: function that takes each newer state that is incomplete.
+        folders: folders of states, or folders with subfolders NAME-STEP that are states.
+        damaged: function to call with the folder of each newer state that is damaged.
 
     Returns:
-        The step and the folder of the state.
+        The step and the folder of the state, or None if there is no complete state.
     """
     states = [state for folder in folders for state in _states(folder)]
     for step, path in sorted(states, key=lambda state: -state[0]):
@@ -132,7 +139,10 @@ def is_whole(folder: Path) -> bool:
 
 
 def read_tensors(folder: Path, header: Header) -> tuple[dict[str, torch.Tensor], str]:
-    """Return the tensors of a state, read on use, and the reason why they are unusable, or ""."""
+    """Return the tensors of a state, and the reason why they cannot be used, or "".
+
+    A tensor is read from the disk when it is used.
+    """
     path = folder / TENSORS
     try:
         check_format(folder)
@@ -149,7 +159,9 @@ def read_tensors(folder: Path, header: Header) -> tuple[dict[str, torch.Tensor],
 
 
 def check_format(folder: Path) -> None:
-    """Check that this version can read a state; a state without the file has format 0.
+    """Check that this version of ftcluster can read a state.
+
+    A state without format.json has format 0.
 
     Raises:
         GivenFileError: a newer ftcluster wrote the state.
@@ -167,32 +179,32 @@ def _sha256(path: Path) -> str:
 
 
 def state_folders(job: Job) -> list[Path]:
-    """Return the folders of this host for states of this run and of the runs that it continues."""
+    """Return the folders on this host for states of this run, and of the runs that it continues."""
     return [run / name for run in job.run_dirs for name in ("checkpoints", "snapshots")]
 
 
 def resume(
     job: Job, optimizer: OptimizerStep, world: World, new: TrainState, log: ProgressLog
 ) -> TrainState:
-    """Set a training to the newest state of any host; every rank calls it.
+    """Load the newest state of any host into a training; every rank must call this function.
 
-    One rank sends its tensors to the others, so one host with the state is enough.
+    A rank that has the newest state sends its tensors to all ranks, so only one host needs it.
 
     Args:
         new: state of this training before its first step.
 
     Returns:
-        The state; `new` if there is no saved state.
+        The loaded state, or `new` if there is no saved state.
 
     Raises:
-        TrainError: the state belongs to another model, or is missing although the job needs it.
+        TrainError: the state belongs to another model, or the job needs a state that is missing.
     """
     start = str(job.recipe.training.resume_from_checkpoint or "")
     needed = start or (f"run {job.resume[0]}" if job.resume and job.must_resume else "")
     folders = [*state_folders(job), *([Path(start)] if start else [])]
     damaged: list[str] = []
     newest = None
-    if host_led(world.rank) is not None:  # one rank per host, because ranks share the folders
+    if host_led(world.rank) is not None:  # one rank per host: its ranks share the folders
         newest = newest_state(folders, lambda folder: damaged.append(str(folder)))
     step, path = newest or (0, None)
     by_rank: list[tuple[int, list[str]]] = gather_over_ranks((step, damaged))
@@ -209,14 +221,14 @@ def resume(
         return new
     source = steps.index(max(steps))
     tensors = optimizer.state()
-    assert tensors is not None  # the control node does not resume with IPEX
+    assert tensors is not None  # the control node never resumes runs with IPEX
     problem, text = "", "{}"
     values: dict[str, torch.Tensor] = {}
     if world.rank == source and path:
         values, problem = read_tensors(path, tensors.header)
         text = (path / NUMBERS).read_text(encoding="utf-8")
     problem, text = gather_over_ranks((problem, text))[source]
-    # the numbers of a newer version may have other fields
+    # another version's state.json may have other fields
     state = new if problem else TrainState(**json.loads(text))
     if problem := problem or _other_layout(state.layout, new.layout):
         raise TrainError(f"the training cannot be resumed: {problem}", "start a new run")
@@ -233,7 +245,10 @@ def resume(
 
 
 def _other_layout(saved: Sequence[str], wanted: Sequence[str]) -> str:
-    """Return how a state's parameters differ from the model's, or ""; sizes may be equal."""
+    """Return how the parameters of a state differ from the model's parameters, or "".
+
+    Parameters of the same total size may differ in names and shapes.
+    """
     if list(saved) == list(wanted):
         return ""
     lost = [name for name in saved if name not in wanted]

@@ -1,4 +1,4 @@
-"""The batches of a training, and one optimizer step: passes, all-reduce, clipping, update."""
+"""The batches of a training, and one step: forward and backward passes, and optimizer."""
 
 import itertools
 import json
@@ -33,11 +33,11 @@ class StepBatch:
 
     Attributes:
         step: number of the step, counted from 1.
-        samples: number of samples of all ranks.
-        tokens: number of tokens of all ranks, without padding.
-        by_rank: weight of each rank's samples in the loss, which is a mean over all samples.
-        share: numbers of this rank's samples.
-        parts: this rank's samples of each micro-batch.
+        samples: number of samples in the batch, over all ranks.
+        tokens: number of tokens in the batch, over all ranks, without padding.
+        by_rank: sum of the sample weights of each rank, for the mean loss over all ranks' samples.
+        share: indices of this rank's samples in the training set.
+        parts: samples of each micro-batch of this rank.
         dropout_seed: seed of this rank's dropout.
     """
 
@@ -51,7 +51,7 @@ class StepBatch:
 
 
 class Batches:
-    """The batches of a training: every rank computes the same batches, and reads its share.
+    """The batches of a training; every rank computes the same batches, but reads only its samples.
 
     Attributes:
         steps: number of optimizer steps of the whole training.
@@ -72,15 +72,19 @@ class Batches:
         self.steps, self.steps_per_epoch = self._sampler.steps, self._sampler.steps_per_epoch
 
     def after(self, step: int) -> Iterator[tuple[int, list[int]]]:
-        """Return the numbers of the following steps, each with the samples of all ranks."""
+        """Yield the number of each step after `step`, and the sample indices of all ranks."""
         return enumerate(itertools.islice(self._sampler, step, None), start=step + 1)
 
     def read(self, step: int, indices: Sequence[int]) -> StepBatch:
-        """Return this rank's samples of a step."""
+        """Read this rank's samples for a step.
+
+        Args:
+            indices: sample indices of all ranks.
+        """
         size, weights = self._world.size, self._weights
         share = share_of_rank(indices, self._world.rank, size)
         epoch, task = (step - 1) // self.steps_per_epoch, self._task
-        samples = {  # with random samples, each rank needs the weights of the other ranks' samples
+        samples = {  # random masks also determine the weights of the other ranks' samples
             i: task.draw(self._train_set[i], i, epoch) for i in (indices if task.draws else share)
         }
         if task.draws:
@@ -101,21 +105,22 @@ class Batches:
 
 
 def dropout_seed(seed: int, step: int, rank: int) -> int:
-    """Return a seed that differs between ranks and steps, and is the same in each run."""
+    """Return a seed for dropout that differs between ranks and steps but is reproducible."""
     return ((seed * 1_000_003 + step) * 65_537 + rank) % (1 << 64)
 
 
 def log_samples(run_dir: Path, rank: int, step: int, samples: Sequence[int]) -> None:
-    """Append one line to samples/rank-N.jsonl: restart, rank, step, and the samples' numbers.
+    """Append a line to samples/rank-N.jsonl: restart, rank, step, and sample indices.
 
-    Call it before the step's all-reduce: once a step has changed the weights, each rank has logged
-    it. A step that a failure interrupted is logged again when it is repeated; the last line counts.
+    Call this function before the all-reduce of the step. Each step that changed the weights is then
+    logged on every rank. A step that is repeated after a failure is logged again; its last line
+    counts.
     """
     path = run_dir / "samples" / f"rank-{rank}.jsonl"
     path.parent.mkdir(exist_ok=True)
     restart = int(os.environ.get(RESTART_VARIABLE, "0"))
     line = {"restart": restart, "rank": rank, "step": step, "samples": list(samples)}
-    with path.open("ab", buffering=0) as file:  # writes a whole line, or nothing
+    with path.open("ab", buffering=0) as file:  # unbuffered, so that each line is written at once
         file.write(json.dumps(line).encode() + b"\n")
 
 
@@ -124,9 +129,9 @@ class StepResult:
     """The results of a step.
 
     Attributes:
-        loss: this rank's part of the mean over all ranks' samples.
-        grad_norm: norm of all ranks' gradients before clipping; if it is not finite, the weights
-            did not change.
+        loss: this rank's part of the mean loss; the sum over all ranks is the mean loss.
+        grad_norm: norm of the summed gradients before clipping. If the norm is not finite, the step
+            did not change the weights.
     """
 
     loss: float
@@ -134,15 +139,16 @@ class StepResult:
 
 
 class TrainingStep:
-    """Adds up the gradients of a batch's micro-batches and updates the weights.
+    """Runs training steps: adds the gradients of all micro-batches and updates the weights.
 
     Args:
         kernels: kernel mode for forward and backward passes.
-        times: counters of tokens, and of the time for making batches.
-        bf16: True if passes compute in bf16.
+        times: counters of tokens and of the time for making batches.
+        bf16: True to compute forward and backward passes in bf16.
 
     Attributes:
-        kernels_used: kernels in the last micro-batch of the first step, or None.
+        kernels_used: names of the kernels that the last micro-batch of the first step used; None if
+            there was none.
     """
 
     def __init__(
@@ -154,7 +160,7 @@ class TrainingStep:
         self.kernels_used: list[str] | None = None
 
     def run(self, batch: StepBatch) -> StepResult:
-        """Take one step; every rank calls it, even if it has no sample in the batch."""
+        """Take one step; every rank must call this method, even without samples in the batch."""
         torch.manual_seed(batch.dropout_seed)
         with self._optimizer.context, self._kernels:
             loss = self._add_gradients(batch)
@@ -179,7 +185,7 @@ class TrainingStep:
             return call_model(self._model, inputs), targets
 
     def _backward(self, loss: torch.Tensor, batch: StepBatch, last: bool) -> float:
-        """Add the gradients of a micro-batch and return its part of the mean loss."""
+        """Run the backward pass of a micro-batch, and return its part of the mean loss."""
         loss = loss / sum(batch.by_rank)
         if last and self.kernels_used is None:
             self.kernels_used = kernels_in_use(loss, self._model)
@@ -189,18 +195,20 @@ class TrainingStep:
 
 
 class GradientCacheStep(TrainingStep):
-    """A step whose loss compares vectors of all ranks' samples, such as embeddings of their texts.
+    """A step whose loss compares the vectors (such as text embeddings) of all ranks' samples.
 
-    The gradient of each micro-batch depends on all others. So several micro-batches are computed
-    twice, the first time only for their vectors, whose gradients are kept (Gao et al. 2021, Scaling
-    Deep Contrastive Learning Batch Size under Memory Limited Setup).
+    The gradient of each micro-batch depends on the vectors of all micro-batches. If a step has
+    several micro-batches, each of them has two forward passes. The first pass computes only the
+    vectors; the loss of all vectors then gives their gradients. The second pass continues with the
+    backward pass (Gao et al. 2021, Scaling Deep Contrastive Learning Batch Size under Memory
+    Limited Setup).
     """
 
     def _add_gradients(self, batch: StepBatch) -> float:
         parts, traffic = batch.parts, self._optimizer.traffic
         everything = self._task.gather_batch([row for part in parts for row in part], traffic)
         if len(parts) < 2:
-            # the other ranks wait for the vectors of a rank without a row
+            # a rank without rows must take part in the exchange too
             nothing = torch.empty(0, self._task.width, requires_grad=True)
             vectors = self._vectors(parts[0]) if parts else nothing
             whole = gather_rows(vectors, everything.counts, traffic)
@@ -212,11 +220,11 @@ class GradientCacheStep(TrainingStep):
         loss = self._task.batch_loss(whole, everything)
         loss.backward()
         gradients = vectors.grad.split(list(map(len, cached)))
-        torch.set_rng_state(random)  # repeats the dropout masks
+        torch.set_rng_state(random)  # use the same dropout masks again
         total, value = 0.0, loss.detach()
         for number, (part, gradient) in enumerate(zip(parts, gradients, strict=True), start=1):
             product = (self._vectors(part) * gradient).sum()
-            # a scalar that has the value of the batch's loss and the gradient of the part
+            # a scalar with the value of the batch's loss and the gradient of this micro-batch
             loss = product - product.detach() + value
             total += self._backward(loss, batch, last=number == len(parts))
             value = torch.zeros(())
@@ -230,15 +238,16 @@ def make_step(
     task: Task, model: PreTrainedModel, optimizer: OptimizerStep, kernels: KernelMode,
     times: StepTimes, bf16: bool,
 ) -> TrainingStep:  # fmt: skip
-    """Return the step for a task; see TrainingStep for the arguments."""
+    """Return the TrainingStep or GradientCacheStep that a task needs."""
     kind = GradientCacheStep if task.compares_batch else TrainingStep
     return kind(task, model, optimizer, kernels, times, bf16)
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel, kernels: KernelMode) -> None:
-    """Recompute activations in the backward pass, with the same kernels as in the forward pass.
+    """Enable gradient checkpointing, which recomputes activations in the backward pass.
 
-    The backward pass is one function for torch, so `kernels` does not see the calls inside it.
+    The recomputation must use the same kernels as the forward pass. The kernel mode is not active
+    in torch's backward pass, so the recomputation enters it again.
     """
     # transformers 5 renamed the method
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)

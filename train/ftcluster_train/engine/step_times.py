@@ -1,4 +1,4 @@
-"""Time and tokens of each rank while it trains."""
+"""Measurement of each rank's time and tokens during the training."""
 
 import math
 import time
@@ -16,14 +16,16 @@ from ftcluster_train.comm.world import (
 
 
 class StepTimes:
-    """Times of this rank since the training began; as a context manager it times batch making.
+    """The times of this rank since the training began.
 
-    In a collective all ranks wait for the last rank. So the shortest blocked time of any rank in a
-    step is the exchange itself, and the additional time of another rank is waiting for a slower
-    rank.
+    As a context manager, an object measures the time for making batches.
+
+    In a collective all ranks wait for the last rank. The shortest blocked time of all ranks is
+    therefore the time of the exchange itself. If another rank is blocked longer, it spends the
+    additional time waiting for slower ranks.
 
     Args:
-        traffic: the optimizer's traffic, which counts how long this rank was blocked.
+        traffic: counters of the optimizer, including the time that this rank was blocked.
 
     Attributes:
         padded_tokens: number of tokens of this rank, with padding.
@@ -34,8 +36,8 @@ class StepTimes:
         self._traffic, self._world = traffic, world
         self._latency = latency_of_collectives()
         self._input = self._transfer = self._began = self._before = 0.0
-        self._blocked: list[float] = []  # seconds in each step since the last comparison of ranks
-        self._losses: list[float] = []  # losses of this rank since then
+        self._blocked: list[float] = []  # blocked seconds of each step since the last `over_ranks`
+        self._losses: list[float] = []  # losses of this rank in these steps
         self._steps = self.padded_tokens = self.useful_tokens = 0
         self._started, self._paused = time.perf_counter(), 0.0
 
@@ -47,7 +49,7 @@ class StepTimes:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Exclude evaluation and checkpoints from the training time, as a context manager."""
+        """Return a context manager whose time, such as an evaluation, is not training time."""
         began = time.perf_counter()
         yield
         self._paused += time.perf_counter() - began
@@ -58,7 +60,7 @@ class StepTimes:
         return time.perf_counter() - self._started - self._paused
 
     def end_step(self, loss: float, tokens: int) -> None:
-        """Count a step; call it after each step.
+        """Add a step to the counts; call this method after each step.
 
         Args:
             loss: loss of this rank.
@@ -71,7 +73,7 @@ class StepTimes:
         self._before = self._traffic.waited
 
     def over_ranks(self) -> tuple[float, dict[str, Any]]:
-        """Compare the ranks; every rank calls it after the same step.
+        """Compare the times of the ranks; every rank must call this method after the same step.
 
         Returns:
             The mean loss of the steps since the last call, and fields of the event `communication`.

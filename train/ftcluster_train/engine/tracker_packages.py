@@ -1,8 +1,8 @@
-"""Check of the packages that report_to needs on the host of rank 0.
+"""Checks on the host of rank 0 that the packages for the recipe's report_to are installed.
 
     python -m ftcluster_train.engine.tracker_packages NAME...
 
-Prints missing packages and what to do, and exits with 1. Standard library only.
+If a package is missing, the program prints an error and exits with 1. Standard library only.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ from ftcluster_train.errors import TrainError
 PACKAGES = {
     "tensorboard": "tensorboard", "trackio": "trackio", "mlflow": "mlflow-skinny", "wandb": "wandb",
 }  # fmt: skip
-IN_STACK = ("tensorboard", "trackio")  # trackers of the stack native-trackers
+IN_STACK = ("tensorboard", "trackio")  # trackers whose packages are in the stack native-trackers
 
 
 def check_packages(names: Iterable[str]) -> None:
@@ -30,7 +30,7 @@ def check_packages(names: Iterable[str]) -> None:
 
 
 def missing(name: str, why: object) -> TrainError:
-    """Return the error for a missing package of a tracker, with what to do."""
+    """Return the error for a missing package of a tracker, with advice for the user."""
     host, package = socket.gethostname(), PACKAGES[name]
     stack = "or on all hosts: ftcluster setup --stack native-trackers; " * (name in IN_STACK)
     return TrainError(
@@ -41,7 +41,7 @@ def missing(name: str, why: object) -> TrainError:
 
 
 def main() -> int:
-    """Entry point; returns the exit code."""
+    """Run the program and return its exit code."""
     try:
         check_packages(sys.argv[1:])
     except TrainError as error:

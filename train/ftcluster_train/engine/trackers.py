@@ -1,10 +1,10 @@
 """Logging of a training's values to TensorBoard, trackio, MLflow and wandb.
 
-The stack native-trackers has the packages of the first two. Values have the names of transformers'
-Trainer: loss, learning_rate, grad_norm, epoch, and eval_ before a metric's name.
+The stack native-trackers has the packages of TensorBoard and trackio. Values have the same names as
+in transformers' Trainer: loss, learning_rate, grad_norm, epoch, and metrics with the prefix eval_.
 
-accelerate's trackers are not used: they end the MLflow run of a failed training as FINISHED, take
-their metrics from one process-wide run, and differ between the versions of the stacks.
+accelerate's trackers are not used, for three reasons: they set the MLflow run of a failed training
+to FINISHED, they use one global run per process, and they differ between the stacks' versions.
 """
 
 import contextlib
@@ -23,37 +23,44 @@ from ftcluster_train.engine.tracker_packages import missing
 from ftcluster_train.errors import TrainError, first_line
 
 EXPERIMENT = "ftcluster"
-MAX_PARAMETER = 250  # maximum characters; servers of older releases reject longer values
+MAX_PARAMETER = 250  # maximum length of a value; older MLflow servers reject longer values
 MLFLOW_SETTINGS = {
-    "MLFLOW_ALLOW_FILE_STORE": "true",  # 3.17 rejects a folder without this
+    "MLFLOW_ALLOW_FILE_STORE": "true",  # otherwise MLflow 3.17 rejects a folder
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # all ranks wait meanwhile; 7 would take minutes
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # ranks wait for retries; the default 7 takes minutes
 }
 
 
 class Tracker(Protocol):
-    """One tracking tool."""
+    """The interface of a tracker, such as MLflow."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log values, by Trainer's names, after an optimizer step (0: before the first step)."""
+        """Log values of a step, with the names of transformers' Trainer.
+
+        Args:
+            step: number of optimizer steps so far; 0 before the first step.
+        """
 
     def close(self, failed: bool) -> None:
-        """Flush, and record whether the training failed."""
+        """Write all remaining values, and record whether the training failed."""
 
 
 class Trackers:
-    """All trackers of a run. A failing tracker is closed with a notice; the training continues."""
+    """All trackers of a run.
+
+    If a tracker fails, it is closed with a notice, and the training continues.
+    """
 
     def __init__(self, trackers: Mapping[str, Tracker], notify: Callable[[str], None]) -> None:
         self._trackers = dict(trackers)
         self._notify = notify
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log to each tracker."""
+        """Log values to each tracker."""
         self._each(lambda tracker: tracker.log(step, values))
 
     def close(self, failed: bool = False) -> None:
-        """Close each tracker; calling it again does nothing."""
+        """Close each tracker; a second call does nothing."""
         self._each(lambda tracker: tracker.close(failed))
         self._trackers.clear()
 
@@ -61,19 +68,19 @@ class Trackers:
         for name, tracker in list(self._trackers.items()):
             try:
                 call(tracker)
-            except Exception as error:  # a server or a package may raise any exception
+            except Exception as error:  # trackers may raise any exception
                 del self._trackers[name]
                 self._notify(f"logging to {name} stopped: {_without_password(error)}")
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """The training that trackers record as a run.
+    """The data about a training that trackers need to start a run.
 
     Attributes:
-        reports: folder for the files of trackers that have no server.
+        reports: folder for the files of trackers without a server.
         name: name of the run.
-        settings: the recipe's `training` and the user's tags.
+        settings: the recipe's settings `training`, and the user's tags.
     """
 
     reports: Path
@@ -84,10 +91,11 @@ class TrackedRun:
 def make_trackers(
     training: Training, run_dir: Path, run: str, notify: Callable[[str], None]
 ) -> Trackers:
-    """Return the trackers of the recipe's report_to, with their files in `run_dir`/reports.
+    """Start the trackers of the recipe's report_to, and return them.
 
     Raises:
-        TrainError: a package is not installed on this host, or its server or folder fails.
+        TrainError: a tracker's package is not installed on this host, or its server or folder
+            fails.
     """
     names = [training.report_to] if isinstance(training.report_to, str) else training.report_to
     tags = dict(word.split("=", 1) for word in os.environ.get(TAGS_VARIABLE, "").split())
@@ -103,13 +111,13 @@ class TensorBoard(Tracker):
 
     def __init__(self, run: TrackedRun) -> None:
         folder = str(run.reports / "tensorboard")
-        _import("tensorboard", "tensorboard")  # torch's module needs it
+        _import("tensorboard", "tensorboard")  # torch.utils.tensorboard needs this package
         module = _import("torch.utils.tensorboard", "tensorboard")
         with _starting("tensorboard", folder):
             self._writer = module.SummaryWriter(log_dir=folder)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write and flush values, so that viewers of the run see them."""
+        """Write and flush values, so that viewers show them at once."""
         for name, value in values.items():
             group, _, tag = name.partition("_") if name.startswith("eval_") else ("train", "", name)
             self._writer.add_scalar(f"{group}/{tag}", value, step)
@@ -121,10 +129,10 @@ class TensorBoard(Tracker):
 
 
 class LoggedRun(Tracker):
-    """Logs to a run that wandb's or trackio's `init` returned; they write in the background.
+    """Logs to a run from the `init` function of wandb or trackio, which write in the background.
 
     Args:
-        finish: function that writes the remaining values, and takes True if the training failed.
+        finish: function to call at the end; its argument is True if the training failed.
     """
 
     def __init__(self, run: Any, finish: Callable[[bool], None]) -> None:
@@ -140,11 +148,12 @@ class LoggedRun(Tracker):
 
 
 def _trackio(run: TrackedRun) -> LoggedRun:
-    """Log to TRACKIO_DIR, by default the folder `trackio`, which needs no network.
+    """Start a trackio run in the folder TRACKIO_DIR, by default `trackio`; no network is needed.
 
-    The project is TRACKIO_PROJECT, by default ftcluster. Its runs have no field for a failure.
+    The project is TRACKIO_PROJECT, by default ftcluster. trackio cannot record that a training
+    failed.
     """
-    # the import reads TRACKIO_DIR
+    # set TRACKIO_DIR before the import, which reads it
     where = os.environ.setdefault("TRACKIO_DIR", str(run.reports / "trackio"))
     module = _import("trackio", "trackio")
     with _starting("trackio", where):
@@ -156,10 +165,10 @@ def _trackio(run: TrackedRun) -> LoggedRun:
 
 
 def _wandb(run: TrackedRun) -> LoggedRun:
-    """Log to the folder `wandb`, which `wandb sync` sends later.
+    """Start a wandb run in the folder `wandb`, which `wandb sync` can upload later.
 
-    If WANDB_MODE is online, values are sent at once. The project is WANDB_PROJECT, by default
-    ftcluster.
+    If WANDB_MODE is online, values are uploaded immediately. The project is WANDB_PROJECT, by
+    default ftcluster.
     """
     store = run.reports / "wandb"
     module = _import("wandb", "wandb")
@@ -209,7 +218,7 @@ class MLflow(Tracker):
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
 
 
-# starts a tracker, by its name in report_to; TrainError if its package, server or folder fails
+# functions that start trackers, by name in report_to; TrainError if package, server or folder fails
 STARTS: dict[str, Callable[[TrackedRun], Tracker]] = {
     "tensorboard": TensorBoard, "trackio": _trackio, "mlflow": MLflow, "wandb": _wandb,
 }  # fmt: skip
@@ -227,7 +236,7 @@ def _starting(name: str, where: str) -> Iterator[None]:
     """Turn any exception of a package, its server or its folder into a TrainError."""
     try:
         yield
-    except Exception as error:  # errors of packages and of the network have no common base
+    except Exception as error:  # the packages and the network raise unrelated exceptions
         raise TrainError(
             f"logging to {name} cannot start at {_without_password(where)}: "
             f"{_without_password(error)}",
@@ -236,6 +245,6 @@ def _starting(name: str, where: str) -> Iterator[None]:
 
 
 def _without_password(text: str | Exception) -> str:
-    """Return the first line, without the password that a server's address may contain."""
+    """Return the first line of a text, without the password in a server's address."""
     line = text if isinstance(text, str) else first_line(text)
     return re.sub(r"//[^/@\s]*@", "//", line)

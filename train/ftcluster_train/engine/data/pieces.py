@@ -1,14 +1,14 @@
-"""Division of long texts into pieces that a tokenizer reads at once. Standard library only."""
+"""Division of long texts into pieces for a tokenizer. Standard library only."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-PIECE = 1 << 18  # number of characters that are tokenised at once
+PIECE = 1 << 18  # minimum number of characters of a piece, except the last
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a text; `last` is True for the end of the text."""
+    """A part of a text; `last` is True for the last piece of the text."""
 
     text: str
     last: bool

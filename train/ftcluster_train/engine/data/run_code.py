@@ -1,7 +1,8 @@
-"""The user's own Python files of a run, on a host. Standard library only.
+"""The user's own Python files for a run (task, metrics). Standard library only.
 
-job.json has their text. The first program that reads it writes each file into the run's folder.
-Later programs execute that copy, unless it differs from the digest in job.json.
+job.json has the text of each file. The first program that reads job.json writes each file into the
+run's folder. Later programs execute the file from there, after they have compared it with the
+digest in job.json.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +37,7 @@ def open_job(run_dir: Path) -> Job:
 
     Raises:
         GivenFileError: job.json is missing or damaged.
-        TrainError: a user's own file cannot be used.
+        TrainError: a user's own file has changed or cannot be used.
     """
 
     def load(code: UserCode) -> None:
@@ -51,7 +52,7 @@ def open_job(run_dir: Path) -> Job:
 
 
 def check_copy(file: CodeFile, path: Path) -> None:
-    """Write the copy of a file, or compare it with an existing copy.
+    """Write a user's file into the run's folder, or check the existing copy there.
 
     Raises:
         TrainError: the copy has changed.
@@ -71,10 +72,11 @@ def check_copy(file: CodeFile, path: Path) -> None:
 
 
 def own_metrics(file: CodeFile, path: Path) -> Metrics:
-    """Return a file's function that computes metrics, wrapped in checks of its result.
+    """Return the metrics function of a user's file, wrapped in checks of its result.
 
     Raises:
-        TrainError: the file cannot be executed; the function raises it for a wrong result.
+        TrainError: the file cannot be executed. The returned function raises TrainError if its
+            result is invalid.
     """
     try:
         names = declared_metrics(file)
@@ -102,10 +104,10 @@ def own_metrics(file: CodeFile, path: Path) -> Metrics:
 
 
 def code_failure(error: Exception) -> TrainError:
-    """Return the error for the user for an exception in a user's own file.
+    """Return a TrainError that describes an exception from a user's own file.
 
     Raises:
-        Exception: the exception itself, if it does not come from such a file.
+        Exception: `error` itself, if it does not come from a user's file.
     """
     place = error_place(error)
     if not place and not isinstance(error, CodeError):

@@ -1,4 +1,4 @@
-"""The locations of a run's model and data on a host, for its ranks: RUN_DIR/inputs.json."""
+"""The file RUN_DIR/inputs.json, which tells the ranks where a host has model and data."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -17,12 +17,12 @@ class Inputs:
     Attributes:
         model: folder for `from_pretrained`, or `config:TYPE`.
         tokenizer: folder for `from_pretrained`.
-        samples: folder with a folder of token samples for each split.
-        teacher: folder for `from_pretrained`, or "".
-        adapters: folder of the model's adapters, or "".
-        report: summary of the data that the samples were made from, see `engine.data_report`.
-        notices: lines for the user, for example about truncated samples.
-        commits: commits of "model" and "data" that came from the Hub.
+        samples: folder that has a subfolder with token samples for each split.
+        teacher: folder of the teacher model for `from_pretrained`, or "".
+        adapters: folder of the adapters to add to the model, or "".
+        report: report on the data, see `engine.data_report`.
+        notices: notices for the user, for example about truncated samples.
+        commits: Hub commits of "model" and "data", for whichever was downloaded from the Hub.
     """
 
     model: str
@@ -36,11 +36,14 @@ class Inputs:
 
 
 def write_inputs(run_dir: Path, inputs: Inputs) -> None:
-    """Write `run_dir`/inputs.json; on the head this also lets the planned launch start."""
+    """Write `run_dir`/inputs.json.
+
+    On the head, this function then also releases the planned launch of the ranks.
+    """
     text = json.dumps(stamped(INPUTS, asdict(inputs))) + "\n"
     partial = run_dir / ".inputs.json.partial"
     partial.write_text(text, encoding="utf-8")
-    partial.rename(run_dir / "inputs.json")  # the ranks of another host may be reading it
+    partial.rename(run_dir / "inputs.json")  # other ranks may be reading the file
     if (run_dir / PLANNED_FILE).exists():
         (run_dir / PLANNED_FILE).replace(run_dir / LAUNCH_FILE)
 

@@ -1,4 +1,4 @@
-"""The samples of each rank in each step; every rank computes them from the seed alone."""
+"""Choice of the samples for each step and rank; every rank computes it from the seed alone."""
 
 import itertools
 import math
@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from ftcluster_common.protocol.kernel_limits import EVAL_TOKENS
 from ftcluster_common.recipe import Training
 
-# Samples of this many batches are sorted by length together, but at most a quarter of all samples,
-# so that the same samples rarely share a batch again (transformers' get_length_grouped_indices).
+# The samples of this many batches are sorted by length together, but at most a quarter of all
+# samples. With larger groups the same samples would often share a batch again. transformers'
+# get_length_grouped_indices does the same.
 SORTED_BATCHES = 50
 MIN_GROUPS = 4
 # Another pass through the model costs about as much time as this many tokens: each operation starts
@@ -24,9 +25,9 @@ class BatchSampler:
     """Iterates over the batches of a training: the sample indices of each step, for all ranks.
 
     Args:
-        lengths: number of tokens of each sample.
+        lengths: number of tokens of each sample in the data set.
         batch_size: number of samples of a step, over all ranks.
-        group_by_length: False overrides the recipe's setting.
+        group_by_length: False to ignore the recipe's setting `group_by_length`.
 
     Attributes:
         steps: number of optimizer steps of the whole training.
@@ -63,19 +64,20 @@ class BatchSampler:
 def epoch_batches(
     lengths: Sequence[int], batch_size: int, seed: int, epoch: int, group_by_length: bool
 ) -> list[list[int]]:
-    """Return the batches of an epoch in random order; each has its longest sample first.
+    """Return an epoch's batches of sample indices in random order.
 
-    Each sample is in one batch; the last batch may be smaller.
+    Each sample is in one batch; the last batch may be smaller. Each batch begins with its longest
+    sample.
 
     Args:
-        group_by_length: True for batches of samples of similar length. The samples of up to 50
-            random batches are sorted and cut into batches again, which are then shuffled. The
-            very first batch has the longest samples, so that a lack of memory shows at once.
+        group_by_length: True for batches of samples of similar length. Up to 50 random batches are
+            sorted together and divided into new batches, which are then shuffled. The first batch
+            of the training has the longest samples, so that a lack of memory shows immediately.
     """
     draw = random.Random(f"{seed} {epoch}")
     order = list(range(len(lengths)))
     draw.shuffle(order)
-    if group_by_length and epoch == 0 and order:  # keep the longest sample out of the rest
+    if group_by_length and epoch == 0 and order:  # the first batch gets the longest sample
         longest = max(range(len(order)), key=lambda i: lengths[order[i]])
         order[0], order[longest] = order[longest], order[0]
     whole = len(order) // batch_size * batch_size
@@ -102,15 +104,18 @@ def _longest_first(indices: Sequence[int], lengths: Sequence[int]) -> list[int]:
 
 
 def share_of_rank(indices: Sequence[int], rank: int, size: int) -> list[int]:
-    """Return a rank's samples of a batch; the shares differ by at most one sample.
+    """Return the sample indices that a rank gets of a batch.
 
-    From a batch that is sorted by length each rank gets all lengths, so no rank waits for another.
+    The shares of the ranks differ by at most one sample. If the batch is sorted by length, each
+    rank gets short and long samples, so that all ranks need about the same time.
     """
     return list(indices[rank::size])
 
 
 def micro_batches(share: Sequence[int], parts: int) -> list[list[int]]:
-    """Return a rank's share in `parts` of nearly equal size; fewer if there are fewer samples.
+    """Divide a rank's samples into `parts` micro-batches of nearly equal size.
+
+    There are fewer micro-batches if there are fewer samples than `parts`.
 
     >>> micro_batches([1, 2, 3, 4, 5], 2)
     [[1, 2, 3], [4, 5]]
@@ -127,11 +132,14 @@ def eval_batches(
     most: int | None = None,
     most_tokens: int = EVAL_TOKENS,
 ) -> Iterator[list[int]]:
-    """Yield the sample indices of a rank's evaluation batches, with samples of similar length.
+    """Yield the sample indices of each evaluation batch of a rank.
+
+    The samples of a batch have similar lengths.
 
     Args:
-        most: maximum number of samples of a batch.
-        most_tokens: maximum number of tokens including padding; a single sample may have more.
+        most: maximum number of samples in a batch; None for no limit.
+        most_tokens: maximum number of tokens in a batch, including padding; a batch of one sample
+            may have more.
     """
     shortest_first = sorted(range(len(lengths)), key=lengths.__getitem__)
     batch: list[int] = []
@@ -146,9 +154,10 @@ def eval_batches(
 
 
 def length_groups(lengths: Sequence[int]) -> list[list[int]]:
-    """Return the indices of all texts in groups, the longest texts first.
+    """Divide texts into groups of similar length, and return the indices of each group's texts.
 
-    A group is split where that saves the most padding, if it saves at least PASS_TOKENS.
+    The longest texts come first. A group is split where this saves the most padding, if it saves at
+    least PASS_TOKENS tokens.
 
     >>> length_groups([500, 20, 480, 20, 20])
     [[0, 2], [1, 3, 4]]

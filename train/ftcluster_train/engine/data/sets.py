@@ -13,22 +13,22 @@ from ftcluster_common.protocol.job import EVALUATE, PREDICT, Purpose
 from ftcluster_train.engine.data.sources import Rows, places
 from ftcluster_train.errors import TrainError
 
-PREDICTED = "predict"  # name of the set to predict
-SEED = 42  # equal for every training seed, so that metrics are comparable
+PREDICTED = "predict"  # name of the set whose rows are predicted
+SEED = 42  # of the validation rows; the same for all runs, so that metrics are comparable
 
 
 def choose_sets(
     found: Mapping[str, Rows], purpose: Purpose, validation: Sequence[str], data: str
 ) -> dict[str, Rows]:
-    """Return the sets that a task reads, by the names of their samples.
+    """Return the sets of rows that a task reads, by name.
 
-    For training, the validation set may be missing, see `draw_rows`.
+    For training, the data may lack a validation set, see `draw_rows`.
 
     Args:
-        validation: names of the sets that are evaluated.
+        validation: names of the validation sets.
 
     Raises:
-        TrainError: the data lack a set.
+        TrainError: the data lack a set that the task needs.
     """
     if purpose == PREDICT:
         name = "test" if "test" in found else next(iter(found))
@@ -51,9 +51,10 @@ def choose_sets(
 
 
 def draw_rows(classes: Sequence[Hashable], percent: float, seed: int) -> frozenset[int]:
-    """Return the indices of rows for validation, counted from 0; the same share of each class.
+    """Draw rows for validation, the same fraction of each class, and return their indices.
 
-    Of a class with two rows or more, at least one is for validation and one for training.
+    If a class has at least two rows, at least one row is drawn, and at least one row stays for
+    training.
 
     Args:
         classes: class of each row.
@@ -78,7 +79,7 @@ def draw_rows(classes: Sequence[Hashable], percent: float, seed: int) -> frozens
 
 
 class Complete:
-    """The rows that have a value in all of some columns.
+    """The rows of `rows` that have a value in each of `columns`; other rows are skipped.
 
     Attributes:
         left_out: number of rows that the last iteration skipped.
@@ -104,10 +105,10 @@ class Complete:
 
 @dataclass(frozen=True)
 class PartOfRows:
-    """The rows with certain numbers, or all other rows.
+    """The rows with certain indices, or all other rows.
 
     Attributes:
-        inside: True for the rows with these numbers, False for all others.
+        inside: True for the rows with these indices, False for all other rows.
     """
 
     rows: Rows
@@ -118,6 +119,6 @@ class PartOfRows:
         return (row for _, row in self.with_places())
 
     def with_places(self) -> Iterator[tuple[str, Row]]:
-        """Return each row with its place in the data."""
+        """Yield each row with its place in the data."""
         rows = enumerate(places(self.rows, TRAIN))
         return (row for number, row in rows if (number in self.numbers) == self.inside)

@@ -1,4 +1,4 @@
-"""Sources of raw data: rows from files, from the Hub or generated, and streams of texts."""
+"""Sources of raw data: rows or texts from files or the Hub, and generated rows."""
 
 import io
 import itertools
@@ -33,7 +33,7 @@ from ftcluster_train.engine.data.synthetic_pairs import generate
 from ftcluster_train.errors import TrainError, first_line
 
 MOST_PROBLEMS = 10
-BATCH_ROWS = 500  # number of rows that are tokenised together
+BATCH_ROWS = 500  # number of rows in a batch for the tokenizer
 
 Rows = Iterable[Row]  # can be iterated several times
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class ParquetRows:
         return (row for _, row in self.with_places())
 
     def with_places(self) -> Iterator[tuple[str, Row]]:
-        """Yield each row with its place, such as train.parquet: row 7."""
+        """Yield each row with its place, such as `train.parquet: row 7`."""
         from pyarrow import ArrowException, parquet  # comes with datasets
 
         for path in self.paths:
@@ -63,28 +63,31 @@ class ParquetRows:
                 raise DataError(f"{path}: {first_line(error)}") from error
 
     def class_names(self, column: str) -> list[str]:
-        """Return the names of a column's classes, if `datasets` wrote them into the files."""
+        """Return the class names of a column, or [] if the files do not have them.
+
+        `datasets` writes class names into the Parquet files that it creates.
+        """
         from pyarrow import ArrowException, parquet
 
         try:
             metadata = parquet.read_schema(self.paths[0]).metadata or {}
             features = parse_json(metadata[b"huggingface"].decode())["info"]["features"]
             kind = features[column]
-            names = kind.get("feature", kind)["names"]  # a list of classes nests them in "feature"
+            names = kind.get("feature", kind)["names"]  # lists of classes have a "feature"
         except (ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError):
             return []
         return [*map(str, names)] if isinstance(names, list) else []
 
 
 def load_rows(data: str, config: str | None) -> dict[str, Rows]:
-    """Return the rows of each split.
+    """Return the rows of each split of a data set.
 
     Args:
-        data: a file, a folder, `generated:train=N,validation=N,seed=N`, or a name for
+        data: file, folder, `generated:train=N,validation=N,seed=N`, or name for
             `datasets.load_dataset`, see `split_revision`.
 
     Raises:
-        TrainError: the data cannot be loaded, or have no split.
+        TrainError: the data cannot be loaded, or have no splits.
     """
     if data.startswith(GENERATED):
         return _generated(data.removeprefix(GENERATED))
@@ -130,7 +133,7 @@ def _from_hub(data: str, config: str | None) -> dict[str, Any]:
 
 
 def dataset_version(name: str, config: str | None) -> dict[str, list[str]]:
-    """Return a value for each split of a data set on the Hub that changes when its data do.
+    """Return, for each split of a data set on the Hub, strings that change when the data change.
 
     Raises:
         TrainError: the data set cannot be loaded.
@@ -143,7 +146,9 @@ def dataset_version(name: str, config: str | None) -> dict[str, list[str]]:
 
 
 def class_names(rows: Rows, label: str) -> list[str]:
-    """Return the names of a column's classes, if the data have them: on the Hub and in Parquet.
+    """Return the class names of a column, or [] if the data do not have them.
+
+    Data sets on the Hub and Parquet files can have class names.
 
     Raises:
         TrainError: several classes have the same name.
@@ -159,17 +164,17 @@ def class_names(rows: Rows, label: str) -> list[str]:
 
 
 def columns_of(rows: Rows) -> list[str]:
-    """Return the columns of the first row; none if there is no row."""
+    """Return the column names of the first row, or [] if there are no rows."""
     return list(next(iter(rows), {}))
 
 
 def check_rows(rows: Rows, split: str, options: Options, answered: bool) -> None:
-    """Check that rows have the form that the task needs.
+    """Check that the rows of a split have the columns and values that the task needs.
 
-    Rows of text files were already checked on the machine that runs the command.
+    Rows of text files are skipped: the machine that runs the command has checked them.
 
     Raises:
-        TrainError: rows do not fit; the message has the first problems, each with its row.
+        TrainError: some rows are invalid; the message has the first problems, each with its row.
     """
     if isinstance(rows, Table):
         return
@@ -189,7 +194,7 @@ def check_rows(rows: Rows, split: str, options: Options, answered: bool) -> None
 
 
 def find_columns(rows: Rows, split: str, choose: Callable[[list[str]], T]) -> T:
-    """Return the result of `choose` for the columns of rows.
+    """Call `choose` with the column names of rows, and return its result.
 
     Raises:
         TrainError: the columns do not fit.
@@ -201,7 +206,7 @@ def find_columns(rows: Rows, split: str, choose: Callable[[list[str]], T]) -> T:
 
 
 def places(rows: Rows, split: str) -> Iterator[tuple[str, Row]]:
-    """Yield each row with its place, such as train.csv:7 or, on the Hub, row 7 of train.
+    """Yield each row with its place, such as `train.csv:7`; for data on the Hub `row 7 of train`.
 
     Raises:
         DataError: a row or a file cannot be read.
@@ -216,10 +221,10 @@ def places(rows: Rows, split: str) -> Iterator[tuple[str, Row]]:
 
 
 def read_rows(rows: Rows, split: str, read: Callable[[Row], T]) -> Iterator[tuple[str, T]]:
-    """Yield the place of each row, and the result of `read` for the row.
+    """Call `read` with each row, and yield the row's place and the result.
 
     Raises:
-        TrainError: a row cannot be read; the message has its place.
+        TrainError: a row cannot be read; the message has the row's place.
     """
     for where, row in places(rows, split):
         try:
@@ -231,7 +236,7 @@ def read_rows(rows: Rows, split: str, read: Callable[[Row], T]) -> Iterator[tupl
 def column_batches(
     rows: Rows, columns: Sequence[str], where: str
 ) -> Iterator[dict[str, list[Any]]]:
-    """Yield batches of rows, as a list for each column.
+    """Yield batches of rows; each batch has a list of values for each column.
 
     Raises:
         TrainError: a row lacks a column.
@@ -250,7 +255,7 @@ def column_batches(
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Text files as a stream of pieces; each file is one text."""
+    """Text files, read as a stream of pieces; each file is one text."""
 
     paths: tuple[Path, ...]
 
@@ -263,7 +268,11 @@ class TextFiles:
                 raise TrainError(f"{path}: not UTF-8: {error.reason}") from error
 
     def documents(self, paragraphs: bool) -> Iterator[str]:
-        """Yield the lines, or the paragraphs between blank lines, without blank lines."""
+        """Yield the texts of the files' lines that are not blank.
+
+        Args:
+            paragraphs: True to yield paragraphs, which blank lines separate, instead of lines.
+        """
         for path in self.paths:
             try:
                 with path.open(encoding="utf-8") as lines:
@@ -278,7 +287,7 @@ class TextFiles:
 
 @dataclass(frozen=True)
 class TextRows:
-    """A column of rows as a stream of pieces; each row is one text."""
+    """A column of rows, read as a stream of pieces; each row is one text."""
 
     rows: Rows
     column: str
@@ -305,11 +314,12 @@ Texts = TextFiles | TextRows
 
 
 def load_texts(data: str, config: str | None, options: Options) -> dict[str, Texts]:
-    """Return the texts of the split train and, if there is one, of validation.
+    """Return the texts of the splits train and validation; validation may be missing.
 
     Args:
-        data: a file *.txt, or a folder with such files, each with one text; or as in `load_rows`.
-        options: options that name the column of the text, for rows.
+        data: text file *.txt, folder with such files, or other data, see `load_rows`. Each text
+            file is one text.
+        options: task options; for data with rows they name the column of the text.
 
     Raises:
         TrainError: the data cannot be loaded, or have no split train.

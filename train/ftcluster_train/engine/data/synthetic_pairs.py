@@ -1,16 +1,18 @@
 """Sentence pairs for the quickstart recipe, generated from a seed.
 
-The quickstart fine-tunes a small encoder to decide whether two sentences mean the same, on rows
-like those of MRPC: `sentence1`, `sentence2` and `label` (1 for the same meaning, 0 for different
-meanings). It must run on a cluster that cannot reach the Hub, so the rows are generated.
+The quickstart fine-tunes a small encoder to decide whether two sentences have the same meaning.
+Rows have the columns of MRPC: `sentence1`, `sentence2` and `label` (1 for the same meaning, 0 for
+different meanings). The quickstart must run without access to the Hub, so the rows are generated.
 
 Both sentences describe an event: who did what to what kind of thing, where and when. The second
-sentence has the same or another form, and other words for some parts. Pairs come in twos with the
-same first sentence: in one pair the other words are synonyms (label 1), in the other pair they are
-words of the same kind with another meaning (label 0). So every word, length, form and overlap is
-equally frequent with both labels, and a bag of words cannot distinguish them. Learning which words
-occur together does not help either: except for the times of day, validation has other people,
-actions and things than training. The task needs a pretrained model, which knows what words mean.
+sentence replaces some words of the first sentence, and may have another sentence form.
+
+Two pairs always share their first sentence. In one pair the replaced words are synonyms (label 1).
+In the other pair they are words of the same kind with another meaning (label 0). Every word,
+length, form and overlap is equally frequent with both labels, so a bag of words cannot distinguish
+the labels. Memorising synonyms does not help either: except for the times of day, validation uses
+other people, actions and things than training. The task needs a pretrained model, which knows what
+words mean.
 """
 
 import random
@@ -18,8 +20,8 @@ import random
 Row = dict[str, str | int]
 Part = tuple[tuple[str, str], ...]
 
-TRAINING_SHARE = 2 / 3  # share of the meanings of each part
-OTHER_WORDS = (3, 4)  # parts with other words; with two, a small encoder takes several times longer
+TRAINING_SHARE = 2 / 3  # fraction of each part's meanings that only the split train uses
+OTHER_WORDS = (3, 4)  # number of replaced words; with two, a small encoder trains much longer
 
 # Each entry is one meaning; its two words are interchangeable.
 PEOPLE = (
@@ -60,9 +62,9 @@ FORMS = (
 
 
 def generate(seed: int, count: int, split: str) -> list[Row]:
-    """Return the rows of one split, determined by the arguments; half of them have label 1.
+    """Return the rows of one split; the same arguments always give the same rows.
 
-    The splits train and validation have no sentence in common.
+    Half of the rows have label 1. The splits train and validation have no sentence in common.
     """
     rng = random.Random(f"{seed} {split}")
     vocabulary = [_share(part, split) for part in PARTS]
@@ -73,7 +75,7 @@ def generate(seed: int, count: int, split: str) -> list[Row]:
 
 
 def _share(part: Part, split: str) -> Part:
-    """Return the meanings of a part that a split uses."""
+    """Return the meanings of one part of a sentence that a split uses."""
     if part is TIMES:
         return part  # too few meanings to divide
     border = round(len(part) * TRAINING_SHARE)

@@ -15,9 +15,9 @@ from typing import Any
 
 from ftcluster_train.io.fsync import sync_tree
 
-KEPT_SETS = 8  # number of data sets; the least recently used sets are removed
+KEPT_SETS = 8  # maximum number of entries; the least recently used entries are removed
 NOTICES_FILE = "notices.json"
-# weights and compiled Python files do not change the tokens
+# weights and compiled Python files do not affect the tokens
 NO_TOKEN_FILES = frozenset({".bin", ".h5", ".msgpack", ".onnx", ".pt", ".pyc", ".safetensors"})
 
 
@@ -25,8 +25,8 @@ def token_key(settings: Mapping[str, Any], folders: Sequence[Path]) -> str:
     """Return a hash of everything that tokens depend on.
 
     Args:
-        folders: folders with code, data and tokenizer, or files; the names and bytes of all
-            relevant files are hashed.
+        folders: folders or files with code, data and tokenizer; the names and bytes of all relevant
+            files are hashed.
     """
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for number, folder in enumerate(folders):
@@ -42,7 +42,7 @@ def token_key(settings: Mapping[str, Any], folders: Sequence[Path]) -> str:
 def cached_tokens(
     cache: Path, key: str, make: Callable[[Path], list[str]]
 ) -> tuple[Path, list[str]]:
-    """Return the folder of the samples, and notices about them.
+    """Return the folder of the token samples, and notices about them; make the samples if needed.
 
     Args:
         make: function that writes the samples into an empty folder and returns notices.
@@ -56,7 +56,7 @@ def cached_tokens(
             notices = make(partial)
             (partial / NOTICES_FILE).write_text(json.dumps(notices), encoding="utf-8")
             sync_tree(partial)
-            if not folder.exists():  # another run may have been faster
+            if not folder.exists():  # another run may have made the same entry
                 partial.rename(folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)

@@ -1,8 +1,8 @@
 """Token samples: written once per host, and memory-mapped by each of its ranks.
 
-A folder has `about.json` and for each column the values of all samples (`<name>.values`) and the
-end of each sample (`<name>.ends`, 64 bits each). The files are read on the machine that wrote them,
-so they have its byte order. Standard library only.
+A folder has `about.json` and two files for each column: the values of all samples (`<name>.values`)
+and the end index of each sample (`<name>.ends`, 64 bits each). Values have the byte order of the
+machine, because only the machine that writes the files reads them. Standard library only.
 """
 
 import hashlib
@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 ENDS = "q"
-FLUSH_AT = 1 << 16  # number of values per column that are kept in memory
+FLUSH_AT = 1 << 16  # number of values per column that are kept in memory before a write
 Sample = dict[str, list[Any]]
 
 
 def token_kind(vocabulary: int) -> str:
-    """Return the array type code for token numbers below `vocabulary`."""
+    """Return the type code (module array) for token ids below `vocabulary`."""
     return "H" if vocabulary <= 1 << 16 else "i"
 
 
 class SampleWriter:
-    """Writes samples, with little memory.
+    """Writes samples into a folder, and keeps few of them in memory.
 
     Args:
         kinds: type code of each column, as in the module array.
@@ -48,7 +48,7 @@ class SampleWriter:
         self._count += 1
 
     def close(self, **about: Any) -> None:
-        """Close the files; `about` is added to `Samples.about`."""
+        """Close the files, and save `about` for `Samples.about`."""
         for column in self._columns:
             column.close()
         document = {
@@ -95,7 +95,8 @@ class Samples(Sequence[Sample]):
     """The samples of a folder that SampleWriter wrote.
 
     Attributes:
-        about: data from the writer, with the `sha256` of all values and each column's `largest`.
+        about: contents of about.json: arguments of `SampleWriter.close`, `sha256` of all values,
+            and `largest`, the largest value of each column.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -131,7 +132,7 @@ class Samples(Sequence[Sample]):
 
 
 def move_tail(source: Path, target: Path, count: int) -> None:
-    """Move the last `count` samples into a new folder."""
+    """Move the last `count` samples from the folder `source` into the new folder `target`."""
     samples = Samples(source)
     left = len(samples) - count
     writer = SampleWriter(target, samples.about["kinds"])

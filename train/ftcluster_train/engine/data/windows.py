@@ -1,7 +1,7 @@
-"""Windows of long rows.
+"""Division of long rows into overlapping windows.
 
-Neighbouring windows share tokens, so that each token has some context. A token is labelled in only
-one window, the window in which it is farther from the edge. Standard library only.
+Neighbouring windows share tokens, so that each token has some context. A shared token is labelled
+in only one window: the window in which the token is farther from the edge. Standard library only.
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,10 @@ class Window:
     """A part of a row.
 
     Attributes:
-        begin: index of the first token; `end` is the index after the last.
-        own_begin: index of the first token labelled here; `own_end` is the index after the last.
+        begin: index of the window's first token in the row; `end` is the index after its last
+            token.
+        own_begin: index of the first token that is labelled in this window; `own_end` is the index
+            after the last such token.
     """
 
     begin: int
@@ -25,7 +27,12 @@ class Window:
 
 
 def windows(count: int, size: int, stride: int) -> Iterator[Window]:
-    """Yield the windows of a row of `count` tokens; neighbours share at least `stride` tokens.
+    """Yield the windows of a row.
+
+    Args:
+        count: number of tokens in the row.
+        size: maximum number of tokens in a window.
+        stride: minimum number of tokens that neighbouring windows share.
 
     >>> list(windows(3, 4, 2))
     [Window(begin=0, end=3, own_begin=0, own_end=3)]

@@ -1,4 +1,4 @@
-"""The interface of optimizers for the training loop, and the state for resuming a training."""
+"""The interface between training loop and optimizers, and the state for resuming a training."""
 
 import time
 from abc import ABC, abstractmethod
@@ -23,9 +23,10 @@ class StatePart:
     """A contiguous part of a tensor.
 
     Attributes:
-        own: elements of the part that this rank has.
+        own: elements of the part that are on this rank.
         length: number of elements of the whole part.
-        sharded: True if each rank has an equal piece, with padding at the end of the last pieces.
+        sharded: True if the part is divided into equal pieces, one for each rank; the last pieces
+            end with padding. False if each rank has the whole part.
     """
 
     own: torch.Tensor
@@ -33,7 +34,9 @@ class StatePart:
     sharded: bool
 
     def whole(self, memory: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-        """Return all elements of the part; if it is sharded, every rank must call it.
+        """Return all elements of the part.
+
+        If the part is sharded, every rank must call this method.
 
         Args:
             memory: buffer for the elements, see `gather_memory`.
@@ -46,23 +49,25 @@ class StatePart:
 
 
 def gather_memory(parts: Iterable[StatePart]) -> torch.Tensor:
-    """Return a buffer that is large enough for any of these parts, in fp32.
+    """Return an fp32 buffer for `StatePart.whole` that is large enough for any of these parts.
 
-    One buffer is used for all parts in turn, because malloc would leave gaps between large tensors.
-    Only sharded parts need it.
+    Callers reuse one buffer for all parts, because separate large buffers would fragment the heap.
+    Only sharded parts need a buffer.
     """
     longest = max((len(part.own) for part in parts if part.sharded), default=0)
     return torch.empty(longest and longest * dist.get_world_size(), dtype=torch.float32)
 
 
 class State:
-    """Named tensors whose size does not depend on the number of ranks.
+    """The tensors that a training needs to resume, by name.
+
+    Their sizes do not depend on the number of ranks, so another number of ranks can load them.
 
     Args:
-        tensors: parts of each tensor, in order.
+        tensors: parts of each tensor in their order, by tensor name.
 
     Attributes:
-        gather_seconds: time in seconds that `pieces` has waited for other ranks.
+        gather_seconds: seconds that `pieces` has waited for other ranks.
     """
 
     def __init__(self, tensors: Mapping[str, Sequence[StatePart]]) -> None:
@@ -71,17 +76,17 @@ class State:
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> "State":
-        """Return the state of a rank that has all elements."""
+        """Return the state for unsharded tensors, which every rank has completely."""
         return cls({name: [StatePart(t, t.numel(), False)] for name, t in tensors.items()})
 
     @property
     def sharded(self) -> bool:
-        """True if ranks have different pieces."""
+        """True if the ranks have different pieces of a tensor."""
         return any(part.sharded for parts in self._tensors.values() for part in parts)
 
     @property
     def header(self) -> Header:
-        """The dtype and shape of each tensor."""
+        """The dtype and shape of each tensor, by name."""
         return {
             name: (
                 parts[0].own.dtype,
@@ -94,19 +99,19 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """The size of the whole tensors in bytes."""
+        """The size in bytes of all tensors."""
         parts = (part for parts in self._tensors.values() for part in parts)
         return sum(part.length * part.own.itemsize for part in parts)
 
     @property
     def own_nbytes(self) -> int:
-        """The size of this rank's elements in bytes."""
+        """The size in bytes of the elements on this rank."""
         return sum(part.own.nbytes for parts in self._tensors.values() for part in parts)
 
     def pieces(self, group: dist.ProcessGroup | None = None) -> Iterator[torch.Tensor]:
-        """Yield the elements of all tensors in the order of `header`; every rank must exhaust it.
+        """Yield the elements of all tensors in pieces, in the order of `header`.
 
-        Each piece is valid until the next one is requested.
+        Each piece is valid until the next piece is requested. Every rank must exhaust the iterator.
         """
         memory = gather_memory(part for parts in self._tensors.values() for part in parts)
         for parts in self._tensors.values():
@@ -117,10 +122,13 @@ class State:
                 yield whole
 
     def load(self, values: Mapping[str, torch.Tensor], source: int) -> None:
-        """Load the values that one rank has; every rank calls it.
+        """Send the values from one rank to all ranks, and load them.
+
+        Every rank must call this method.
 
         Args:
-            values: whole tensors on rank `source`; the other ranks ignore it.
+            values: whole tensors by name on rank `source`; ignored on the other ranks.
+            source: rank that has the values.
         """
         for name, parts in self._tensors.items():
             start = 0
@@ -137,7 +145,10 @@ class State:
                 start += part.length
 
     def like(self) -> "State":
-        """Return a new state for `copy`; its memory is touched, so each copy costs the same."""
+        """Return a new state of the same form, as a target for `copy`.
+
+        The memory is already written to once, so the first copy takes no longer than later copies.
+        """
         return State(
             {
                 name: [
@@ -149,27 +160,29 @@ class State:
         )
 
     def copy(self, other: "State") -> None:
-        """Copy this rank's values from another state."""
+        """Copy this rank's elements from another state into this state."""
         for name, parts in self._tensors.items():
             for part, source in zip(parts, other._tensors[name], strict=True):
                 part.own.copy_(source.own)
 
 
 def exhaust(pieces: Iterator[torch.Tensor]) -> None:
-    """Iterate over pieces without writing them, so that other ranks can gather theirs."""
+    """Exhaust an iterator of `State.pieces`, so that other ranks can use their pieces."""
     deque(pieces, maxlen=0)
 
 
 class OptimizerStep(ABC):
-    """The step from the loss of a batch to the next weights; every rank calls each method.
+    """The optimizer step: backward passes, reduction of gradients and update of the weights.
+
+    Every rank must call each method.
 
     Attributes:
-        adamw: torch's optimizer, for the learning rate schedule.
-        control_flags: values that `step` sums over the ranks, shape (CONTROL_FLAGS,); set them
-            before the backward pass.
+        adamw: torch's optimizer, whose learning rate the schedule sets.
+        control_flags: values that are summed over the ranks in each step, shape (CONTROL_FLAGS,);
+            set them before the backward pass, and read the sums after `step`.
         traffic: counters of this rank's communication volume and waiting time.
-        pending_gathers: weights that the model must not read yet after a step.
-        context: context to enter for every pass through the model.
+        pending_gathers: weights that the model must not read until their gather is complete.
+        context: batch context to enter for every pass through the model.
     """
 
     adamw: torch.optim.Optimizer
@@ -179,46 +192,59 @@ class OptimizerStep(ABC):
     context: BatchContext
 
     def start_batch(self, by_rank: Sequence[float]) -> None:  # noqa: B027 - most sum over all ranks
-        """Set the weight of each rank's samples in the next batch's mean."""
+        """Set the weight of each rank in the mean loss of the next batch.
+
+        Args:
+            by_rank: weight of each rank, such as its number of samples.
+        """
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Add the gradients of a micro-batch; the last micro-batch of a step all-reduces them."""
+        """Run the backward pass of a micro-batch and add its gradients.
+
+        Args:
+            last: True for the last micro-batch of a step, whose backward pass also reduces the
+                gradients over the ranks.
+        """
 
     @abstractmethod
     def step(self) -> float:
-        """Clip the gradients, update the weights, and return the norm before clipping.
+        """Clip the gradients, update the weights, and return the gradients' norm before clipping.
 
         If the norm is not finite, the weights stay unchanged.
         """
 
     def synchronize(self) -> None:  # noqa: B027 - most have them the same
-        """Make the weights of all ranks equal, if ranks take local steps."""
+        """Make the weights of all ranks equal; they differ only if ranks take local steps."""
 
     @abstractmethod
     def digest(self) -> str:
-        """Return the SHA-256 of the weights that all ranks share, in fp32, and of saved buffers.
+        """Return a hash to compare between ranks: the SHA-256 of fp32 weights and saved buffers.
 
-        It differs on a rank whose model does not run on these weights.
+        The hash differs on a rank whose model does not use these weights.
         """
 
     @abstractmethod
     def gradients_digest(self) -> str:
-        """Return a hash of the summed gradients of the last step."""
+        """Return a hash of the last step's summed gradients, to compare between ranks."""
 
     @abstractmethod
     def state(self) -> State | None:
-        """Return all tensors that the next steps depend on, not copied; None if unsupported."""
+        """Return all tensors that the next steps depend on; None if resuming is unsupported.
+
+        The tensors are not copied.
+        """
 
     def state_loaded(self, step: int) -> None:  # noqa: B027 - not called without a state
-        """Prepare for the next steps after `state` was loaded with the values after `step`."""
+        """Prepare to continue after step number `step`, whose values were loaded into `state`."""
 
     @abstractmethod
     def detach(self, wanted: bool = True) -> PreTrainedModel:
-        """Return the model in fp32 with tensors of its own, as `from_pretrained` would load it.
+        """Return the model with separate fp32 tensors, as `from_pretrained` would load it.
 
         Args:
-            wanted: False if this rank does not use the model, so its weights are undefined.
+            wanted: False if this rank does not use the returned model; its weights are then
+                undefined.
         """
 
     def attach(self) -> None:  # noqa: B027 - no-op if `detach` makes a copy

@@ -1,4 +1,4 @@
-"""Model weights in one flat fp32 tensor, with a copy in the dtype that the model runs in."""
+"""Model weights in one flat fp32 tensor, and a copy in the model's dtype (bf16 or fp32)."""
 
 import hashlib
 import weakref
@@ -12,17 +12,22 @@ from transformers.trainer_pt_utils import get_parameter_names
 from ftcluster_train.patching.batch_context import BatchContext, GradientSinks, context_of
 from ftcluster_train.patching.exact_heads import exact_parameters
 
-ALIGNMENT = 16  # in elements: each parameter starts on a cache line in fp32
+ALIGNMENT = 16  # in elements: each fp32 parameter starts at a cache line
 
-# transformers' Trainer exempts these names from decay (5.23, get_decay_parameter_names)
+# regular expressions for parameters without weight decay, as in transformers' Trainer (5.23,
+# get_decay_parameter_names)
 NO_DECAY = ("bias", "layernorm", "rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
 
 
 class PendingGathers(dict[torch.Tensor, Callable[[], None]]):
-    """Weights that a model must not read yet, each with a function that waits and removes it."""
+    """Weights that a model must not read until their gather is complete.
+
+    Each weight has a function that waits for its gather and then removes the weight from this
+    dictionary.
+    """
 
     def wait(self) -> None:
-        """Wait for all weights."""
+        """Wait until all weights are gathered."""
         for wait in list(self.values()):
             wait()
 
@@ -30,7 +35,7 @@ class PendingGathers(dict[torch.Tensor, Callable[[], None]]):
 def split_by_decay(
     model: torch.nn.Module,
 ) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
-    """Return the trainable parameters with weight decay, and those without (biases, norms)."""
+    """Return the trainable parameters with weight decay, and the others (biases, norms)."""
     names = set(get_parameter_names(model, [torch.nn.LayerNorm], list(NO_DECAY)))
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return [p for name, p in trainable if name in names], [
@@ -39,7 +44,7 @@ def split_by_decay(
 
 
 def state_layout(model: torch.nn.Module) -> list[str]:
-    """Return the names and shapes of a state's tensors in order: parameters and saved buffers."""
+    """Return the name and shape of each tensor of a state, in order: parameters, saved buffers."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     saved = model.state_dict().keys()
     decayed, others = split_by_decay(model)
@@ -55,15 +60,15 @@ def state_layout(model: torch.nn.Module) -> list[str]:
 
 
 class FlatLayout:
-    """The places of a model's trainable parameters in a flat tensor.
+    """The ranges of a model's trainable parameters in a flat tensor.
 
     Args:
-        multiple: number that divides the length of each group; groups are padded at their end.
+        multiple: each group is padded so that this number divides its length.
 
     Attributes:
-        slices: place of each parameter.
-        groups: places of the parameters with weight decay, and of those without.
-        lengths: number of elements of each group without the padding.
+        slices: range of each parameter in the flat tensor.
+        groups: range of the parameters with weight decay, and range of the parameters without.
+        lengths: number of elements of each group, without padding.
     """
 
     def __init__(self, model: torch.nn.Module, multiple: int = ALIGNMENT) -> None:
@@ -92,19 +97,20 @@ class FlatLayout:
 
 
 class ModelWeights:
-    """Makes the parameters of a model views into a flat tensor.
+    """Turns the parameters of a model into views of a flat tensor.
 
-    The model runs on `model_weights`, in bf16 or fp32, without casting a weight. Norms and the last
-    layer of classifiers are in fp32: rounding a norm weight to bf16 would put the same error into
-    every token; for classifiers see `patching.exact_heads`.
+    The model uses `model_weights`, in bf16 or fp32, without casts. Norms and the last layer of
+    classifiers use fp32. A norm weight that is rounded to bf16 would cause the same error in every
+    token; for classifiers see `patching.exact_heads`.
 
     Attributes:
-        model_weights: flat weights that the model runs on, shape (elements,).
-        fp32_weights: fp32 weights of norms and exact heads, and of embeddings that read fp32.
-        read_in_fp32: fp32 values that norms and embeddings read while the parameters are views,
-            by parameter; for `BatchContext`.
+        model_weights: flat weights that the model uses, shape (elements,).
+        fp32_weights: fp32 weights of norms, exact heads, and embeddings that use fp32; by
+            parameter.
+        read_in_fp32: fp32 values that norms and embeddings use while the parameters are views, by
+            parameter; for `BatchContext`.
         saved_buffers: buffers that are saved with the model.
-        untied_embeddings: weights that only one embedding uses.
+        untied_embeddings: embedding weights that no other layer uses.
         attached: True while the parameters are views.
     """
 
@@ -123,7 +129,7 @@ class ModelWeights:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def attach(self) -> None:
-        """Make the parameters views into the flat tensor; does nothing if they already are."""
+        """Turn the parameters into views of the flat tensor, unless they already are views."""
         if self.attached:
             return
         self.attached = True
@@ -135,13 +141,13 @@ class ModelWeights:
             parameter.data = data.to(self.model_weights.dtype) if cast else data
 
     def context(self, sinks: GradientSinks, pending: PendingGathers) -> BatchContext:
-        """Return the context to enter for every pass through the model."""
+        """Return the batch context to enter for every pass through the model."""
         return replace(
             self._context, fp32_weights=self.read_in_fp32, sinks=sinks, pending_gathers=pending
         )
 
     def attach_parameter(self, parameter: torch.nn.Parameter) -> None:
-        """Make a trainable parameter a view."""
+        """Turn a trainable parameter into a view of the flat tensor."""
         if parameter in self.fp32_weights:
             self.read_in_fp32[parameter] = self.fp32_weights[parameter]
         if parameter in self.norms:
@@ -152,7 +158,7 @@ class ModelWeights:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def give(self, weights: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
-        """Undo `attach`: give the trainable parameters fp32 tensors of their own."""
+        """Undo `attach`: give each trainable parameter a separate fp32 tensor."""
         self.attached = False
         for parameter, data in {**weights, **self._frozen}.items():
             parameter.data = data
@@ -160,10 +166,10 @@ class ModelWeights:
 
 
 class FlatWeights(ModelWeights):
-    """All weights in fp32 on each rank, and a copy in the dtype that the model runs in.
+    """All weights in fp32 on each rank, and a copy in the dtype that the model uses.
 
-    The optimizer updates `master_weights`, which is the same tensor as `model_weights` if the model
-    runs in fp32. Norms and embeddings read `master_weights`.
+    The optimizer updates `master_weights`. If the model uses fp32, `model_weights` is the same
+    tensor. Norms and embeddings always use `master_weights`.
 
     Attributes:
         master_weights: flat fp32 weights, shape (elements,).
@@ -183,13 +189,13 @@ class FlatWeights(ModelWeights):
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def detach(self) -> None:
-        """Give the parameters fp32 tensors of their own; does nothing if they already have them."""
+        """Give each parameter a separate fp32 tensor, unless it already has one."""
         if self.attached:
             self.give({p: weights.clone() for p, weights in self.fp32_weights.items()})
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def copy_to_model(self) -> None:
-        """Round the master weights to the model's dtype."""
+        """Copy the master weights to the model weights, rounded to the model's dtype."""
         if self.model_weights is not self.master_weights:
             self.model_weights.copy_(self.master_weights)
 
@@ -205,8 +211,9 @@ def add_gradient_hook(
 ) -> None:
     """Call a method with the parameter when the backward pass has computed its gradient.
 
-    The hook holds only a weak reference to the method's object: Python's garbage collector does not
-    see references inside torch, so a cycle of parameter and object would never be freed.
+    The hook holds only a weak reference to the method's object. Python's garbage collector cannot
+    follow references inside torch, so a reference cycle of parameter and object would never be
+    freed.
     """
     weak = weakref.WeakMethod(method)
 
@@ -218,7 +225,7 @@ def add_gradient_hook(
 
 
 def add_buffers(digest: "hashlib._Hash", buffers: Iterable[torch.Tensor]) -> None:
-    """Add the bytes of tensors to a hash."""
+    """Add the bytes of buffers to a hash."""
     for buffer in buffers:
         digest.update(buffer.contiguous().flatten().view(torch.uint8).numpy())
 
@@ -234,7 +241,7 @@ def _round_up(count: int, multiple: int) -> int:
 
 
 def fp32_parameters(model: torch.nn.Module) -> set[torch.nn.Parameter]:
-    """Return the parameters that a model reads in fp32: weights of norms and of exact heads."""
+    """Return the parameters that a model uses in fp32: weights of norms and of exact heads."""
     exact = exact_parameters(model)
     by_module = [list(module.parameters(recurse=False)) for module in model.modules()]
     return {

@@ -1,12 +1,14 @@
-"""The optimizer with all weights on each rank: AdamW in one pass over memory, and local steps.
+"""Optimizer steps with all weights on each rank: AdamW, and AdamW with local steps.
 
-With local steps each host trains alone, and the hosts exchange their updates now and then.
+With local steps each worker (a host) trains alone, and the workers exchange their updates after
+several steps.
 
-DiLoCo (Douillard et al. 2023): after a number of local steps a worker's outer gradient is the
-difference between the common weights of the last exchange and its own weights. The mean over the
-workers is the gradient of an outer step of SGD with Nesterov momentum, which gives the next common
-weights. The exchange overlaps with the workers' next steps, whose updates are added to its result
-(as in Streaming DiLoCo, Douillard et al. 2025).
+DiLoCo (Douillard et al. 2023): all workers start from common weights. After a fixed number of local
+steps, each worker computes its outer gradient: the common weights minus the worker's weights. An
+outer step of SGD with Nesterov momentum uses the mean of the outer gradients to compute the next
+common weights. The exchange of outer gradients overlaps with the workers' next steps. The updates
+of these steps are then added to the new common weights (as in Streaming DiLoCo, Douillard et al.
+2025).
 """
 
 import hashlib
@@ -27,7 +29,7 @@ from ftcluster_train.engine.optim.base import OptimizerStep, State
 from ftcluster_train.engine.optim.flat_params import FlatWeights, PendingGathers, add_buffers
 from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
 
-NORM_BLOCK = 1 << 16  # number of elements whose squares are summed at once
+NORM_BLOCK = 1 << 16  # number of elements of a block in `norm_of`
 
 
 def adamw_arguments(training: Training) -> dict[str, Any]:
@@ -41,13 +43,14 @@ def adamw_arguments(training: Training) -> dict[str, Any]:
 
 
 class AdamW(torch.optim.AdamW):  # type: ignore[misc]
-    """torch's AdamW for contiguous fp32 weights, computed by a loop in C if this CPU has one.
+    """torch's AdamW for contiguous fp32 weights, with a C kernel if it supports this CPU.
 
     Args:
-        copies: bf16 tensors that become copies of weights after each step, by weights.
+        copies: bf16 copy of each fp32 tensor of weights; each step updates the copies too.
 
     Attributes:
-        grad_scale: divisor of the gradients; None means 1. The loop in C leaves them unscaled.
+        grad_scale: divisor of the gradients; None means 1. The C kernel does not change the
+            gradients.
     """
 
     grad_scale: torch.Tensor | None = None
@@ -62,7 +65,7 @@ class AdamW(torch.optim.AdamW):  # type: ignore[misc]
         self._copies = copies or {}
 
     def moments(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the moments of the gradients; torch would only create them in its first step."""
+        """Return AdamW's moments of `weights`, and create them if there was no step yet."""
         moments: dict[str, torch.Tensor] = self.state[weights]
         if not moments:
             moments["step"] = torch.tensor(0.0, dtype=torch.float32)
@@ -72,7 +75,7 @@ class AdamW(torch.optim.AdamW):  # type: ignore[misc]
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self) -> None:
-        """Update the weights and their copies."""
+        """Update the weights and their bf16 copies."""
         if not simd.is_available():
             super().step()
             for weights, copy in self._copies.items():
@@ -107,7 +110,7 @@ class FlatOptimizerStep(OptimizerStep):
     Args:
         model: model in fp32; its parameters are in `dtype` afterwards.
         world_size: number of ranks in the group.
-        group: ranks that step together; all ranks by default.
+        group: ranks that share their gradients; all ranks by default.
     """
 
     def __init__(
@@ -142,13 +145,13 @@ class FlatOptimizerStep(OptimizerStep):
         norm = self._norm()
         if not norm.isfinite():
             return float(norm)
-        if self._max_norm > 0:  # AdamW divides gradients by grad_scale while it reads them
+        if self._max_norm > 0:  # clip by grad_scale: AdamW divides the gradients by it
             self.adamw.grad_scale = (norm / self._max_norm).clamp(min=1.0)
         self.adamw.step()
         return float(norm)
 
     def _norm(self) -> torch.Tensor:
-        """Return the 2-norm of the gradients of the ranks that step together."""
+        """Return the 2-norm of the summed gradients."""
         return norm_of(self.gradients.wait())
 
     def digest(self) -> str:
@@ -188,7 +191,8 @@ class FlatOptimizerStep(OptimizerStep):
 def norm_of(flat: torch.Tensor) -> torch.Tensor:
     """Return the 2-norm of a long fp32 tensor, computed from the norms of its blocks.
 
-    torch's single sum of squares loses 0.15 % at 22 million elements, 2.3 % at 355 million.
+    A single fp32 sum of squares is too small by 0.15 % for 22 million elements, and by 2.3 % for
+    355 million.
     """
     whole = len(flat) // NORM_BLOCK * NORM_BLOCK
     blocks = torch.linalg.vector_norm(flat[:whole].view(-1, NORM_BLOCK), dim=1)
@@ -197,10 +201,10 @@ def norm_of(flat: torch.Tensor) -> torch.Tensor:
 
 
 class LocalOptimizerStep(FlatOptimizerStep):
-    """AdamW on each worker, and an outer step over all workers.
+    """AdamW on each worker, and an outer step over all workers after several steps (DiLoCo).
 
-    Each step sums only flags over all ranks, so that every rank notices if a rank is asked to stop
-    or has a loss that is not finite.
+    Each step sums only control flags over all ranks. Every rank then knows whether any rank was
+    asked to stop, or has a loss that is not finite.
 
     Args:
         model: model in fp32; its parameters are in `dtype` afterwards.
@@ -215,7 +219,7 @@ class LocalOptimizerStep(FlatOptimizerStep):
         weights = self.weights.master_weights
         self._common, self._momentum = weights.clone(), torch.zeros_like(weights)
         self._sent, self._mean = torch.empty_like(weights), torch.empty_like(weights)
-        self._share = self._worker.share  # this worker's share of a batch
+        self._share = self._worker.share  # fraction of a batch that this worker trains on
         self._since = 0  # number of local steps since the last exchange began
         self._exchange: Future[None] | None = None  # the running exchange
         self._thread = ThreadPoolExecutor(1, "exchange")
@@ -225,7 +229,7 @@ class LocalOptimizerStep(FlatOptimizerStep):
         self._share = own / sum(by_rank)
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        super().backward(loss / self._share, last)  # the mean over this worker's samples
+        super().backward(loss / self._share, last)  # makes it this worker's mean loss
 
     def step(self) -> float:
         norm = super().step()
@@ -266,7 +270,10 @@ class LocalOptimizerStep(FlatOptimizerStep):
         self._exchange = self._thread.submit(self._exchange_sent)
 
     def _exchange_sent(self) -> None:
-        """Sum `_sent` over the workers; the rounding error of int8 stays in the weights."""
+        """Sum `_sent` over the workers.
+
+        With int8, the rounding error stays in this worker's weights for the next exchange.
+        """
         worker = self._worker
         if worker.leaders:
             all_reduce_quantized(self._sent, self._mean, self._dtype, worker.leaders)
@@ -294,7 +301,7 @@ class LocalOptimizerStep(FlatOptimizerStep):
         return digest.hexdigest()
 
     def gradients_digest(self) -> str:
-        """Return nothing: each worker has other gradients."""
+        """Return "", because each worker has different gradients."""
         return ""
 
     def _tensors(self) -> dict[str, torch.Tensor]:

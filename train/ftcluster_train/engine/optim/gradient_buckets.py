@@ -16,33 +16,33 @@ from ftcluster_train.patching.batch_context import GradientSinks, RowGradients
 
 CONTROL_FLAGS = 2  # number of flags that are summed with the gradients
 FP32_PER_MIB = 1 << 18
-BUCKET = 25 * FP32_PER_MIB  # elements of a bucket, as in torch's DDP
-TABLE = 1 << 20  # minimum elements of an embedding whose rows are exchanged separately
+BUCKET = 25 * FP32_PER_MIB  # default number of elements of a bucket, as in torch's DDP
+TABLE = 1 << 20  # minimum number of elements of an embedding whose rows are exchanged separately
 
 
 class GradientBuckets:
     """Sums gradients over micro-batches and ranks, in fp32.
 
-    A hook adds each parameter's gradient to `flat` as soon as the backward pass has computed it,
-    while it is still in the cache, and frees it. Linear layers add their gradients themselves if
-    the CPU has a loop for it (`sinks.sums`). In the last backward pass of a step each bucket is
-    reduced when it is complete, in the same order on every rank. Gradients of rows (`sinks.rows`)
-    are added with the gradient of their parameter, or at the end if it has no other gradient.
+    As soon as the backward pass has computed a parameter's gradient, a hook adds the gradient to
+    `flat` and frees it. If there is a kernel for the CPU, linear layers add their gradients to
+    `flat` themselves (`sinks.sums`). In the last backward pass of a step each complete bucket is
+    all-reduced, in the same order on every rank.
 
-    For a large embedding that is used for nothing else, only the rows of the batch have gradients.
-    The ranks exchange these rows, unless that takes more bytes than an all-reduce of the whole
-    table. All ranks add the rows in the same order.
+    In an embedding, only the rows of the batch's tokens have gradients (`sinks.rows`). Tables are
+    large embeddings whose weights no other layer uses. For a table the ranks exchange these rows,
+    unless an all-reduce of the whole table takes fewer bytes. All ranks add the rows in the same
+    order.
 
     Attributes:
-        flat: gradients in fp32, shape (elements,), laid out like the master weights.
-        control_flags: values that are summed with the gradients, shape (CONTROL_FLAGS,); set them
-            before the backward pass.
-        traffic: communication volume of the gradients.
-        sinks: targets for the gradients that kernels compute, for `BatchContext`.
+        flat: gradients in fp32, shape (elements,), in the layout of the master weights.
+        control_flags: values that are summed over the ranks with the gradients, shape
+            (CONTROL_FLAGS,); set them before the backward pass.
+        traffic: counters of the communication volume of the gradients.
+        sinks: destinations of gradients that kernels compute, for `BatchContext`.
 
     Args:
         world_size: number of ranks in the group.
-        bf16: True to send gradients in bf16; only for the group of all ranks.
+        bf16: True to send gradients in bf16; requires the group of all ranks.
         group: ranks to sum over; all ranks by default.
         bucket_mb: size of a bucket in fp32, in MiB; 25 by default.
     """
@@ -85,10 +85,10 @@ class GradientBuckets:
         self._seen: set[torch.nn.Parameter] = set()  # parameters with a gradient in this step
         self._filled: dict[
             torch.nn.Parameter, list[torch.Tensor]
-        ] = {}  # rows in use; other rows are 0
+        ] = {}  # tables' rows that may not be 0
         self._sums: dict[torch.nn.Parameter, GradientSums | None] = {}
-        self._waits: list[Callable[[], Any]] = []  # waits for each bucket that was sent
-        self._missing: list[int] = []  # parameters that each bucket waits for; empty: do not send
+        self._waits: list[Callable[[], Any]] = []  # wait for each sent bucket
+        self._missing: list[int] = []  # missing gradients of each bucket; empty: do not send
         rows: dict[torch.Tensor, RowGradients] = {parameter: [] for parameter in self._slices}
         self.sinks = GradientSinks(rows=rows)
         for parameter in self._slices:
@@ -98,22 +98,32 @@ class GradientBuckets:
         self.offer_sums(True)
 
     def offer_sums(self, offered: bool) -> None:
-        """Let kernels add to the sums of gradients, or have autograd get all gradients.
+        """Let kernels add gradients to `flat`, or return all gradients to autograd.
 
-        Kernels must not add while the parameters have tensors of their own.
+        Kernels must not add gradients while the parameters are not views of the flat weights.
+
+        Args:
+            offered: True to let kernels add gradients.
         """
         self.sinks.sums.clear()
         if offered:
             self.sinks.sums.update({p: sums for p, sums in self._sums.items() if sums})
 
     def start_backward(self, last: bool) -> None:
-        """Prepare the buckets for the next backward pass; `last` is True for a step's last pass."""
+        """Prepare for a backward pass.
+
+        Args:
+            last: True for the last backward pass of a step, which all-reduces the buckets.
+        """
         self._missing = list(self._parameters_in) if last else []
 
     def wait(self) -> torch.Tensor:
-        """Return `flat`, summed over all ranks; call after the last backward pass of a step."""
+        """Wait for the all-reduces, and return `flat`, the gradients summed over the ranks.
+
+        Call this method after the last backward pass of a step.
+        """
         for parameter in self._slices.keys() - self._seen:
-            self._clear(parameter)  # no loss depends on it, or only on some of its rows
+            self._clear(parameter)  # it has no gradient, or only row gradients
             if parameter not in self._tables:
                 self._add_rows(parameter)
         self._missing = [0] * len(self.buckets)
@@ -131,7 +141,7 @@ class GradientBuckets:
 
     def _add_gradient(self, parameter: torch.nn.Parameter) -> None:
         if parameter in self._tables and parameter.grad is None:
-            return  # the parameter has gradients of rows
+            return  # row gradients follow at the end
         flat, grad, sums = self._flat(parameter), parameter.grad, self._sums[parameter]
         added = sums is not None and sums.filled
         if grad is None:
@@ -158,7 +168,10 @@ class GradientBuckets:
             self._send_complete_buckets()
 
     def _sum_tables(self) -> None:
-        """Sum tables by rows if no rank has other gradients of them; all-reduce the rest."""
+        """Sum the gradients of tables over the ranks, by rows where this takes fewer bytes.
+
+        If a rank has a gradient of a whole table, the table is all-reduced.
+        """
         own_rows = [
             None if table in self._seen else joined(self.sinks.rows[table], table.shape[1])
             for table in self._tables
@@ -190,9 +203,11 @@ class GradientBuckets:
         values: torch.Tensor,
         counts: Sequence[int],
     ) -> None:
-        """Add the rows of all ranks to a table's gradient, which is 0 before.
+        """Add the rows of all ranks to a table's gradient, which must be 0.
 
         Args:
+            rows: indices of this rank's rows.
+            values: gradients of these rows.
             counts: number of rows of each rank.
         """
         most, ranks, width = max(*counts, 1), self._world_size, table.shape[1]
@@ -224,13 +239,13 @@ class GradientBuckets:
             self._filled[parameter].append(rows)
 
     def _clear(self, parameter: torch.nn.Parameter) -> None:
-        """Set a gradient to 0; only its rows in use if other rows are still 0."""
+        """Set a parameter's gradient to 0; skip rows that are known to be 0."""
         if parameter in self._filled:
             for rows in self._filled[parameter]:
                 self._flat(parameter).index_fill_(0, rows, 0)
         else:
             self._flat(parameter).zero_()
-        if self._world_size == 1 or parameter in self._tables:  # no all-reduce fills other rows
+        if self._world_size == 1 or parameter in self._tables:  # no all-reduce writes other rows
             self._filled[parameter] = []
 
     def _flat(self, parameter: torch.nn.Parameter) -> torch.Tensor:
@@ -244,7 +259,7 @@ class GradientBuckets:
             self._waits.append(self._start_all_reduce(self._all[self.buckets[number]]))
 
     def _start_all_reduce(self, bucket: torch.Tensor) -> Callable[[], Any]:
-        """Start the all-reduce of a bucket and return a function that waits for it."""
+        """Start the all-reduce of a bucket and return a function that waits for its end."""
         if self._bf16:
             for _ in range(2):
                 self.traffic.add(bucket.nbytes // 2, self._world_size)
@@ -260,11 +275,14 @@ def _is_large_bf16(grad: torch.Tensor) -> bool:
 
 
 def joined(gradients: RowGradients, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradients of all micro-batches, with each row once, and clear the list.
+    """Add the row gradients of all micro-batches, and clear their list.
 
     Args:
-        gradients: gradients of a table's rows.
+        gradients: row gradients of a table from each micro-batch.
         width: number of elements of a row.
+
+    Returns:
+        Row indices, each once, and the gradients of these rows.
     """
     no_rows = torch.empty(0, width, dtype=torch.float32)
     every = [(torch.empty(0, dtype=torch.int64), no_rows)]
@@ -279,7 +297,7 @@ def joined(gradients: RowGradients, width: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def without(whole: slice, holes: Sequence[slice]) -> Iterator[slice]:
-    """Yield the parts of a slice outside the holes.
+    """Yield the parts of the slice `whole` that are outside the slices `holes`.
 
     >>> list(without(slice(0, 10), [slice(4, 6), slice(8, 20)]))
     [slice(0, 4, None), slice(6, 8, None)]
@@ -298,11 +316,14 @@ def without(whole: slice, holes: Sequence[slice]) -> Iterator[slice]:
 def bucket_slices(
     decayed: int, end: int, bucket_mb: int | None = None, multiple: int = 1
 ) -> list[slice]:
-    """Return bucket slices in the order in which the backward pass fills them, last layers first.
+    """Divide the flat gradients into buckets, and return their slices in the order of filling.
 
-    Biases and norms come last, because every layer has some.
+    The backward pass starts with the last layers, so their buckets come first. Biases and norms
+    come last, because every layer has some.
 
     Args:
+        decayed: number of leading elements with weight decay.
+        end: length of the flat tensor.
         bucket_mb: maximum size of a bucket in fp32, in MiB; 25 by default.
         multiple: number that divides the length of each bucket, if it divides `decayed` and `end`.
     """

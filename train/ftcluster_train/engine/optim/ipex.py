@@ -1,7 +1,7 @@
 """Intel Extension for PyTorch (IPEX), used if the stack has it and the plan asks for it.
 
-It is applied to model and optimizer like transformers' Trainer did with `--use_ipex` (4.55 still
-has the option, 4.57 does not). Tested with IPEX 2.8.0, also on a CPU of another vendor.
+IPEX changes model and optimizer as with the option `--use_ipex` of transformers' Trainer, which
+transformers 4.55 has and 4.57 lacks. Tested with IPEX 2.8.0, also on CPUs that are not Intel's.
 """
 
 import hashlib
@@ -29,11 +29,11 @@ def load_ipex() -> Any:
     """Return the module intel_extension_for_pytorch.
 
     Raises:
-        TrainError: the module is not installed, or does not load with this torch or CPU.
+        TrainError: the module is not installed, or does not support this torch or CPU.
     """
     try:
         return importlib.import_module("intel_extension_for_pytorch")
-    # IPEX exits on a CPU without AVX2, and raises AttributeError with another version of torch
+    # IPEX exits on a CPU without AVX2, and raises AttributeError with an unsupported torch
     except (Exception, SystemExit) as error:
         raise TrainError(
             f"IPEX (intel_extension_for_pytorch) cannot be imported with torch "
@@ -45,12 +45,12 @@ def load_ipex() -> Any:
 class IpexOptimizerStep(OptimizerStep):
     """`ipex.optimize` at level O1 and torch's AdamW.
 
-    With bf16 the layers get bf16 copies of their weights, packed for oneDNN, and the optimizer
-    updates the fp32 weights. IPEX does not fuse AdamW on CPUs (2.8.0,
-    optim/_optimizer_utils.py), so the step is torch's.
+    With bf16 the layers use bf16 copies of their weights, packed for oneDNN, and the optimizer
+    updates the fp32 weights. torch computes the AdamW step, because IPEX does not fuse AdamW on
+    CPUs (2.8.0, optim/_optimizer_utils.py).
 
     Args:
-        model: model in fp32; it is changed in place, and in training mode afterwards.
+        model: model in fp32; IPEX changes it in place and sets training mode.
 
     Raises:
         TrainError: IPEX cannot be imported, or has no bf16 kernels for this CPU.
@@ -71,7 +71,7 @@ class IpexOptimizerStep(OptimizerStep):
             self._model, self.adamw = ipex.optimize(
                 model, optimizer=adamw, dtype=dtype, level="O1", inplace=True
             )
-        except AssertionError as error:  # IPEX reports unsupported models this way
+        except AssertionError as error:  # IPEX raises AssertionError for unsupported models
             raise TrainError(f"IPEX cannot optimize this model here: {error}", HINT) from error
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._max_norm, self._world_size = training.max_grad_norm, world_size
@@ -90,7 +90,7 @@ class IpexOptimizerStep(OptimizerStep):
 
     def step(self) -> float:
         for parameter in self._parameters:
-            if parameter.grad is None:  # this rank had no sample, or no loss depends on it
+            if parameter.grad is None:  # this rank had no sample, or the loss does not depend on it
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if self._world_size > 1:
@@ -110,26 +110,26 @@ class IpexOptimizerStep(OptimizerStep):
         return self._norm
 
     def digest(self) -> str:
-        """Return the SHA-256 of the fp32 weights, not of the packed copies of IPEX's layers."""
+        """Return the SHA-256 of the fp32 weights, without the packed copies in IPEX's layers."""
         digest = hashlib.sha256()
         saved = self._model.state_dict()
         for name, _ in self._model.named_parameters():
-            if name in saved:  # IPEX's layers have further parameters
+            if name in saved:  # IPEX's layers have additional parameters
                 digest.update(saved[name].contiguous().view(torch.uint8).numpy())
         return digest.hexdigest()
 
     def gradients_digest(self) -> str:
-        """Return the norm of the gradients, because the gradients are gone after the step."""
+        """Return the norm of the last step's gradients; the gradients themselves are not kept."""
         return self._norm.hex()
 
     def state(self) -> None:
-        """Return None: IPEX keeps packed copies of the weights, so such a run cannot be resumed."""
+        """Return None: runs with IPEX cannot resume, because IPEX has packed copies of weights."""
 
     def detach(self, wanted: bool = True) -> PreTrainedModel:  # noqa: ARG002 - all ranks may
-        """Return another model with the same weights.
+        """Return a new model with the same weights.
 
-        IPEX's `state_dict` has fp32 weights in their usual layout. Its layers do not, and
-        `save_pretrained` would save bf16 as the model's dtype.
+        The new model gets the fp32 weights from IPEX's `state_dict`. IPEX's layers have packed
+        weights, and `save_pretrained` would save bf16 as the model's dtype.
         """
         plain = type(self._model)(self._model.config)
         plain.load_state_dict(self._model.state_dict())

@@ -1,4 +1,4 @@
-"""Choice of a run's optimizer step, and transformers' learning rate schedules."""
+"""Selection of a run's optimizer step and learning rate schedule."""
 
 import inspect
 import math
@@ -26,19 +26,19 @@ from ftcluster_train.engine.optim.sharded_step import ShardedOptimizerStep
 from ftcluster_train.engine.train_state import warmup_steps
 from ftcluster_train.errors import TrainError
 
-# arguments of schedules that a recipe does not set
+# arguments of transformers' schedules that the code passes, so a recipe cannot set them
 GIVEN = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"}
-WATCH_A_METRIC = {"reduce_lr_on_plateau", "greedy"}  # the loop passes no metric to schedules
+WATCH_A_METRIC = {"reduce_lr_on_plateau", "greedy"}  # unsupported: schedules get no metric
 
 
 def make_optimizer_step(
     job: Job, model: PreTrainedModel, world_size: int, bf16_weights: bool = True
 ) -> OptimizerStep:
-    """Return the optimizer step of a run.
+    """Return the optimizer step that the job's recipe selects.
 
     Args:
         model: model in fp32; it is changed in place.
-        bf16_weights: False to keep the model's weights in fp32 even in bf16 training.
+        bf16_weights: False to keep the model's weights in fp32 even in a bf16 training.
 
     Raises:
         TrainError: the job asks for IPEX, which cannot be loaded.
@@ -63,10 +63,13 @@ def make_optimizer_step(
 
 
 def make_schedule(optimizer: Optimizer, training: Training, steps: int) -> LRScheduler:
-    """Return the schedule of `training` over `steps` optimizer steps.
+    """Return the learning rate schedule of the recipe's `training`.
+
+    Args:
+        steps: number of optimizer steps of the whole training.
 
     Raises:
-        TrainError: this transformers has no such schedule, or rejects lr_scheduler_kwargs.
+        TrainError: the installed transformers lacks the schedule, or rejects lr_scheduler_kwargs.
     """
     kind, extra = training.lr_scheduler_type, dict(training.lr_scheduler_kwargs)
     warmup = warmup_steps(training, steps)
@@ -79,7 +82,7 @@ def make_schedule(optimizer: Optimizer, training: Training, steps: int) -> LRSch
             num_training_steps=steps,
             scheduler_specific_kwargs=extra,
         )
-        # a wrong argument would only raise an error when its step comes
+        # find wrong arguments now: some raise an error only at a later step
         for multiplier in schedule.lr_lambdas:
             for step in (0, warmup, warmup + 1, steps // 2, steps):
                 float(multiplier(step))
@@ -95,15 +98,18 @@ def make_schedule(optimizer: Optimizer, training: Training, steps: int) -> LRSch
 
 
 def set_step(schedule: LRScheduler, step: int) -> None:
-    """Set a schedule to `step`; its multipliers depend only on the number of the step."""
+    """Set a schedule to step number `step`.
+
+    The multipliers of a schedule depend only on the number of the step.
+    """
     schedule.last_epoch = step - 1
-    with warnings.catch_warnings():  # torch expects a step of the optimizer first
+    with warnings.catch_warnings():  # torch warns if the optimizer has made no step yet
         warnings.simplefilter("ignore")
         schedule.step()
 
 
 def _check_names(kind: str, extra: dict[str, Any]) -> None:
-    """Check that the schedule exists, accepts these keywords and needs no others."""
+    """Check that a schedule exists, and that `extra` has valid and all required arguments."""
     schedules = {
         str(name.value): function
         for name, function in TYPE_TO_SCHEDULER_FUNCTION.items()

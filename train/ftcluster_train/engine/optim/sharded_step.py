@@ -1,7 +1,8 @@
-"""The optimizer sharded over the ranks: each rank updates its pieces of the weights.
+"""The sharded optimizer: each rank updates its pieces of the weights.
 
-ZeRO's stage 2 (Rajbhandari et al. 2019): reduce-scatter of gradients, AdamW on this rank's pieces,
-and all-gather of weights in the model's dtype, which overlaps with the next forward pass.
+A step has three phases, as in ZeRO's stage 2 (Rajbhandari et al. 2019): reduce-scatter of
+gradients, AdamW on this rank's pieces, and all-gather of weights in the model's dtype. The
+all-gather overlaps with the next forward pass.
 """
 
 import math
@@ -20,27 +21,30 @@ from ftcluster_train.engine.optim.gradient_buckets import CONTROL_FLAGS
 from ftcluster_train.engine.optim.sharded_weights import Bucket, ShardedWeights, moved, overlap
 from ftcluster_train.patching.batch_context import GradientSinks, RowGradients
 
-IN_FLIGHT = 2  # maximum concurrent reduce-scatters, because each needs a buffer
+IN_FLIGHT = 2  # maximum number of concurrent reduce-scatters; each needs a buffer
 
 
 class ShardedGradients:
     """Sums gradients over micro-batches and ranks, in fp32 (ZeRO's stage 2).
 
-    A hook copies each parameter's gradient into the buffer of its bucket as soon as the backward
-    pass has computed it, and frees it. A complete bucket is reduce-scattered, and its buffer is
-    reused for another bucket. So each rank sends its gradients after each micro-batch, and never
-    holds all of them. The order is the same on every rank: after the first step it is the order in
-    which rank 0 completed the buckets, because a bucket with a parameter that no loss depends on is
-    completed last. Gradients of rows (`sinks.rows`) are added with the gradient of their parameter.
+    As soon as the backward pass has computed a parameter's gradient, a hook copies the gradient
+    into the buffer of its bucket and frees it. A complete bucket is reduce-scattered, and its
+    buffer is reused for another bucket. Each rank thus sends its gradients in every backward pass,
+    and never holds all gradients. Row gradients (`sinks.rows`) are added with the gradient of their
+    parameter.
+
+    All ranks send the buckets in the same order. After the first step this is the order in which
+    rank 0 completed the buckets. If the loss does not depend on a parameter, its bucket is complete
+    only at the end of a backward pass. Such a bucket then comes last and does not delay the others.
 
     Args:
-        dtype: dtype of gradients on the network, fp32 or bf16; auto means bf16 for gradients that
-            torch computes in bf16, so that nothing is rounded.
-        rounds: number of backward passes of a step; a rank with fewer passes sends zeros.
+        dtype: dtype of gradients on the network: fp32, bf16, or auto. With auto, gradients that
+            torch computes in bf16 are sent in bf16, so that no gradient is rounded.
+        rounds: number of backward passes per step; a rank with fewer passes sends zeros.
 
     Attributes:
-        sums: this rank's piece of each bucket, fp32.
-        sinks: targets for the row gradients that kernels compute, for `BatchContext`.
+        sums: this rank's piece of each bucket's summed gradients, in fp32.
+        sinks: destinations of row gradients that kernels compute, for `BatchContext`.
     """
 
     def __init__(self, weights: ShardedWeights, dtype: str, rounds: int) -> None:
@@ -53,13 +57,13 @@ class ShardedGradients:
             for bucket in weights.buckets
         ]
         self._round = 0
-        self._seen: set[torch.nn.Parameter] = set()  # parameters seen in this backward pass
-        self._missing: list[int] = []  # parameters that each bucket waits for
+        self._seen: set[torch.nn.Parameter] = set()  # with a gradient in this pass
+        self._missing: list[int] = []  # number of missing gradients of each bucket
         self._order = list(range(len(weights.buckets)))  # order in which buckets are sent
-        self._completed: list[int] | None = []  # in the first backward pass; None afterwards
+        self._completed: list[int] | None = []  # None after the first backward pass
         self._sent = 0  # number of buckets sent in this backward pass
-        self._filling: dict[int, torch.Tensor] = {}  # buffers by the number of the bucket
-        self._flight: deque[tuple[int, bool, ReduceScatter]] = deque()  # bucket, True to add
+        self._filling: dict[int, torch.Tensor] = {}  # buffers by bucket index
+        self._flight: deque[tuple[int, bool, ReduceScatter]] = deque()  # bucket index, True to add
         self._free: defaultdict[tuple[torch.dtype, int], list[torch.Tensor]] = defaultdict(list)
         rows: dict[torch.Tensor, RowGradients] = {p: [] for p in weights.layout.slices}
         self.sinks = GradientSinks(rows=rows)
@@ -67,21 +71,24 @@ class ShardedGradients:
             add_gradient_hook(parameter, self._add_gradient)
 
     def start_backward(self) -> None:
-        """Prepare the buckets for the next backward pass."""
+        """Prepare for the next backward pass."""
         self._round += 1
         self._seen.clear()
         self._missing = [len(bucket.parameters) for bucket in self._weights.buckets]
         self._sent = 0
 
     def finish_backward(self) -> None:
-        """Add the parameters that got no gradient, or only rows, in this backward pass."""
+        """Fill in the parameters that got no gradient, or only row gradients, in this pass."""
         for number in self._order:
             for parameter in self._weights.buckets[number].parameters:
                 if parameter not in self._seen:
                     self._add_gradient(parameter)
 
     def wait(self) -> list[torch.Tensor]:
-        """Return `sums` of a step; call after its last backward pass."""
+        """Wait for all reduce-scatters of a step, and return `sums`.
+
+        Call this method after the last backward pass of the step.
+        """
         while self._round < self._rounds:
             self.start_backward()
             self.finish_backward()
@@ -112,7 +119,11 @@ class ShardedGradients:
     def _fill(
         self, parameter: torch.nn.Parameter, gradient: torch.Tensor | None, number: int
     ) -> None:
-        """Write a parameter's part of a bucket, and the padding after it."""
+        """Write a parameter's gradient into a bucket's buffer, and zeros into the padding after it.
+
+        Args:
+            number: index of the bucket.
+        """
         bucket = self._weights.buckets[number]
         if number not in self._filling:
             self._filling[number] = self._buffer(number)
@@ -147,19 +158,19 @@ class ShardedGradients:
             self._free[buffer.dtype, len(buffer)].append(buffer)
 
     def _buffer(self, number: int) -> torch.Tensor:
-        """Return memory for a bucket, with undefined values."""
+        """Return an uninitialised buffer for a bucket."""
         kind = self._dtypes[number], len(self.sums[number]) * dist.get_world_size()
         free = self._free[kind]
         return free.pop() if free else torch.empty(kind[1], dtype=kind[0])
 
 
 def elements_of_rows(rows: torch.Tensor, values: torch.Tensor, within: slice) -> torch.Tensor:
-    """Return a range of a matrix that is zero except for sums of rows.
+    """Return a range of a flattened matrix that is the sum of some rows, and zero elsewhere.
 
     Args:
-        rows: row numbers, shape (n,).
+        rows: row indices, which may repeat, shape (n,).
         values: values that are added to these rows, shape (n, width).
-        within: range of the flattened matrix.
+        within: range of elements in the flattened matrix.
 
     Returns:
         The elements of the range, shape (elements,).
@@ -177,7 +188,7 @@ class ShardedOptimizerStep(OptimizerStep):
 
     Args:
         model: model in fp32; its parameters are in `dtype` afterwards.
-        rounds: maximum number of micro-batches of a rank in a step.
+        rounds: maximum number of micro-batches per rank and step.
     """
 
     def __init__(
@@ -194,7 +205,7 @@ class ShardedOptimizerStep(OptimizerStep):
         for master, gradients in zip(self.weights.masters, self.gradients.sums, strict=True):
             master.grad = gradients
         border = self.weights.layout.decayed
-        self._groups = [  # numbers of the buckets, in the order of the flat tensor
+        self._groups = [  # bucket indices in the order of the flat tensor
             [
                 n
                 for n in self.weights.flat_order
@@ -224,10 +235,10 @@ class ShardedOptimizerStep(OptimizerStep):
         self._norm = math.sqrt(totals[0])
         if not math.isfinite(self._norm):
             return self._norm
-        if self._max_norm > 0:  # AdamW divides gradients by grad_scale while it reads them
+        if self._max_norm > 0:  # clip by grad_scale: AdamW divides the gradients by it
             scale = max(1.0, self._norm / self._max_norm)
             self.adamw.grad_scale = torch.tensor(scale, dtype=torch.float32)
-        self.pending_gathers.wait()  # for parameters that the model has not read
+        self.pending_gathers.wait()  # some parameters may not have been used by the model
         self.adamw.step()
         self.weights.start_gather()
         return self._norm

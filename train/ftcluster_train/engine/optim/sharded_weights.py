@@ -1,4 +1,4 @@
-"""Model weights in the dtype that the model runs in, and this rank's pieces of them in fp32."""
+"""Sharded model weights: all weights in the model's dtype, and this rank's pieces in fp32."""
 
 import hashlib
 from collections.abc import Iterator
@@ -23,14 +23,14 @@ from ftcluster_train.engine.optim.gradient_buckets import bucket_slices
 
 @dataclass(frozen=True)
 class Bucket:
-    """A part of the flat weights, of which each rank has an equal piece.
+    """A part of the flat weights, divided into equal pieces, one for each rank.
 
     Attributes:
-        place: range in the flat tensor.
-        length: number of elements without the padding at the end.
-        own: range of this rank's piece.
-        parameters: parameters that are at least partly in the bucket.
-        has_norms: True if the model reads some of the bucket in fp32.
+        place: range of the bucket in the flat tensor.
+        length: number of elements of the bucket, without the padding at the end.
+        own: range of this rank's piece in the flat tensor.
+        parameters: parameters that are completely or partly in the bucket.
+        has_norms: True if the model uses some weights of the bucket in fp32.
         bf16_gradients: True if torch computes all of the bucket's gradients in bf16.
     """
 
@@ -43,17 +43,17 @@ class Bucket:
 
 
 class ShardedWeights(ModelWeights):
-    """All weights in the dtype that the model runs in, and this rank's pieces of them in fp32.
+    """All weights in the dtype that the model uses, and this rank's pieces in fp32.
 
-    The optimizer updates `masters`; `start_gather` rounds them for the model. Embeddings read
-    rounded weights.
+    The optimizer updates `masters`. `start_gather` sends rounded copies to all ranks for the model.
+    Embeddings use the rounded weights.
 
     Attributes:
         pending_gathers: weights that are being gathered.
         buckets: buckets in the order in which the backward pass fills them.
-        masters: this rank's piece of each bucket, fp32; views into `model_weights` if the model
-            runs in fp32.
-        traffic: communication volume of weights and gradients.
+        masters: this rank's piece of each bucket, in fp32; views of `model_weights` if the model
+            uses fp32.
+        traffic: counters of the communication volume of weights and gradients.
 
     Args:
         bucket_mb: maximum size of a bucket in fp32, in MiB; 25 by default.
@@ -88,7 +88,7 @@ class ShardedWeights(ModelWeights):
             for bucket in self.buckets
         ]
         self.pending_gathers = PendingGathers()
-        self._gathers: dict[int, tuple[dist.Work, torch.Tensor]] = {}  # by the bucket's number
+        self._gathers: dict[int, tuple[dist.Work, torch.Tensor]] = {}  # by bucket index
         self.buckets_of: dict[torch.nn.Parameter, list[int]] = {p: [] for p in layout.slices}
         for number, bucket in enumerate(self.buckets):
             for parameter in bucket.parameters:
@@ -104,14 +104,15 @@ class ShardedWeights(ModelWeights):
                 self.fp32_weights[parameter] = (
                     self.model_weights[place].view(parameter.shape) if fp32 else parameter.data
                 )
-            self.attach_parameter(parameter)  # frees the parameter's previous memory
+            self.attach_parameter(parameter)  # frees the parameter's old tensor
         self.attach()
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def start_gather(self) -> None:
-        """Start to gather the fp32 weights of all ranks for the model, after each optimizer step.
+        """Start to gather the updated weights of all ranks for the model; call after each step.
 
-        The gather overlaps with the forward pass: the weights that it needs first are sent first.
+        The gather overlaps with the next forward pass, and starts with the weights of the first
+        layers.
         """
         for number in reversed(range(len(self.buckets))):
             bucket, master = self.buckets[number], self.masters[number]
@@ -139,9 +140,10 @@ class ShardedWeights(ModelWeights):
                         weights.copy_(whole[place])
 
     def whole_buckets(self) -> Iterator[tuple[Bucket, torch.Tensor]]:
-        """Yield each bucket with its fp32 weights, in the order of the flat tensor; a collective.
+        """Yield each bucket with its fp32 weights, in the order of the flat tensor.
 
-        The weights are valid until the next bucket is requested.
+        The weights are valid until the next bucket is requested. Every rank must exhaust the
+        iterator.
         """
         parts = [
             StatePart(master, bucket.length, sharded=True)
@@ -153,13 +155,13 @@ class ShardedWeights(ModelWeights):
 
     @property
     def flat_order(self) -> list[int]:
-        """The numbers of the buckets, in the order of their places."""
+        """The indices of the buckets in the order of the flat tensor."""
         return sorted(range(len(self.buckets)), key=lambda n: int(self.buckets[n].place.start))
 
     def digest(self) -> str:
         """Return the SHA-256 of all fp32 weights and of the buffers that are saved with the model.
 
-        It differs on a rank whose model does not run on these weights.
+        The hash differs on a rank whose model does not use these weights.
         """
         self.pending_gathers.wait()
         digest = hashlib.sha256()
@@ -175,9 +177,12 @@ class ShardedWeights(ModelWeights):
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def detach(self, wanted: bool) -> None:
-        """Give the parameters fp32 tensors of their own, if they are wanted; a collective.
+        """Give each parameter a separate fp32 tensor; every rank must call this method.
 
-        Does nothing if they already have them.
+        This method does nothing if the parameters already have separate tensors.
+
+        Args:
+            wanted: False if this rank does not use the weights.
         """
         if not self.attached:
             return
@@ -195,11 +200,11 @@ class ShardedWeights(ModelWeights):
         self.attached = False
 
     def _model_weights_of(self, bucket: Bucket) -> torch.Tensor:
-        """Return the weights of a bucket that the model runs on, without padding."""
+        """Return the model weights of a bucket, without padding."""
         return self.model_weights[bucket.place][: bucket.length]
 
     def _norms_in(self, bucket: Bucket) -> Iterator[tuple[torch.Tensor, slice]]:
-        """Yield the fp32 weights of norms in a bucket, and their places in the bucket."""
+        """Yield the fp32 weights of each norm in a bucket, and their range in the bucket."""
         for parameter in bucket.parameters:
             if parameter in self.norms:
                 place = self.layout.slices[parameter]
@@ -209,13 +214,13 @@ class ShardedWeights(ModelWeights):
 
 
 def overlap(one: slice, other: slice) -> slice:
-    """Return the intersection of two slices; an empty slice if there is none."""
+    """Return the intersection of two slices, which may be empty."""
     start = max(one.start, other.start)
     return slice(start, max(start, min(one.stop, other.stop)))
 
 
 def moved(part: slice, whole: slice) -> slice:
-    """Return a part of a slice relative to the start of the slice."""
+    """Return the slice `part`, relative to the start of the slice `whole`."""
     return slice(part.start - whole.start, part.stop - whole.start)
 
 

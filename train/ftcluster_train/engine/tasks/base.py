@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from ftcluster_train.engine.data.run_code import Metrics
     from ftcluster_train.engine.progress import ProgressLog
 
-ROWS_FILE = "rows.jsonl"  # the rows to predict, in the folder of the samples
-VALIDATION_ROWS = "validation_rows.json"  # numbers of the rows drawn for validation; also in a run
+ROWS_FILE = "rows.jsonl"  # file with the rows to predict, in the folder of the samples
+VALIDATION_ROWS = "validation_rows.json"  # indices of the rows drawn for validation
 COMPARED_TOKENS = 64
 
-# runs the model on samples and returns its outputs and the targets for the loss
+# function that runs the model on samples, and returns its outputs and the targets for the loss
 Forward = Callable[[Sequence[Sample]], tuple[Any, dict[str, torch.Tensor]]]
 
 
@@ -51,8 +51,8 @@ class Batch(NamedTuple):
     """A batch of samples as tensors.
 
     Attributes:
-        inputs: the model's arguments.
-        targets: tensors that the loss compares the outputs with.
+        inputs: arguments of the model's forward pass.
+        targets: tensors for the loss, such as labels.
     """
 
     inputs: dict[str, Any]
@@ -60,13 +60,13 @@ class Batch(NamedTuple):
 
 
 class Document(NamedTuple):
-    """One token sequence that a model reads at once.
+    """A token sequence that a model reads separately from other sequences.
 
     Attributes:
         ids: token ids.
         learned: indices of the target tokens.
-        label: label of the whole sequence, or the name of its part of the sample.
-        classes: labels that a report counts.
+        label: label of the whole sequence, or its role in the sample, such as chosen or query.
+        classes: labels to count in the data report.
     """
 
     ids: Sequence[int]
@@ -78,50 +78,54 @@ class Document(NamedTuple):
 class Task(ABC):
     """The base class of all tasks.
 
-    `encode` runs once per host and writes raw data as token samples, which each rank reads. The
-    other methods make batches, losses and metrics from the samples.
+    `encode` runs once per host: it converts raw data to token samples, which each rank reads. Other
+    methods convert the samples to batches, and compute losses and metrics.
 
     Args:
         purpose: purpose of the data: training, evaluation or prediction.
-        trained: configuration of the trained model that is evaluated or that predicts.
+        trained: configuration of the trained model for an evaluation or a prediction.
 
     Attributes:
         name: the task's name in a recipe, see `registry.register`.
         compares_batch: True if the loss of a sample depends on all samples of a step. A step then
             calls `gather_batch`, `vectors` and `batch_loss` instead of `loss`.
-        width: number of elements of each vector that `vectors` returns.
-        packs: True if the sequences of a sample are independent of each other.
-        shows_answers: True if the report of an evaluation shows answers of the model.
+        width: number of elements of each vector from `vectors`.
+        packs: True if a sample may have several sequences that do not depend on each other.
+        shows_answers: True if the report of an evaluation shows texts that the model generates.
         options: the task's fields of the recipe.
-        reader: the tokenizer, with counts of what it found in the texts.
+        reader: the tokenizer, which also counts unusual texts for notices.
         limit: maximum number of tokens of a sample.
-        validation_splits: names of the sets that are evaluated.
-        uses: columns of the data, by their purpose.
-        drawn: rows of the training set that were moved to the validation set, or None.
+        validation_splits: names of the validation sets.
+        uses: names of the data's columns, by their purpose.
+        drawn: indices of the training rows that were drawn for validation, or None.
         model_class: transformers' AutoModelFor... class.
         large_vocabulary: True if the loss is computed over the whole vocabulary.
-        has_head: True if a model needs weights of its own for the task.
-        trains_head: True if the head starts with new weights; a language model's is pretrained.
+        has_head: True if the model needs a head for the task.
+        trains_head: True if the head may start with new weights; False if the head must be
+            pretrained, as in language models.
         group_by_length: True if batches may consist of samples of similar length.
-        head: weight of the last layer if that layer returns its input in training, else None.
-        evaluation_head: weight of the last layer if it returns its input in evaluations, else None.
+        head: weight of the last layer if this layer returns its input (hidden states) in training,
+            otherwise None.
+        evaluation_head: weight of the last layer if this layer returns its input in evaluations,
+            otherwise None.
         pads: True if the samples of a batch are padded to one length.
-        needs_reference: True if the loss compares the model with its state before the first step.
-        reads_padding: True if the loss reads the model's outputs at padding.
-        compares: True if equal rows in two sets count as the same document.
+        needs_reference: True if the loss needs predictions of a reference model: the untrained
+            model or a teacher.
+        reads_padding: True if the loss depends on the model's outputs for padding tokens.
+        compares: True if the data report compares the documents of different sets.
         trained_rows: file with the hashes of the training rows, or None.
         draws: True if samples change in each epoch, see `draw`.
         biased_head: True if the head may have a bias, which the loss adds.
-        reference_model: another model to compare with, which is not trained.
-        reference_key: further input, besides the samples, that the reference predictions depend on.
-        used_as: recipe for using the trained model.
+        reference_model: teacher that gives the reference predictions; None for the untrained model.
+        reference_key: text that identifies the reference model.
+        used_as: recipe with the settings for using the trained model.
         disables_dropout: True if the model is trained without dropout.
         about_data: facts about the data for the model card, see `engine.model_card`.
-        model_notices: lines for the user about the loaded model, from `check_model`.
-        score_notices: lines for the user about the last evaluation, from `doubts`.
-        own_metric_names: names of the metrics that a user's own file computes.
-        own_metrics: function of a user's own file that computes further metrics.
-        columns: recipe fields with the columns that were detected in the training data.
+        model_notices: notices for the user about the loaded model, from `check_model`.
+        score_notices: notices for the user about the last evaluation, from `doubts`.
+        own_metric_names: names of the metrics that `own_metrics` computes.
+        own_metrics: function from a user's own file that computes further metrics.
+        columns: names of the columns that were detected in the training data, by recipe field.
     """
 
     name: ClassVar[str]
@@ -178,26 +182,29 @@ class Task(ABC):
 
     @classmethod
     def serves(cls, recipe: Recipe, purpose: Purpose) -> bool:  # noqa: ARG003
-        """Return True if this class can do what a recipe with its name asks for.
+        """Return True if this class supports a recipe whose task has this class's name.
 
-        If several classes of the same name can, the registry takes the most derived one.
+        If several classes with the same name support it, the registry uses the most derived class.
         """
         return True
 
     def sample_settings(self) -> dict[str, Any]:
-        """Return what samples depend on besides recipe, data and tokenizer, as JSON data."""
+        """Return further settings, as JSON data, that samples depend on.
+
+        Recipe, data and tokenizer are not included.
+        """
         return {}
 
     def check_padding(self) -> None:
         """Check that samples can be padded.
 
         Raises:
-            TrainError: the tokenizer has no token for padding.
+            TrainError: the tokenizer has no padding token.
         """
         check_padding(self.tokenizer, self.recipe)
 
     def look_at_teacher(self, folder: Path) -> None:
-        """Read the configuration of the recipe's teacher, before `encode`.
+        """Read the configuration of the recipe's teacher; called before `encode`.
 
         Raises:
             TrainError: the teacher cannot be used for this task.
@@ -207,17 +214,17 @@ class Task(ABC):
         """Load the teacher as `reference_model`."""
 
     def look_at_model(self, folder: Path) -> None:
-        """Read from a model's folder how texts have to be prepared for it, before `encode`.
+        """Read from a model's folder how to prepare texts for the model; called before `encode`.
 
         Raises:
             TrainError: the folder cannot be read.
         """
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
-        """Write the samples of each set into `folder`/SET, and also the rows of a set to predict.
+        """Write the samples of each set into `folder`/SET; for a prediction also write the rows.
 
         Args:
-            longest: maximum number of tokens that the model takes, or None.
+            longest: maximum number of tokens of the model's input; None for no limit.
 
         Returns:
             Notices for the user, one line each, about truncated and skipped texts.
@@ -233,7 +240,13 @@ class Task(ABC):
         return [*notices, *drawn]
 
     def limit_length(self, wanted: int, field: str, longest: int | None) -> tuple[int, list[str]]:
-        """Return the recipe's sample length, or the model's lower limit with a notice."""
+        """Return the sample length, and a notice if the model's limit is lower than the recipe's.
+
+        Args:
+            wanted: number of tokens in the recipe.
+            field: name of the recipe field, for the notice.
+            longest: maximum number of tokens of the model's input; None for no limit.
+        """
         self.limit = wanted if longest is None else min(wanted, longest)
         if self.limit == wanted:
             return wanted, []
@@ -243,7 +256,7 @@ class Task(ABC):
         """Return the rows of each set that the task reads.
 
         Raises:
-            TrainError: the data cannot be loaded, or lack a set.
+            TrainError: the data cannot be loaded, or lack a set that the task needs.
         """
         found = load_rows(data, self.recipe.data_config)
         sets = choose_sets(found, self.purpose, self.validation_splits, data)
@@ -258,7 +271,7 @@ class Task(ABC):
         return sets
 
     def _review(self, rows: Rows, split: str) -> list[str]:
-        """Return notes about suspicious rows of a set."""
+        """Return notices about suspicious rows of a set."""
         labels = self.uses.get("label", ())
         names = class_names(rows, labels[0]) if len(labels) == 1 else []
         reviewed = RowReview(self.options, self.uses, names)
@@ -272,20 +285,20 @@ class Task(ABC):
         return reviewed.notes(split)
 
     def look_at_rows(self, rows: Rows) -> None:
-        """Detect from the rows of the first set whatever `options` leave open."""
+        """Set options that the recipe leaves open, from the rows of the first set."""
 
     def look_at_columns(self, rows: Rows) -> None:
-        """Determine what each column of the rows is used for."""
+        """Set `uses` and `columns` from the columns of the rows."""
         try:
             self.uses = spec_of(self.options).column_uses(
                 self.options, columns_of(rows), self.purpose != PREDICT
             )
-        except DataError:  # the code that reads the rows reports it in more detail
+        except DataError:  # reading the rows reports the error with more details
             return
         self._unread = tuple(unread_texts(self.uses, rows))
 
     def notices(self) -> list[str]:
-        """Return what a user should know about the data that were encoded."""
+        """Return notices for the user about the data that `encode` has read."""
         notices = [*self._reviewed]
         if self._unread:
             read = (", ".join(names) for use, names in self.uses.items() if use != UNREAD)
@@ -296,7 +309,10 @@ class Task(ABC):
         return [*notices, *self.reader.notices()]
 
     def with_validation(self, sets: dict[str, Rows]) -> tuple[dict[str, Rows], list[str]]:
-        """Return the sets and a notice; rows for validation are drawn if there is no such set."""
+        """Return the sets and notices.
+
+        If there is no validation set, draw its rows from the training set.
+        """
         if self.purpose != "train" or len(sets) > 1:
             return sets, []
         seed, percent = self.recipe.training.data_seed, self.options.validation_split_percentage
@@ -307,19 +323,23 @@ class Task(ABC):
         return {TRAIN: PartOfRows(rows, drawn, False), VALIDATION: self.drawn}, [notice]
 
     def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
-        """Return the indices of the rows drawn for validation, and their count for a notice."""
+        """Draw rows for validation.
+
+        Returns:
+            Indices of the drawn rows, and a description of them for a notice.
+        """
         drawn = draw_rows([0 for _ in rows], percent, seed)
         return drawn, f"{len(drawn)} row{'s' * (len(drawn) != 1)}"
 
     def keep_rows(self, sets: Mapping[str, Rows], folder: Path) -> None:
-        """Write the rows to predict, so that `answers` can be added to them later."""
+        """Write the rows to predict to a file; `answers` are added to these rows later."""
         if PREDICTED in sets:
             with (folder / ROWS_FILE).open("w", encoding="utf-8") as file:
                 for row in sets[PREDICTED]:
                     file.write(json.dumps(row, default=str, ensure_ascii=False) + "\n")
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
-        """Write the samples of a set, each of at most `limit` tokens, and return notices.
+        """Write the samples of a set, each with at most `limit` tokens, and return notices.
 
         Raises:
             TrainError: the data do not fit the task.
@@ -327,7 +347,7 @@ class Task(ABC):
         raise NotImplementedError  # tasks that override `encode` do not need it
 
     def truncated(self, split: str, count: int, limit: int, what: str = "samples") -> list[str]:
-        """Return a notice about truncated samples, or none."""
+        """Return a notice about truncated samples, or [] if there are none."""
         return [f"{split}: {count} {what} were truncated to {limit} tokens"] if count else []
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
@@ -342,10 +362,11 @@ class Task(ABC):
         """
 
     def use_fused_loss(self, model: "PreTrainedModel") -> torch.Tensor | None:
-        """Make `loss` compute from hidden states instead of logits, if it can.
+        """Prepare `loss` to read hidden states instead of logits, if the model allows this.
 
         Returns:
-            The weight of the layer that must return its input in training, or None.
+            Weight of the last layer, which must then return its input in training; None if `loss`
+            reads logits.
         """
         if self.large_vocabulary and not self.smoothing:
             self.head = find_head(model, self.biased_head)
@@ -355,17 +376,16 @@ class Task(ABC):
         self, model: "PreTrainedModel", train_set: Samples, world: "World", bf16: bool,  # noqa: ARG002
         log: "ProgressLog",  # noqa: ARG002
     ) -> Samples:  # fmt: skip
-        """Return the training set with everything that the model adds to it before the first step.
+        """Return the training set with additions that the untrained model makes, such as negatives.
 
-        Every rank calls it and returns the same samples.
+        Every rank must call this method, and gets the same samples.
         """
         return train_set
 
     def set_reference(self, samples: Samples, predictions: Sequence[Any]) -> str | None:
-        """Keep the predictions of the model before the first step that `loss` needs.
+        """Store the predictions of the reference model, which `loss` needs.
 
-        Called only if `needs_reference` is set, for every set that the model is trained or
-        evaluated on.
+        Called only if `needs_reference` is True, once for the training set and each validation set.
 
         Args:
             predictions: result of `predictions` for each sample.
@@ -375,31 +395,36 @@ class Task(ABC):
         """
 
     def lengths(self, samples: Samples) -> list[int]:
-        """Return the number of tokens of each sample, for grouping and counting samples."""
+        """Return the number of tokens of each sample, for grouping samples by length."""
         return samples.lengths("input_ids")
 
     def weights(self, samples: Samples) -> Sequence[float] | None:  # noqa: ARG002
-        """Return the weight of each sample in a step's mean loss; None if all are equal."""
+        """Return the weight of each sample in a step's mean loss; None if all weights are equal."""
         return None
 
     def draw(self, sample: Sample, number: int, epoch: int | None) -> Sample:  # noqa: ARG002
-        """Return a sample with its random parts, such as masks; `learned` are the target places.
+        """Return a sample with random parts, such as masks.
+
+        The column `learned` of the result has the indices of the target tokens.
 
         Args:
-            number: the sample's number in its set.
-            epoch: number of the epoch, counted from 0; None for an evaluation.
+            number: index of the sample in its set.
+            epoch: index of the epoch; None for an evaluation.
         """
         return sample
 
     def evaluation_kernels(self, model: "PreTrainedModel") -> KernelMode:
-        """Return the context for forward passes without gradients, for `predictions`."""
+        """Return the kernel mode for forward passes without gradients."""
         if self.large_vocabulary and self._evaluated is not model:
             self._evaluated = model
             self.evaluation_head = find_head(model, self.biased_head)
         return KernelMode(head=self.evaluation_head)
 
     def evaluation_tokens(self, model: "PreTrainedModel") -> int:
-        """Return the maximum tokens of an evaluation batch; lower if all logits exist at once."""
+        """Return the maximum number of tokens of an evaluation batch.
+
+        The maximum is lower if the model returns logits over the vocabulary for all tokens.
+        """
         if not self.large_vocabulary or self.evaluation_head is not None:
             return EVAL_TOKENS
         return min(EVAL_TOKENS, LOGITS // int(model.get_input_embeddings().num_embeddings))
@@ -407,7 +432,8 @@ class Task(ABC):
     def inputs_to_compare(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Return model arguments for comparing a saved model with the model in memory.
 
-        They are plain arguments, and short if each token has logits of the whole vocabulary.
+        Plain transformers must accept the arguments. They have few tokens if each token has logits
+        over the vocabulary.
         """
         if not self.large_vocabulary:
             return self.collate(samples).inputs
@@ -415,7 +441,7 @@ class Task(ABC):
         return {"input_ids": torch.tensor([samples[0]["input_ids"][:length]]), "use_cache": False}
 
     def saved_problems(self, folder: Path) -> list[str]:  # noqa: ARG002
-        """Return the problems with the files that `write_files` added to a saved model."""
+        """Return problems with the files that `write_files` added to a saved model."""
         return []
 
     @abstractmethod
@@ -423,11 +449,11 @@ class Task(ABC):
         """Return samples as tensors of shape (len(samples), tokens of the longest sample)."""
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the sum of the samples' losses, a scalar in fp32."""
+        """Return the sum of the losses of a batch's samples, a scalar in fp32."""
         raise NotImplementedError  # see `compares_batch`
 
     def gather_batch(self, samples: Sequence[Sample], traffic: "Traffic") -> Any:
-        """Exchange what `batch_loss` needs besides vectors; every rank calls it.
+        """Exchange data that `batch_loss` needs besides vectors; every rank must call this method.
 
         Args:
             samples: samples of this rank.
@@ -442,19 +468,19 @@ class Task(ABC):
         raise NotImplementedError
 
     def batch_loss(self, vectors: torch.Tensor, batch: Any) -> torch.Tensor:
-        """Return the sum of the losses of this rank's samples.
+        """Return the sum of the losses of this rank's samples, from the vectors of all ranks.
 
         Args:
-                vectors: vectors of all ranks, in the order of the ranks.
-                batch: result of `gather_batch`.
+            vectors: vectors of all ranks, in the order of the ranks.
+            batch: result of `gather_batch`.
         """
         raise NotImplementedError
 
     def write_files(self, model: "PreTrainedModel", folder: Path) -> None:
-        """Write the files that other programs need besides model and tokenizer."""
+        """Write files into a saved model that other programs need besides model and tokenizer."""
 
     def predict(self, model: "PreTrainedModel", samples: Sequence[Sample], bf16: bool) -> list[Any]:
-        """Return the `predictions` of samples that are computed in one batch."""
+        """Run the model on one batch of samples, and return their `predictions`."""
         kernels = self.evaluation_kernels(model)
         with kernels, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             outputs = call_model(model, self.collate(samples).inputs)
@@ -462,18 +488,18 @@ class Task(ABC):
 
     @abstractmethod
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return for each sample the outputs that `score` needs, as JSON data."""
+        """Return for each sample the data that `score` and `answers` need, as JSON data."""
 
     @abstractmethod
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """Return the metrics of a set, given its predictions in the order of its samples."""
+        """Return the metrics of a set, from the predictions for all of its samples."""
 
     def compared(
         self, predictions: Sequence[Any], samples: Samples
     ) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Return the answers for the rows of a set and the right answers, for users' own metrics.
+        """Return the predicted and the true answers for the rows of a set, for users' own metrics.
 
-        Tasks whose declaration sets `has_references` implement it.
+        Tasks whose specification sets `has_references` implement this method.
         """
         raise NotImplementedError
 
@@ -482,23 +508,27 @@ class Task(ABC):
         return ""
 
     def fit(self, predictions: Sequence[Any], samples: Samples) -> None:
-        """Choose prediction settings such as thresholds on a validation set."""
+        """Tune prediction settings, such as thresholds, on a validation set."""
 
     def class_report(self, predictions: Sequence[Any], samples: Samples) -> ClassReport | None:  # noqa: ARG002
-        """Return the metrics of each class; None if rows have no classes."""
+        """Return the metrics of each class of a set; None if rows have no classes."""
         return None
 
     def texts(self, predictions: Sequence[Any], samples: Samples) -> list[list[str]]:  # noqa: ARG002
-        """Return sources, references and predictions for a report; empty without texts."""
+        """Return [source, reference, prediction] of a few samples; [] without generated texts."""
         return []
 
     def use_scores(self, classes: Mapping[str, Any]) -> None:
-        """Take over from an evaluation the settings of the model that it measured, see `Scores`."""
+        """Use the prediction settings, such as thresholds, of an earlier evaluation.
+
+        Args:
+            classes: class reports of the evaluation, see `Scores`.
+        """
 
     def answers(self, predictions: Sequence[Any], samples: Samples) -> list[dict[str, Any]]:
         """Return the prediction for each row of a set, from the predictions of its samples."""
-        raise NotImplementedError  # for tasks that predict nothing about a row
+        raise NotImplementedError  # for tasks without predictions for rows
 
     def documents(self, sample: Sample, samples: Samples) -> list[Document]:  # noqa: ARG002
-        """Return the sequences of a sample that a model reads, with their target tokens."""
+        """Return the token sequences of a sample, for the data report."""
         return [Document(sample["input_ids"])]

@@ -1,4 +1,4 @@
-"""The classes in a model's configuration, by their numbers."""
+"""The class names and class numbers in a model's configuration."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,9 +7,9 @@ from transformers import PretrainedConfig
 
 
 def numbered(names: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of a model's configuration for classes with these names, in their order.
+    """Return the configuration fields for classes with these names, numbered in this order.
 
-    The model's previous problem type may not fit the new classes, so it is reset.
+    The problem type is reset, because the model's old problem type may not fit the new classes.
     """
     numbers = dict(enumerate(names))
     label2id = {name: number for number, name in numbers.items()}
@@ -17,6 +17,6 @@ def numbered(names: Sequence[str]) -> dict[str, Any]:
 
 
 def names_of_model(trained: PretrainedConfig) -> list[str]:
-    """Return the names of a trained model's classes, by their numbers."""
-    known = trained.id2label  # in a file that a person wrote, the numbers may begin at 1
+    """Return the class names of a trained model, in the order of their numbers."""
+    known = trained.id2label  # in a hand-written file the numbers may begin at 1
     return [str(known.get(n, f"LABEL_{n}")) for n in range(trained.num_labels)]

@@ -1,4 +1,4 @@
-"""Predictions for all samples of a set: each rank computes a part, and every rank gets all."""
+"""Predictions for all samples of a set: each rank computes a part, and all ranks get the whole."""
 
 from typing import Any
 
@@ -17,10 +17,10 @@ def predict(
     task: Task, model: PreTrainedModel, samples: Samples, world: World, bf16: bool,
     context: BatchContext | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return the task's prediction for each sample, in the same list on every rank.
+    """Return the task's prediction for each sample; every rank returns the same list.
 
     Args:
-        context: batch context of a model that an optimizer updates; None for any other model.
+        context: batch context of a model in training; None for any other model.
     """
     model.eval()
     most = task.recipe.training.per_device_eval_batch_size

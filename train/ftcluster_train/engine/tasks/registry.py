@@ -1,8 +1,8 @@
-"""The registry of tasks, by their names in a recipe.
+"""The registry of task classes, by the task names in recipes.
 
-Each task registers itself with `@register` above its class. The folders beside this module are
-imported when a task is first needed, so a new folder needs no line here. The same call runs
-`on_hosts` of a user's own task file, which registers its class.
+Each task class registers itself with the decorator `@register`. The folders next to this module are
+imported when a task is first needed, so a new folder needs no change here. A user's own task file
+registers its class in the function `on_hosts`, which is called at the same time.
 """
 
 import pkgutil
@@ -21,14 +21,15 @@ from ftcluster_train.errors import TrainError
 Kind = TypeVar("Kind", bound=type[Task])
 
 _kinds: dict[str, list[type[Task]]] = {}
-_own: dict[str, str] = {}  # digests of the users' files whose classes are registered, by task
+_own: dict[str, str] = {}  # digests of users' files whose classes are registered, by task name
 
 
 def register(kind: Kind) -> Kind:
-    """Make a task available under its `name` and return the class; use it as a decorator.
+    """Register a task class under its `name`, and return the class; a decorator.
 
     Raises:
-        ValueError: another class has the name, and shares no base class below `Task` with this one.
+        ValueError: an unrelated class has the same name. Related classes share a base class below
+            `Task`.
     """
     others = _kinds.setdefault(kind.name, [])
     for other in others:
@@ -43,10 +44,10 @@ def register(kind: Kind) -> Kind:
 
 
 def registered() -> dict[str, tuple[type[Task], ...]]:
-    """Return the classes registered under each name.
+    """Return the registered classes by task name.
 
     Raises:
-        TrainError: a user's own file registers no class for its task.
+        TrainError: a user's own file does not register a class for its task.
     """
     _import_folders()
     own = current_task()
@@ -68,7 +69,9 @@ def task_class(recipe: Recipe, purpose: Purpose = "train") -> type[Task]:
 def make_task(
     recipe: Recipe, tokenizer: object, purpose: Purpose = "train", trained: object = None
 ) -> Task:
-    """Make the recipe's task with the model's tokenizer; further arguments go to the task.
+    """Return a new task object for a recipe and a tokenizer.
+
+    For the other arguments see `Task`.
 
     Raises:
         TrainError: the task cannot use the tokenizer.

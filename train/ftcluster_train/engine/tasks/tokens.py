@@ -10,15 +10,15 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_train.engine.data.token_samples import Sample, token_kind
 from ftcluster_train.errors import TrainError
 
-TOKENIZER_COLUMNS = ("input_ids", "token_type_ids")  # the columns that models read
+TOKENIZER_COLUMNS = ("input_ids", "token_type_ids")  # columns of the tokenizer that models use
 
 
 class TextReader:
-    """A tokenizer that counts what it finds in the texts of a task.
+    """A tokenizer that counts empty texts, and special tokens in texts.
 
     Attributes:
         empty: number of texts or pairs that have only special tokens.
-        special: number of texts that contain each special token.
+        special: number of texts that contain a special token, by the token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -29,11 +29,14 @@ class TextReader:
     def tokenize(
         self, texts: Sequence[list[str]], limit: int
     ) -> tuple[dict[str, list[list[int]]], int]:
-        """Return the tokens of texts or pairs of texts, and the number of truncated texts.
+        """Tokenize texts or pairs of texts.
 
         Args:
-            texts: one list of texts, or two lists for pairs.
-            limit: maximum number of tokens of a text or a pair, including special tokens.
+            texts: a list of texts or, for pairs, two lists of the same length.
+            limit: maximum number of tokens of a text or pair, including special tokens.
+
+        Returns:
+            The columns of the tokenizer, and the number of truncated texts or pairs.
         """
         columns = dict(self.tokenizer(*texts))
         for column in texts:
@@ -50,14 +53,14 @@ class TextReader:
         return columns, len(long)
 
     def token_kinds(self) -> dict[str, str]:
-        """Return the columns of the tokenizer that the model reads, and their array types."""
+        """Return the array type codes of the tokenizer's columns that the model uses, by column."""
         kind = token_kind(len(self.tokenizer))
         return {
             name: kind for name in TOKENIZER_COLUMNS if name in self.tokenizer.model_input_names
         }
 
     def pad(self, samples: Sequence[Sample], side: str = "right") -> dict[str, torch.Tensor]:
-        """Return the tokenizer's columns and attention_mask, padded to the longest sample."""
+        """Return tensors of the tokenizer's columns and attention_mask, padded to equal length."""
         fill = {
             "input_ids": self.tokenizer.pad_token_id,
             "token_type_ids": self.tokenizer.pad_token_type_id,
@@ -86,10 +89,10 @@ class TextReader:
 
 
 def check_padding(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
-    """Check that samples can be padded; without a padding token use the end-of-text token.
+    """Set the padding token of a tokenizer, if it has none, to the end-of-text token.
 
     Raises:
-        TrainError: the tokenizer has neither token.
+        TrainError: the tokenizer has neither a padding token nor an end-of-text token.
     """
     if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
         raise TrainError(
@@ -102,7 +105,12 @@ def check_padding(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
 
 
 def rectangle(rows: Sequence[Sequence[int]], fill: int, side: str) -> torch.Tensor:
-    """Return rows of unequal length as a tensor, padded on one side."""
+    """Return rows of different lengths as a tensor, padded on one side.
+
+    Args:
+        fill: value of the padding.
+        side: left or right.
+    """
     longest = max(map(len, rows))
     padding = ([fill] * (longest - len(row)) for row in rows)
     return torch.tensor(

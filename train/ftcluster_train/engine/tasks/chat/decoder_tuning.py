@@ -1,4 +1,4 @@
-"""The base class of the tasks that train a decoder with conversations."""
+"""The base class of tasks that train a decoder on conversations."""
 
 import json
 from collections import Counter
@@ -41,14 +41,16 @@ if TYPE_CHECKING:
 
 
 class DecoderTuningTask(Task):
-    """Computes the loss of the answers' tokens.
+    """Trains a decoder with a loss over the tokens of answers.
 
-    A sample has the tokens of its documents, one after the other. A batch packs them into one row
-    without padding, or has one row for each document, see `tasks.documents`.
+    A sample has the tokens of one or more documents, concatenated. A batch either packs all
+    documents into one row without padding, or has one row for each document, see
+    `tasks.chat.documents`.
 
     Attributes:
         packs_documents: True if a batch packs all documents into one row.
-        router_coefficient: factor of the router's loss in a mixture of experts; 0 without experts.
+        router_coefficient: weight of the router loss of a mixture-of-experts model; 0 for other
+            models.
     """
 
     model_class = AutoModelForCausalLM
@@ -59,11 +61,11 @@ class DecoderTuningTask(Task):
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
-        self.rows = 0  # rows of the current set
+        self.rows = 0  # number of rows of the current set
         self._fields = WrittenFields()
-        self._answers: Counter[str] = Counter()  # the assistant's messages: all, and the targets
-        self._unknown: Counter[str] = Counter()  # target tokens that stand for no text
-        self.renamed: Counter[str] = Counter()  # roles that the chat template has another name for
+        self._answers: Counter[str] = Counter()  # numbers of assistant messages: all, and targets
+        self._unknown: Counter[str] = Counter()  # unknown tokens among targets
+        self.renamed: Counter[str] = Counter()  # renamed roles, by their name in the data
         self.packs_documents, self.router_coefficient = True, 0.0
 
     # data
@@ -95,7 +97,12 @@ class DecoderTuningTask(Task):
     def close_split(
         self, writer: SampleWriter, split: str, limit: int, *, count: int, cut: int, left_out: int
     ) -> list[str]:
-        """Return the notices of a set of `count` samples, about truncated and skipped samples.
+        """Close a set, and return notices about its truncated and skipped samples.
+
+        Args:
+            count: number of texts of the set, including skipped texts.
+            cut: number of truncated samples.
+            left_out: number of skipped samples.
 
         Raises:
             TrainError: no sample was written.
@@ -137,13 +144,13 @@ class DecoderTuningTask(Task):
         return notices
 
     def tokens_of(self, texts: Iterator[LearnedText]) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield the tokens of each text, and the indices of its target tokens."""
+        """Yield the token ids of each text, and the indices of its target tokens."""
         template = self.options.chat_template
         self.rows, unknown = 0, unknown_id(self.tokenizer)
         while batch := list(islice(texts, BATCH_ROWS)):
             encoded = self.tokenizer(
                 [text.text for text in batch],
-                add_special_tokens=not template,  # a template writes them itself
+                add_special_tokens=not template,  # templates include special tokens
                 return_offsets_mapping=True,
             )
             columns = (encoded["input_ids"], encoded["offset_mapping"])
@@ -154,13 +161,14 @@ class DecoderTuningTask(Task):
                 yield tokens, learned
 
     def texts_of(self, where: str, conversation: Conversation) -> list[LearnedText]:
-        """Return the texts of a conversation.
+        """Return a conversation as texts with marked answers.
 
         Args:
-            where: place of the conversation in the data, for errors.
+            where: place of the conversation in the data, for error messages.
 
         Raises:
-            TrainError: the chat template writes it in a way that hides where answers begin.
+            TrainError: the chat template rejects the conversation, or changes it so that answers
+                cannot be found in the text.
         """
         self.reader.count_special(str(message.get("content")) for message in conversation.messages)
         later = conversation.messages[conversation.first :]
@@ -209,10 +217,10 @@ class DecoderTuningTask(Task):
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def check_model(self, model: "PreTrainedModel") -> None:
-        """Check if the packed documents of a row can be kept apart; if not, each gets its own row.
+        """Check whether the model can keep packed documents apart; if not, do not pack documents.
 
         Raises:
-            TrainError: the model is no decoder.
+            TrainError: the model is not a decoder.
         """
         self.router_coefficient = router_coefficient(model.config)
         model.eval()
@@ -228,7 +236,7 @@ class DecoderTuningTask(Task):
             )
 
     def _padding(self) -> int:
-        """Return the token that pads rows; no output depends on it."""
+        """Return the token id for padding; outputs do not depend on padding."""
         ids = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
         return next((number for number in ids if number is not None), 0)
 
@@ -240,10 +248,11 @@ class DecoderTuningTask(Task):
         return KernelMode([Attention(with_dropout=False).patch()], head)
 
     def write_files(self, model: "PreTrainedModel", folder: Path) -> None:
-        """Make generation stop at the token that ends the answers in training.
+        """Write a generation configuration that stops at the token that ends answers.
 
-        A base model knows only the end of a text, and its chat template continues after that.
-        For adapters the file has no other field: transformers reads the rest from the base model.
+        The generation configuration of a base model stops only at the end-of-text token, but chat
+        templates end answers with another token. For adapters the file has only this field, because
+        transformers reads all other fields from the base model.
         """
         end = self._end_of_answer()
         known = model.generation_config.eos_token_id
@@ -256,16 +265,17 @@ class DecoderTuningTask(Task):
         path.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
 
     def _end_of_answer(self) -> int | None:
-        """Return the first special token after an answer; None if the template writes none.
+        """Return the id of the first special token after an answer; None if there is none.
 
-        Other tokens after an answer, such as a blank line, can also be part of answers.
+        Only special tokens count: other tokens after an answer, such as a blank line, may also
+        occur in answers.
         """
         if not self.options.chat_template:
             end: int | None = self.tokenizer.eos_token_id
             return end
         try:
             text, behind = after_answer(self._render(Conversation(())))
-        except DataError:  # the template accepts only other conversations
+        except DataError:  # the template rejects this conversation
             return None
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         pairs = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
@@ -275,15 +285,16 @@ class DecoderTuningTask(Task):
     # a batch
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        """Return all samples packed into one row, or a row for each document.
+        """Return a batch with all documents packed into one row, or with one row per document.
 
-        Targets are the tokens that contribute to the loss, and the positions before them.
+        The targets are the ids of the target tokens, and the positions before these tokens.
         """
         return packed(samples) if self.packs_documents else padded(samples, self._padding())
 
     def router_loss(self, outputs: Any) -> torch.Tensor | float:
-        """Return the loss that the router of a mixture of experts adds per sample.
+        """Return the router loss of a mixture-of-experts model, which is added for each sample.
 
-        Models return it if output_router_logits is set in their configuration, as in transformers.
+        Models return this loss if output_router_logits is set in their configuration. The result is
+        0 for all other models.
         """
         return self.router_coefficient * outputs.aux_loss if self.router_coefficient else 0.0

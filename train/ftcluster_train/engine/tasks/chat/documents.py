@@ -1,9 +1,9 @@
-"""Batches of documents for decoders, and the trial that decides between packing and padding.
+"""Packed or padded batches of documents for decoders, and the trial that chooses between them.
 
-A packed batch has all documents in one row without padding, and `kernels.documents` keeps them
-apart. That works only for models whose layers mix tokens in torch's attention and nowhere else. So
-a trial compares packed documents with plain transformers. If the results differ, each document gets
-its own row, which is right for every decoder.
+A packed batch has all documents in one row without padding. Our attention kernels keep the
+documents apart. This works only for models whose layers mix tokens exclusively in torch's attention
+function. A trial therefore compares the outputs for packed documents with plain transformers. If
+the outputs differ, each document gets its own row, which works for every decoder.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Kernels = Callable[[], AbstractContextManager[Any]]
-# parts of the names of configuration fields that limit how many tokens a token attends to
+# substrings of names of configuration fields that limit how many tokens a token attends to
 LIMITS = ("window", "chunk", "block", "local", "original_max_position")
-TRIED_TOKENS = 128  # length of the trial if the configuration names no limit
-SHORT = (5, 3)  # lengths of the trial's other documents
-# layer types of transformers that attend to a document's last tokens only, with the field of
-# the configuration that has the number of tokens
+TRIED_TOKENS = 128  # length of the trial's long document if the configuration has no limit
+SHORT = (5, 3)  # lengths of the trial's other documents in tokens
+# transformers' layer types that attend only to a limited number of previous tokens, with the
+# configuration field for this number
 LIMITED_LAYERS = {
     "sliding_attention": "sliding_window",
     "chunked_attention": "attention_chunk_size",
@@ -38,7 +38,7 @@ LIMITED_LAYERS = {
 
 
 def packed(samples: Sequence[Sample]) -> Batch:
-    """Return all documents in one row without padding."""
+    """Return a batch with all documents in one row, without padding."""
     tokens: list[int] = []
     lengths: list[int] = []
     places: list[int] = []
@@ -57,9 +57,10 @@ def packed(samples: Sequence[Sample]) -> Batch:
 
 
 def padded(samples: Sequence[Sample], padding: int) -> Batch:
-    """Return one row for each document, padded on the right with `padding` tokens.
+    """Return a batch with one row per document, padded on the right with the token id `padding`.
 
-    Targets have the same order as in `packed`; places count through all rows.
+    Targets have the same order as in `packed`. Their positions are indices into the flattened
+    batch.
     """
     documents: list[list[int]] = []
     row_of: list[int] = []
@@ -84,16 +85,16 @@ def padded(samples: Sequence[Sample], padding: int) -> Batch:
 def why_not_packed(
     model: "PreTrainedModel", longest: int, kernels: Kernels, padding: int, name: str
 ) -> str:
-    """Return why a model cannot keep the documents of a row apart, or "" if it can.
+    """Return the reason why a model cannot keep packed documents apart, or "".
 
     Args:
         longest: maximum number of tokens of a document.
-        kernels: context in which packed documents are computed.
-        padding: token that pads the rows of `padded`.
-        name: name of the model, for errors.
+        kernels: context that enables the kernels for packed documents.
+        padding: token id for the padding in `padded`.
+        name: name of the model, for error messages.
 
     Raises:
-        TrainError: the model cannot be trained with padded rows either.
+        TrainError: padded rows do not work either, so the model cannot be trained.
     """
     config = model.config.get_text_config()
     documents = _trial(model, config, longest)
@@ -137,10 +138,13 @@ def _check_padded(
     padding: int,
     name: str,
 ) -> None:
-    """Check that a model is a decoder, whose logits do not depend on later tokens.
+    """Check that a model is a decoder: its logits must not depend on later tokens.
+
+    Args:
+        alone: logits of each document in a batch of its own.
 
     Raises:
-        TrainError: the model is no decoder.
+        TrainError: the model is not a decoder.
     """
     try:
         right = True
@@ -163,7 +167,7 @@ def _check_padded(
 
 
 def _limited_layer(config: PretrainedConfig, longest: int) -> str:
-    """Return which layers attend to fewer tokens than a document may have, or ""."""
+    """Return a description of layers that attend to fewer than `longest` tokens, or ""."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * bool(window)
     for kind in dict.fromkeys(kinds):
@@ -175,7 +179,7 @@ def _limited_layer(config: PretrainedConfig, longest: int) -> str:
 
 
 def _trial(model: "PreTrainedModel", config: PretrainedConfig, longest: int) -> list[list[int]]:
-    """Return documents for the trial; the first is longer than every attention limit."""
+    """Return documents for the trial; the first document is longer than each attention limit."""
     limits = [limit for limit in _limits(config.to_dict()) if limit < longest]
     length = min(longest, 2 * max(limits) if limits else TRIED_TOKENS)
     special = {0}
@@ -192,7 +196,7 @@ def _trial(model: "PreTrainedModel", config: PretrainedConfig, longest: int) -> 
 
 
 def _limits(fields: Mapping[str, Any]) -> Iterator[int]:
-    """Yield the token counts of configuration fields that limit attention."""
+    """Yield the values of configuration fields that limit attention, in tokens."""
     for name, value in fields.items():
         if isinstance(value, Mapping):
             yield from _limits(value)
@@ -219,10 +223,10 @@ def _logits(
 
 
 def _alike(logits: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Return True if logits of shape (tokens, vocabulary) differ by no more than rounding.
+    """Return True if logits, shape (tokens, vocabulary), differ only by rounding.
 
-    In fp32 each token's logits are compared separately. In bf16 a router may send single tokens to
-    other experts, so all tokens are compared together.
+    In fp32 each token's logits are compared separately. In bf16 all tokens are compared together,
+    because rounding may make a router choose other experts for single tokens.
     """
     exact = logits.dtype == torch.float32
     difference, size = (logits.float() - expected.float()), expected.float()

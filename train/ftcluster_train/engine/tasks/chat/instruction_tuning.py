@@ -1,4 +1,4 @@
-"""Instruction tuning: only the answers of conversations contribute to the loss of a decoder."""
+"""Instruction tuning: a decoder is trained on the answers in conversations."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ from ftcluster_train.patching.batch_context import sums_for
 
 @register
 class InstructionTuningTask(DecoderTuningTask):
-    """Cross entropy of the answers' tokens, averaged over the target tokens of all ranks."""
+    """Trains with the cross entropy of the answers' tokens, averaged over these tokens."""
 
     name = "instruction-tuning"
     options: InstructionTuning
@@ -73,13 +73,13 @@ class InstructionTuningTask(DecoderTuningTask):
         return samples.lengths("targets")
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the sum over the target tokens."""
+        """Return the cross entropy, summed over the target tokens."""
         tokens, logits = targets["tokens"], outputs.logits.flatten(0, 1)[targets["places"]]
         loss = _loss(logits, tokens, self.head, self.smoothing)
         return loss + self.router_loss(outputs) * len(tokens)
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return for each sample the sum of the losses of its target tokens, and their count."""
+        """Return, for each sample, the summed loss and the number of its target tokens."""
         targets = self.collate(samples).targets
         counts = [len(sample["targets"]) for sample in samples]
         places, tokens = (targets[name].split(counts) for name in ("places", "tokens"))
@@ -105,7 +105,7 @@ def _loss(
 
 
 def _joined(documents: Sequence[Sample]) -> Sample:
-    """Join documents into one sample."""
+    """Concatenate documents into one sample."""
     joined: Sample = {"input_ids": [], "targets": [], "documents": []}
     for document in documents:
         start = len(joined["input_ids"])

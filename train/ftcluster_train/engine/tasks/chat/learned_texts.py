@@ -1,4 +1,4 @@
-"""Conversations as texts, of which the assistant's messages contribute to the loss.
+"""Conversion of conversations to texts, in which the assistant's messages are marked as targets.
 
 Standard library only.
 """
@@ -11,31 +11,31 @@ from ftcluster_common.data.conversations import Conversation
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.data.messages import ASSISTANT, Message
 
-# the newer and the older name of a role in OpenAI's format, and the common name
+# common names of roles that OpenAI's format calls differently
 SYNONYMS = {"developer": "system", "function": "tool"}
 MARK = "ftcluster-message-"
 THOUGHTS = re.compile("</?think>")  # some templates write these tags again with other spaces
 
-# writes messages as text; True adds the beginning of the assistant's next message
+# function that renders messages as text; True adds the beginning of the assistant's next message
 Render = Callable[[Sequence[Message], bool], str]
-CharacterRange = tuple[int, int]  # indices of the first character and after the last
+CharacterRange = tuple[int, int]  # index of the first character, and index after the last character
 
 
 @dataclass(frozen=True)
 class LearnedText:
-    """A text, and the parts of it that contribute to the loss."""
+    """A text, and the character ranges (`spans`) that contribute to the loss."""
 
     text: str
     spans: tuple[CharacterRange, ...]
 
 
 def with_known_roles(conversation: Conversation, render: Render) -> Conversation:
-    """Return a conversation of which the chat template writes every message.
+    """Return a conversation whose messages all appear in the text of the chat template.
 
-    If the template drops or refuses a message, roles that have another name are renamed.
+    If the template drops or rejects a message, roles are renamed to their synonyms.
 
     Raises:
-        DataError: the template still drops a message, or refuses the conversation.
+        DataError: the template still drops a message or rejects the conversation.
     """
     try:
         _check_written(conversation.messages, render)
@@ -52,10 +52,12 @@ def with_known_roles(conversation: Conversation, render: Render) -> Conversation
 
 
 def _check_written(messages: Sequence[Message], render: Render) -> None:
-    """Raise an error if the text lacks the content of a message that is not an answer.
+    """Check that the template's text has the content of each message that is not an answer.
 
-    The assistant's thoughts may be missing in answers that do not contribute to the loss. Each
-    content gets a mark at its end, because another message may have the same words.
+    A mark is added at the end of each content, because two messages may have the same content.
+
+    Raises:
+        DataError: the text lacks a message.
     """
     marks = {
         number: f"{MARK}{number}."
@@ -78,15 +80,15 @@ def _check_written(messages: Sequence[Message], render: Render) -> None:
 
 
 def learned_texts(conversation: Conversation, render: Render) -> list[LearnedText]:
-    """Return a conversation as its chat template writes it, with the assistant's messages marked.
+    """Render a conversation with the chat template, and mark the assistant's messages as targets.
 
-    A message begins where the template's generation prompt ends, and includes everything that the
-    template writes after it. Some templates write a message differently once other messages follow,
-    for example without the assistant's thoughts. The conversation up to such a message becomes a
-    text of its own.
+    A message begins at the end of the template's generation prompt, and includes everything that
+    the template adds after the message. Some templates change a message when other messages follow:
+    for example they drop the assistant's thoughts. The conversation up to such a message becomes a
+    separate text.
 
     Raises:
-        DataError: the template drops a target message, or changes the text before it.
+        DataError: the template drops a target message, or changes the text before the message.
     """
     messages = conversation.messages
     whole = render(messages, False)
@@ -102,7 +104,7 @@ def learned_texts(conversation: Conversation, render: Render) -> list[LearnedTex
                 f"the chat template changes the text before message {number + 1} once that message "
                 "follows, so the beginning of the message cannot be determined"
             )
-        # the text that the template begins itself may be a part of the message, such as <think>
+        # the generation prompt may already have the start of the message, such as <think>
         own = without_spaces(written[len(before) :])
         parts = THOUGHTS.split(messages[number].get("content") or "")
         if not written[start:].strip() or not all(without_spaces(part) in own for part in parts):
@@ -118,12 +120,12 @@ def learned_texts(conversation: Conversation, render: Render) -> list[LearnedTex
 
 
 def without_spaces(text: str) -> str:
-    """Return a text without white space, which templates write differently."""
+    """Return a text without white space, which templates may change."""
     return "".join(text.split())
 
 
 def _common(one: str, other: str) -> int:
-    """Return the number of characters that two texts have in common at their beginning."""
+    """Return the length of the longest common prefix of two texts."""
     if other.startswith(one):
         return len(one)
     pairs = enumerate(zip(one, other, strict=False))
@@ -131,10 +133,10 @@ def _common(one: str, other: str) -> int:
 
 
 def after_answer(render: Render) -> tuple[str, int]:
-    """Return an answer as a chat template writes it, and the index after the answer's text.
+    """Render a conversation with an answer; return the text, and the index after the answer.
 
     Raises:
-        DataError: the template refuses the conversation, or drops the answer.
+        DataError: the template rejects the conversation, or drops the answer.
     """
     answer = f"{MARK}answer"
     text = render(
@@ -157,10 +159,11 @@ def plain_text(conversation: Conversation, end: str) -> LearnedText:
 
 
 def learned_tokens(offsets: Sequence[CharacterRange], spans: Sequence[CharacterRange]) -> list[int]:
-    """Return the indices of the tokens that begin in one of the spans, except for token 0.
+    """Return the indices of the tokens that begin in one of the spans, without token 0.
 
     Args:
         offsets: character range of each token in the text.
+        spans: character ranges of the targets.
 
     >>> learned_tokens([(0, 0), (0, 2), (2, 5), (5, 6), (6, 9)], [(2, 6)])
     [2, 3]
@@ -175,7 +178,7 @@ def _tokens_in(offsets: Sequence[CharacterRange], spans: Sequence[CharacterRange
     remaining = iter(spans)
     span = next(remaining, None)
     for number, (start, end) in enumerate(offsets):
-        # some tokenizers report only the end of spaces (trim_offsets)
+        # some tokenizers report only the end of a space (trim_offsets)
         first = start if start < end else start - 1
         while span and first >= span[1]:
             span = next(remaining, None)

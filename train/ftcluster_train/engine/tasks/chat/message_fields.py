@@ -1,8 +1,10 @@
-"""Detection of message fields that a chat template does not write.
+"""Detection of message fields that a chat template ignores.
 
-Each text in a field gets a mark at its end, and the conversation is rendered again: a field whose
-mark is missing is not written. If a template refuses marks or drops the text, the conversation is
-rendered without the field instead: if nothing changes, the field is not read.
+A mark is added at the end of each text in a field, and the conversation is rendered again. If the
+mark is missing in the result, the template does not write the field. If the template rejects marks
+or drops the text, the conversation is rendered without the field. If the result does not change,
+the template ignores the field.
+
 Standard library only.
 """
 
@@ -24,33 +26,33 @@ from ftcluster_train.engine.tasks.chat.learned_texts import (
     without_spaces,
 )
 
-READ = frozenset(("role", "content", "weight", "train"))  # fields that ftcluster reads itself
-NAMES = frozenset(("id", "type", "index", "tool_call_id"))  # templates compare them only
-CERTAIN = 50  # number of times that a missing mark is verified
+READ = frozenset(("role", "content", "weight", "train"))  # fields that ftcluster uses itself
+NAMES = frozenset(("id", "type", "index", "tool_call_id"))  # fields that templates only compare
+CERTAIN = 50  # number of missing marks of a field that are verified
 TOOLS = "tools"
 IN_CONTENT = "thoughts in the content"
 
-Path = tuple[Any, ...]  # keys of objects and indices of lists, starting at the conversation
+Path = tuple[Any, ...]  # path to a value in a conversation: keys of objects and indices of lists
 RenderOf = Callable[[Conversation], Render]
 
 
 class WrittenFields:
-    """Counts the fields of conversations, and the fields that the chat template drops."""
+    """Counts fields in conversations, and how often the chat template drops each field."""
 
     def __init__(self) -> None:
         self._all: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
         self._checked: Counter[str] = Counter()
-        self._masked: Counter[str] = Counter()  # written, but outside of the target tokens
+        self._masked: Counter[str] = Counter()  # fields that are written, but not as target tokens
 
     def add(
         self, conversation: Conversation, texts: Sequence[LearnedText], render_of: RenderOf
     ) -> None:
-        """Count the fields of a conversation.
+        """Count the fields of a conversation, and the fields that the template drops.
 
         Args:
-            texts: texts of the conversation, rendered by the template.
-            render_of: function that makes the renderer of a conversation's messages.
+            texts: texts of the conversation from `learned_texts`.
+            render_of: function that returns the renderer for a conversation.
         """
         written = [without_spaces(text.text) for text in texts]
         for message in conversation.messages:
@@ -64,7 +66,7 @@ class WrittenFields:
         learned = "" if both is None else _learned(both)
         lost: dict[tuple[Path, str], bool] = {}
         found: dict[tuple[Path, str], bool] = {}
-        # texts first: if a text is written, so is a number beside it, as in arguments
+        # texts first: a number next to a text, as in arguments, is written if the text is
         for path, (label, value) in sorted(leaves.items(), key=_is_no_text):
             of = (path[:2] if path[0] != TOOLS else path[:1], label)
             is_name, has_mark = path[-1] in NAMES, not _is_no_text((path, (label, value)))
@@ -86,7 +88,7 @@ class WrittenFields:
             self._lost[of[1]] += not found[of] if of[1] == TOOLS else some
 
     def _add_content(self, message: Message, written: Sequence[str]) -> None:
-        """Count an answer's text; `learned_texts` has checked all other messages."""
+        """Count the content of an answer; `learned_texts` has checked all other messages."""
         content = message.get("content") or ""
         if message["role"] != ASSISTANT or not content.strip():
             return
@@ -95,7 +97,7 @@ class WrittenFields:
         self._all.update(kinds)
         parts = [*map(without_spaces, THOUGHTS.split(content))]
         missing = [not any(part in text for text in written) for part in parts]
-        # texts and thoughts alternate; a template may have begun the thoughts
+        # texts and thoughts alternate; the template may have written the first tag
         first = THOUGHTS.search(content)
         begun = bool(first and first.group().startswith("</"))
         self._lost[kinds[0]] += any(missing[begun::2])
@@ -106,7 +108,7 @@ class WrittenFields:
         self, conversation: Conversation, path: Path, label: str, texts: Sequence[LearnedText],
         render_of: RenderOf, *, sure: bool,
     ) -> bool:  # fmt: skip
-        """Return True if the template writes the same text without the field."""
+        """Return True if the template's text is the same without the field."""
         if sure and self._checked[label] >= CERTAIN:
             return True
         without = _texts(_without(conversation, path), render_of)
@@ -115,7 +117,7 @@ class WrittenFields:
         return is_unread
 
     def notices(self, split: str) -> list[str]:
-        """Return notices on what the template dropped from a set, and reset the counts."""
+        """Return notices about fields that the template dropped in a set, and reset the counts."""
         lost = [
             f"{label} ({self._lost[label]} of {count})"
             for label, count in self._all.items()
@@ -145,7 +147,7 @@ def _joined(texts: Sequence[LearnedText]) -> str:
 
 
 def _is_no_text(leaf: tuple[Path, tuple[str, Any]]) -> bool:
-    """Return True if a leaf is not a text that a mark can be added to."""
+    """Return True if a mark cannot be added to a leaf, because the leaf is not a text."""
     path, (_, value) = leaf
     return path[-1] in NAMES or not isinstance(value, str)
 
@@ -162,7 +164,7 @@ def _texts(conversation: Conversation, render_of: RenderOf) -> list[LearnedText]
 
 
 def _leaves(conversation: Conversation) -> Iterator[tuple[Path, tuple[str, Any]]]:
-    """Yield the place, the name and the value of each leaf in further fields of messages."""
+    """Yield the path, name and value of each leaf in fields that ftcluster does not use itself."""
     for number, message in enumerate(conversation.messages):
         for field, value in message.items():
             if field not in READ:
@@ -176,7 +178,7 @@ def _leaves(conversation: Conversation) -> Iterator[tuple[Path, tuple[str, Any]]
 def _within(value: Any, path: Path, name: str) -> Iterator[tuple[Path, str]]:
     if isinstance(value, dict) and value:
         for key, item in value.items():
-            # the arguments of a call have arbitrary names
+            # arguments of tool calls have arbitrary names, so their names are not counted
             longer = name if name.endswith(".arguments") else f"{name}.{key}"
             yield from _within(item, (*path, key), longer)
     elif isinstance(value, list) and value:
@@ -206,7 +208,7 @@ def _marked(mark: str, text: Any) -> str:
 
 
 def _without(conversation: Conversation, path: Path) -> Conversation:
-    """Return a conversation without a field of a message, or without a part of the field."""
+    """Return a conversation without the field, or part of a field, at `path`."""
     if len(path) == 2 and path[0] != TOOLS:
         messages = [dict(message) for message in conversation.messages]
         del messages[path[0]][path[1]]

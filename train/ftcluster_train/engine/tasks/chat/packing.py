@@ -4,17 +4,17 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-OPEN_BINS = 256  # bins that may still get a document
+OPEN_BINS = 256  # default maximum number of open bins
 
 Document = TypeVar("Document")
 
 
 class DocumentPacker(Generic[Document]):
-    """Packs whole documents into bins, each into the fullest bin that has room for it.
+    """Packs documents into bins; each document goes into the fullest bin with enough room.
 
     Args:
         size: capacity of a bin in tokens.
-        open_bins: maximum number of open bins; beyond that, the fullest bin is closed.
+        open_bins: maximum number of open bins; if there are more, the fullest bin is closed.
     """
 
     def __init__(self, size: int, open_bins: int = OPEN_BINS) -> None:
@@ -23,7 +23,7 @@ class DocumentPacker(Generic[Document]):
         self._bins: list[list[Document]] = []
 
     def add(self, document: Document, length: int) -> Iterator[list[Document]]:
-        """Add a document of `length` tokens and yield a bin that this closes."""
+        """Add a document of `length` tokens, and yield the bin that is closed, if any."""
         place = bisect_left(self._rooms, length)
         filled, room = [document], self._size - length
         if place < len(self._rooms):

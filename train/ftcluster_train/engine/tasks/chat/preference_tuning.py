@@ -1,4 +1,4 @@
-"""Preference tuning: a decoder is trained to prefer the better of two answers (DPO)."""
+"""Preference tuning (DPO): a decoder is trained to prefer the better of two answers."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 class PreferenceTuningTask(DecoderTuningTask):
     """Direct preference optimization (Rafailov et al. 2023, equation 7).
 
-    The loss of a pair is -log sigmoid(beta * (c - r)). c and r are the log-probability ratios of
-    the chosen and the rejected answer between the trained model and the initial model. A sample has
-    two documents: the conversation with the chosen answer and the conversation with the rejected
-    answer. The initial log-probabilities are computed once, so the initial model is not kept.
+    The loss of a pair is -log sigmoid(beta * (c - r)). c and r are log-probability ratios of the
+    chosen and the rejected answer. A ratio is the log-probability under the trained model minus the
+    log-probability under the initial model. A sample has two documents: the conversation with the
+    chosen answer and the conversation with the rejected answer. The log-probabilities under the
+    initial model are computed once, before the first step.
     """
 
     name = "preference-tuning"
@@ -43,9 +44,9 @@ class PreferenceTuningTask(DecoderTuningTask):
     def __init__(self, recipe: Recipe, tokenizer: Any, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
         self.disables_dropout = self.options.disable_dropout
-        # log-probabilities of both answers under the initial model, by the number of the sample
+        # log-probabilities of both answers under the initial model, by sample id
         self._reference: dict[int, tuple[float, float]] = {}
-        self._written = 0  # number of samples of all sets
+        self._written = 0  # number of samples written so far, in all sets
 
     # data
 
@@ -88,7 +89,7 @@ class PreferenceTuningTask(DecoderTuningTask):
         return [one._replace(label=label) for one, label in pair]
 
     def _texts(self, rows: Rows, split: str) -> Iterator[LearnedText]:
-        """Yield the texts of the chosen and of the rejected answer, alternating."""
+        """Yield the texts of the chosen and the rejected answer of each row, alternating."""
         columns = find_columns(rows, split, lambda names: preference_columns(self.options, names))
         template = self.options.chat_template
         pairs = read_rows(rows, split, lambda row: read_preference(row, columns, template))
@@ -107,7 +108,7 @@ class PreferenceTuningTask(DecoderTuningTask):
     # model
 
     def use_fused_loss(self, model: "PreTrainedModel") -> torch.Tensor | None:
-        self.head = find_head(model)  # here label smoothing applies to pairs, not to tokens
+        self.head = find_head(model)  # used even with label smoothing, which applies to pairs here
         return self.head
 
     def set_reference(self, samples: Samples, predictions: Sequence[Any]) -> None:
@@ -139,13 +140,13 @@ class PreferenceTuningTask(DecoderTuningTask):
         return (1 - self.smoothing) * preferred + self.smoothing * other
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return for each pair the log-probabilities of both answers."""
+        """Return, for each pair, the log-probabilities of both answers."""
         targets = self.collate(samples).targets
         likely: list[Any] = _log_probabilities(outputs, targets, self.evaluation_head).tolist()
         return likely
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """Return the loss, the share of correctly preferred answers, and the mean margin."""
+        """Return the loss, the fraction of correctly preferred answers, and the mean margin."""
         reference = torch.tensor([self._reference[sample["number"][0]] for sample in samples])
         gains = torch.tensor(predictions) - reference
         margins = gains[:, 0] - gains[:, 1]

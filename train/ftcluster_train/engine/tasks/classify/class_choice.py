@@ -1,4 +1,4 @@
-"""The choice of a row's classes from their probabilities, and class names in a model."""
+"""Prediction of a row's classes from class probabilities, and probability thresholds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,14 +12,17 @@ from ftcluster_train.engine.tasks.classify.metrics import FEWEST, HALF, best_thr
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-THRESHOLDS = "label_thresholds"  # field of a model's configuration: thresholds by class name
+THRESHOLDS = "label_thresholds"  # configuration field with the threshold of each class by name
 
 
 class Thresholds:
-    """The minimum probability at which each class is predicted, if a row may have several.
+    """The thresholds of classes, for rows that may have several classes.
+
+    A class is predicted if its probability is at least the threshold of the class.
 
     Args:
-        trained: configuration of a trained model, which may have thresholds.
+        trained: configuration of a trained model, which may contain thresholds; None for a new
+            model.
     """
 
     def __init__(self, trained: PretrainedConfig | None) -> None:
@@ -28,11 +31,12 @@ class Thresholds:
     def choose(
         self, names: Sequence[str], rows: Sequence[Sequence[float]], labels: Sequence[Sequence[int]]
     ) -> None:
-        """Choose the threshold of each class that has the highest F1; 0.5 for a rare class.
+        """Choose the threshold with the highest F1 for each class; 0.5 for rare classes.
 
         Args:
+            names: names of all classes.
             rows: probabilities of all classes, for each row.
-            labels: numbers of the right classes, for each row.
+            labels: numbers of the true classes, for each row.
         """
         self._by_name = {
             name: best_threshold(column, [number in label for label in labels])
@@ -44,24 +48,24 @@ class Thresholds:
         }
 
     def use(self, reports: Iterator[ClassReport]) -> None:
-        """Use the thresholds of an evaluation."""
+        """Use the thresholds in the class reports of an evaluation."""
         for report in reports:
             limits = {one.name: one.threshold for one in report.classes}
             self._by_name = {name: at for name, at in limits.items() if at is not None}
 
     def of(self, names: Sequence[str]) -> list[float]:
-        """Return the thresholds of classes, 0.5 if none was chosen."""
+        """Return the thresholds of classes; 0.5 for a class without a chosen threshold."""
         return [self._by_name.get(name, HALF) for name in names]
 
     def write(self, model: "PreTrainedModel", folder: Path) -> None:
-        """Write the thresholds, if there are any, into the configuration of a saved model."""
+        """Write the chosen thresholds into the configuration of a saved model."""
         if self._by_name:
             setattr(model.config, THRESHOLDS, dict(self._by_name))
             model.config.save_pretrained(folder)
 
 
 def reports_of(classes: Mapping[str, Any]) -> Iterator[ClassReport]:
-    """Return the class reports of an evaluation, see `Scores`."""
+    """Yield the class reports of an evaluation, see `Scores`."""
     return map(read_report, classes.values())
 
 
@@ -69,14 +73,14 @@ def class_answer(
     names: Sequence[str], classes: Sequence[int], sure: float, row: Sequence[float], several: bool,
     every: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the output for a row: its class or classes by name, and their probabilities.
+    """Return the predicted fields of a row: class names and probabilities.
 
     Args:
         classes: numbers of the predicted classes.
         sure: probability of the most likely class.
-        row: probabilities of all classes, or empty.
+        row: probabilities of all classes; [] if they are not known.
         several: True if a row may have several classes.
-        every: True if the probabilities of all classes are written.
+        every: True to include the probabilities of all classes.
     """
     answer: dict[str, Any] = {
         "prediction": [names[number] for number in classes],

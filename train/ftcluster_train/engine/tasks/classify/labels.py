@@ -1,4 +1,4 @@
-"""Labels of classification data: conversion to class numbers, and checks."""
+"""Conversion of labels in classification data to class numbers, and checks of labels."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,14 +27,14 @@ TRAINED = "the training data"
 
 @dataclass(frozen=True)
 class ClassLabels:
-    """The conversion of a column's labels to class numbers.
+    """The conversion of labels to class numbers.
 
     Attributes:
-        numbers: class of each label; empty if labels are the numbers of classes.
-        owner: owner of the classes, for messages.
-        columns: columns of 0 and 1, each named like a class.
+        numbers: class number of each label; empty if labels in the data are class numbers.
+        owner: name of the model or data that define the classes, for messages.
+        columns: names of columns with 0 or 1 for each class; a column has the name of its class.
         several: True if a row may have several classes.
-        aliases: class of each label whose spelling differs from the class's name.
+        aliases: class number of each label that differs in spelling from the class name.
     """
 
     numbers: Mapping[str, int]
@@ -45,14 +45,18 @@ class ClassLabels:
 
     @property
     def names(self) -> list[str]:
-        """Return the labels in the order of their classes."""
+        """Return the labels in the order of their class numbers."""
         return sorted(self.numbers, key=self.numbers.__getitem__)
 
     def of(self, cells: Sequence[Any], where: str) -> list[int]:
-        """Return the classes of a row, from its cells in the label columns.
+        """Return the class numbers of a row.
+
+        Args:
+            cells: values of the row in the label columns.
+            where: place of the row, for error messages.
 
         Raises:
-            TrainError: see `read`.
+            TrainError: a label is missing or unknown.
         """
         labels: Iterable[Any] = cells
         if self.columns:
@@ -63,7 +67,7 @@ class ClassLabels:
         return sorted({self.read(label, where) for label in labels})
 
     def read(self, label: Any, where: str) -> int:
-        """Return the class of a label.
+        """Return the class number of a label.
 
         Raises:
             TrainError: the label is missing or unknown.
@@ -71,7 +75,7 @@ class ClassLabels:
         word = as_word(label)
         if not self.numbers:
             number = WHOLE.fullmatch(word) and len(word) < MOST_DIGITS
-            # any other owner is a trained model, whose outputs are fixed
+            # any other owner is a trained model, which cannot get more classes
             trains = self.owner == TRAINED
             hint = "for other numbers: regression=true" if trains else ""
             return read_class(int(float(word)) if number else label, where, hint)
@@ -84,10 +88,12 @@ class ClassLabels:
 
 
 def number_labels(words: Sequence[str]) -> dict[str, int]:
-    """Return the class of each label name; none if -1 is a label, which means "not labelled".
+    """Return the class number of each label; {} if -1 is a label.
+
+    In many data sets the label -1 means "not labelled".
 
     Args:
-        words: labels, as `find_labels` returns them.
+        words: distinct labels from `find_labels`.
 
     >>> number_labels(["0", "1"]), number_labels(["01", "1"]), number_labels(["-1", "0"])
     ({'0': 0, '1': 1}, {'01': 0, '1': 1}, {})
@@ -102,13 +108,20 @@ def labels_of_model(
     columns: Sequence[str] = (),
     several: bool = False,
 ) -> ClassLabels:
-    """Return how a trained model reads the labels: by its class names, or as class numbers.
+    """Return the conversion of labels for a trained model: by class name or by class number.
 
-    Labels are numbers only if no class of the model has a number as its name. Names may differ
-    in case, see `match_names`. Further arguments are fields of ClassLabels.
+    Labels are class numbers only if no class of the model is named like a number. Names may differ
+    in case, see `match_names`.
+
+    Args:
+        words: distinct labels in the data.
+        known: class numbers of the model, by class name.
+        model: name of the model.
+        columns: see `ClassLabels`.
+        several: see `ClassLabels`.
 
     Raises:
-        TrainError: the model has no class of that name. The message has both lists.
+        TrainError: the model lacks a class of the data. The message lists both sets of classes.
 
     >>> labels_of_model(["0", "1"], {"bad": 0, "good": 1}, "m").numbers
     {}
@@ -123,13 +136,13 @@ def labels_of_model(
         return ClassLabels({}, model, columns, several)
     wanted = sorted(words)
     matched = match_model(wanted, known)
-    if not columns:  # a column without any positive row is no class of the data
+    if not columns:  # a column may have no positive row
         check_known(wanted, matched, known, model)
     return ClassLabels(known, model, columns, several, matched)
 
 
 def match_model(words: Sequence[str], known: Mapping[str, int]) -> dict[str, int]:
-    """Return the indices of a model's classes, by the names that the data use for them."""
+    """Return the model's class numbers by the class names in the data."""
     names = list(known)
     pairs = zip(words, match_names(words, names), strict=True)
     return {word: known[names[place]] for word, place in pairs if place is not None}
@@ -138,7 +151,11 @@ def match_model(words: Sequence[str], known: Mapping[str, int]) -> dict[str, int
 def check_known(
     words: Sequence[str], matched: Mapping[str, int], known: Mapping[str, int], model: str
 ) -> None:
-    """Raise a TrainError with both lists if the model lacks a class of the data."""
+    """Check that the model has each class of the data.
+
+    Raises:
+        TrainError: the model lacks a class. The message lists both sets of classes.
+    """
     if unknown := [word for word in words if word not in matched]:
         names = sorted(known, key=known.__getitem__)
         raise TrainError(
@@ -151,14 +168,15 @@ def labels_of_named(
     names: Sequence[str], used: Collection[str], known: Mapping[str, int], model: str,
     several: bool,
 ) -> ClassLabels:  # fmt: skip
-    """Return how a trained model reads class numbers that the data have names for.
+    """Return the conversion of the data's class numbers to a trained model's, by class name.
 
     Args:
-        names: names of the data's classes, by number.
+        names: class names of the data, by class number.
         used: class numbers that occur in rows, as texts.
 
     Raises:
-        TrainError: the model lacks a class that occurs in rows. The message has both lists.
+        TrainError: the model lacks a class that occurs in rows. The message lists both sets of
+            classes.
     """
     if not {*names} <= known.keys() and len(names) == len(known) and are_unnamed([*known]):
         return ClassLabels({}, model, several=several)
@@ -174,14 +192,14 @@ def weights_of_classes(
 ) -> list[float]:
     """Return the weight of each class in the loss.
 
-    Balanced weights are scikit-learn's: rows / (classes * rows of the class).
+    Balanced weights are rows / (classes * rows of the class), as in scikit-learn.
 
     Args:
         wanted: `balanced`, or weights of some classes by name.
-        counts: number of rows of each class; a class without rows gets the weight 1.
+        counts: number of rows of each class; for `balanced`, a class without rows has weight 1.
 
     Raises:
-        TrainError: no class has one of the names.
+        TrainError: `wanted` has a name that no class has.
 
     >>> weights_of_classes("balanced", [3, 1], ["a", "b"])
     [0.6666666666666666, 2.0]
@@ -195,10 +213,10 @@ def weights_of_classes(
 
 
 def read_class(label: Any, where: str, hint: str = "") -> int:
-    """Return the class number of a row.
+    """Return a row's label as a class number.
 
     Raises:
-        TrainError: it is not a class number; -1 means "not labelled" in many test sets.
+        TrainError: the label is not a class number; in many test sets -1 means "not labelled".
     """
     if isinstance(label, bool) or not isinstance(label, int):
         raise TrainError(
@@ -210,7 +228,7 @@ def read_class(label: Any, where: str, hint: str = "") -> int:
 
 
 def read_number(label: Any, where: str) -> float:
-    """Return the label of a row in a regression.
+    """Return a row's label as a number, for a regression.
 
     Raises:
         TrainError: the label is not a number.
@@ -229,13 +247,14 @@ def check_metrics(
     trains: bool,
     own_metrics: Sequence[str] = (),
 ) -> None:
-    """Check that the metrics of a recipe apply to these classes.
+    """Check that the metrics that a recipe names apply to these classes.
 
     Args:
+        trains: True for a training.
         own_metrics: names of the user's own metrics.
 
     Raises:
-        TrainError: a metric does not apply.
+        TrainError: a metric does not apply to these classes.
     """
     metrics = options.metrics or default_metrics(len(names), several)
     if several and (wrong := {"f1", "matthews"} & {*metrics}):
@@ -265,8 +284,8 @@ def check_classes(
     """Check that a model can be trained for these classes, and return notices.
 
     Args:
-        options: options of the recipe, completed from the data.
-        classes: number of rows of each class, for each set.
+        options: options of the recipe, with values detected in the data.
+        classes: number of rows of each class number, for each set.
 
     Raises:
         TrainError: a model cannot be trained for these classes.
@@ -290,7 +309,7 @@ def check_classes(
         sets = sorted(
             (name for name in classes if name != TRAIN), key=lambda name: not name.endswith(best)
         )
-        for split in sets[:1]:  # thresholds are chosen on this set, see `evaluate`
+        for split in sets[:1]:  # thresholds are tuned on this set, see `evaluate`
             in_set = classes[split]
             rare = [name for number, name in enumerate(names) if in_set.get(number, 0) < FEWEST]
             if rare:

@@ -12,20 +12,21 @@ from ftcluster_common.protocol.class_report import ClassReport
 from ftcluster_train.engine.metrics import pearson, spearman
 
 HALF = 0.5
-FEWEST = 10  # minimum rows of a class for a threshold that is more than chance
+FEWEST = 10  # minimum number of rows of a class for choosing its threshold
 
 
 def accuracy(predictions: Sequence[int], labels: Sequence[int]) -> float:
-    """Return the share of correct predictions."""
+    """Return the fraction of correct predictions."""
     return sum(p == y for p, y in zip(predictions, labels, strict=True)) / len(labels)
 
 
 def matthews(predictions: Sequence[int], labels: Sequence[int]) -> float:
     """Return Matthews' correlation coefficient for any number of classes; 0 if undefined.
 
-    With c correct predictions of s samples, and p_k predictions and t_k labels of class k:
-    (c s - sum p_k t_k) / sqrt((s^2 - sum p_k^2) (s^2 - sum t_k^2)). Source: Gorodkin 2004,
-    "Comparing two K-category assignments by a K-category correlation coefficient".
+    The coefficient is (c s - sum p_k t_k) / sqrt((s^2 - sum p_k^2) (s^2 - sum t_k^2)). Here c is
+    the number of correct predictions, and s is the number of samples. Class k has p_k predictions
+    and t_k labels. Source: Gorodkin 2004, "Comparing two K-category assignments by a K-category
+    correlation coefficient".
     """
     predicted, true = Counter(predictions), Counter(labels)
     samples = len(labels)
@@ -45,7 +46,7 @@ METRICS: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
 
 
 def default_metrics(classes: int, several: bool = False) -> tuple[str, ...]:
-    """Return the default metrics of a recipe.
+    """Return the names of the default metrics.
 
     Args:
         classes: number of classes; 0 for a regression.
@@ -64,11 +65,13 @@ def measure(
     labels: Sequence[Any],
     report: ClassReport | None = None,
 ) -> dict[str, float]:
-    """Return each named metric over all samples.
+    """Compute the named metrics over all samples.
 
     Args:
-        predictions: classes, sets of classes, or numbers; labels are of the same type.
-        report: class report that has the F1 scores, or None.
+        names: names of the metrics.
+        predictions: class numbers, collections of class numbers, or numbers of a regression.
+        labels: true values, of the same type as the predictions.
+        report: class report with the F1 scores; None for a regression.
     """
     known = f1_scores(report) if report else {}
     return {
@@ -77,20 +80,24 @@ def measure(
 
 
 def f1_scores(report: ClassReport) -> dict[str, float]:
-    """Return F1 scores by scikit-learn's scorer names; `f1` is the positive class's score."""
+    """Return F1 scores by scikit-learn's scorer names; `f1` is the score of the positive class."""
     scores = {f"f1_{name}": f1 for name, (_, _, f1) in report.averages.items()}
     if report.positive:
         scores["f1"] = report.classes[1].f1
-    if not report.several:  # each wrong row is a false positive and a false negative
+    if not report.several:  # then f1_micro is the accuracy
         scores["f1_micro"] = sum(one.right for one in report.classes) / report.rows
     return scores
 
 
 def best_threshold(probabilities: Sequence[float], labels: Sequence[bool]) -> float:
-    """Return the probability threshold that gives a class the highest F1.
+    """Return the probability threshold with the highest F1 for a class.
 
-    The threshold lies between two probabilities that occur. Among equally good thresholds it is
-    the nearest to 0.5, and for a class without rows it is 0.5.
+    The threshold is the middle between two neighbouring probabilities. Among equally good
+    thresholds, the nearest to 0.5 is returned. For a class without rows the threshold is 0.5.
+
+    Args:
+        probabilities: probability of the class, for each row.
+        labels: True for each row that has the class.
 
     >>> best_threshold([0.9, 0.4, 0.2], [True, True, False])
     0.30000000000000004

@@ -1,4 +1,4 @@
-"""Classification of single texts or pairs, with one or several classes a row, or regression."""
+"""Classification of texts or pairs of texts, with one or several classes per row; regression."""
 
 import math
 from collections import Counter
@@ -51,10 +51,10 @@ MULTI_LABEL = "multi_label_classification"  # transformers' problem_type
 
 @register
 class TextClassificationTask(Task):
-    """Cross entropy over classes, binary cross entropy for several classes, or squared error.
+    """Trains with cross entropy, binary cross entropy (several classes), or squared error.
 
     Attributes:
-        several: True if a row may have several classes, or none.
+        several: True if a row may have any number of classes.
     """
 
     name = "text-classification"
@@ -117,7 +117,7 @@ class TextClassificationTask(Task):
         return [*notices, *drawn]
 
     def _check_trained(self) -> None:
-        """Check that the outputs of the trained model match the recipe."""
+        """Check that the trained model's outputs match the recipe: classes or a regression."""
         number = getattr(self.trained, "num_labels", 0) == 1 and not self.several
         if self.trained and number != self.options.regression:
             right = str(not self.options.regression).lower()
@@ -126,10 +126,10 @@ class TextClassificationTask(Task):
             )
 
     def _labels(self, rows: Rows, names: list[str]) -> ClassLabels:
-        """Return how labels are read; with a trained model, by its classes.
+        """Return the conversion of labels to class numbers; a trained model determines the classes.
 
         Args:
-            names: names of the classes, if the data have them.
+            names: class names in the data; [] if the data have none.
         """
         if self.options.regression or self.purpose == PREDICT:
             return ClassLabels({})
@@ -162,7 +162,7 @@ class TextClassificationTask(Task):
     def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
         if self.options.regression or self.several:
             return super().draw_validation(rows, percent, seed)
-        drawn = draw_rows([*self._values(rows)], percent, seed)  # the same share of each class
+        drawn = draw_rows([*self._values(rows)], percent, seed)  # same fraction of each class
         return drawn, f"{len(drawn)} rows"
 
     def _values(self, rows: Rows) -> Iterator[Any]:
@@ -183,7 +183,7 @@ class TextClassificationTask(Task):
         self, rows: Rows, split: str, texts: Sequence[str], labels: ClassLabels, limit: int,
         writer: SampleWriter,
     ) -> tuple[int, Counter[int]]:  # fmt: skip
-        """Write one split and return the number of truncated samples and the rows of each class."""
+        """Write a set; return its number of truncated samples and its number of rows per class."""
         kinds, cut, classes = self.reader.token_kinds(), 0, Counter[int]()
         for batch in column_batches(rows, (*texts, *self._label), split):
             for name in texts:
@@ -194,7 +194,7 @@ class TextClassificationTask(Task):
             cut += too_long
             for i in range(len(batch[texts[0]])):
                 cells = [batch[name][i] for name in self._label]
-                answer: Sequence[float] = [0]  # placeholder for a row to predict
+                answer: Sequence[float] = [0]  # placeholder, because rows to predict have no label
                 if cells:
                     number = self.options.regression
                     answer = [read_number(cells[0], split)] if number else labels.of(cells, split)
@@ -214,14 +214,14 @@ class TextClassificationTask(Task):
         return [Document(sample["input_ids"], (), ", ".join(classes) or "(none)", classes)]
 
     def _names(self, samples: Samples) -> list[str]:
-        """Return the classes by their numbers."""
+        """Return the class names in the order of the class numbers."""
         if self.trained:
             return names_of_model(self.trained)
         names = [*samples.about.get("names", ())]
         return names or [f"LABEL_{number}" for number in range(samples.about["classes"])]
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:
-        # the class names come from the data, not from the pretrained model
+        # class names come from the data; the pretrained model may have others
         if self.options.regression:
             return {**numbered(["LABEL_0"]), "problem_type": "regression"}
         self.several = train_set.about.get("several", False)
@@ -230,7 +230,7 @@ class TextClassificationTask(Task):
         return {**numbered(self._names(train_set)), "problem_type": kind}
 
     def weights(self, samples: Samples) -> list[float] | None:
-        """Return the weight of each sample's class; from then on `loss` uses the weights."""
+        """Return the weight of each sample's class; afterwards `loss` uses the class weights."""
         if self.options.class_weights is None:
             return None
         labels = [sample["label"][0] for sample in samples]
@@ -249,9 +249,10 @@ class TextClassificationTask(Task):
         return self._losses(outputs.logits, targets["labels"], smoothing, self._weights).sum()
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return for each sample its loss, its number or most likely class, and that probability.
+        """Return, for each sample, its loss and prediction.
 
-        The probabilities of all classes follow only if they are needed; there may be a thousand.
+        For a regression the prediction is a number. Otherwise it is the most likely class and its
+        probability; if needed, the probabilities of all classes follow.
         """
         logits = outputs.logits.float()
         losses = self._losses(logits, self._targets(samples)).tolist()
@@ -280,7 +281,10 @@ class TextClassificationTask(Task):
     def compared(
         self, predictions: Sequence[Any], samples: Samples
     ) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Return for each row a number, the name of a class, or a list of class names."""
+        """Return the predicted and the true answer of each row.
+
+        An answer is a number, a class name, or a list of class names.
+        """
         labels = [sample["label"] for sample in samples]
         if self.options.regression:
             return [value for _, value, *_ in predictions], [label for [label] in labels]
@@ -323,14 +327,18 @@ class TextClassificationTask(Task):
         self._thresholds.write(model, folder)
 
     def _classes(self, predictions: Sequence[Any], samples: Samples) -> list[list[int]]:
-        """Return the predicted classes: the most likely class, or all above their threshold."""
+        """Return the predicted classes of each row.
+
+        These are the most likely class or, if a row may have several classes, all classes whose
+        probability is at least their threshold.
+        """
         if not self.several:
             return [[likeliest] for _, likeliest, *_ in predictions]
         limits = self._thresholds.of(self._names(samples))
         return [[n for n, p in enumerate(row) if p >= limits[n]] for *_, row in predictions]
 
     def answers(self, predictions: Sequence[Any], samples: Samples) -> list[dict[str, Any]]:
-        """Return each row's predicted number, or its classes with their probabilities."""
+        """Return each row's predicted number, or its predicted classes with probabilities."""
         if self.options.regression:
             return [{"prediction": value} for _, value, *_ in predictions]
         names, every = self._names(samples), self.options.all_probabilities
@@ -357,7 +365,7 @@ class TextClassificationTask(Task):
         logits = logits.float()
         if self.options.regression:
             return mse_loss(logits.squeeze(-1), labels, reduction="none")
-        if self.several:  # the mean over the classes, as in transformers
+        if self.several:  # mean over the classes, as in transformers
             losses = binary_cross_entropy_with_logits(logits, labels, reduction="none")
             return losses.mean(dim=-1)
         return cross_entropy(logits, labels, weights, reduction="none", label_smoothing=smoothing)

@@ -45,20 +45,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 UNLABELLED = -1
-# problem types that have no distribution over classes
+# problem types without a probability distribution over the classes
 OTHERS = ("multi_label_classification", "regression")
 PROBES = ("The dog bit the man.", "It wasn't so: \u00fcber 3.5 % of 1,000 are naive!")
 
 
 @register
 class TextDistillationTask(Task):
-    """alpha * T^2 * KL(teacher || student) at the temperature T + (1 - alpha) * cross entropy.
+    """Trains a classifier, the student, on the outputs of a teacher.
 
-    The teacher's logits are computed once, before the first step. Rows without a label have no
-    cross entropy term.
+    The loss is alpha * T^2 * KL(teacher || student) + (1 - alpha) * cross entropy, where KL uses
+    logits divided by the temperature T. The teacher's logits are computed once, before the first
+    step. Rows without a label have no cross entropy term.
 
     Attributes:
-        names: classes of the teacher, which the student takes over.
+        names: class names of the teacher, which are also the student's classes.
     """
 
     name = "text-distillation"
@@ -69,8 +70,8 @@ class TextDistillationTask(Task):
     def __init__(self, recipe: Recipe, *others: Any) -> None:
         super().__init__(recipe, *others)
         self.names: list[str] = []
-        self._logits: dict[int, Sequence[float]] = {}  # the teacher's, by the sample's number
-        self._written = 0  # number of samples of all sets
+        self._logits: dict[int, Sequence[float]] = {}  # logits of the teacher, by sample id
+        self._written = 0  # number of samples written so far
         mine = self.options
         options = TextClassification(
             mine.text_columns, mine.label_column, max_length=mine.max_length
@@ -78,10 +79,10 @@ class TextDistillationTask(Task):
         self.used_as = replace(
             recipe, name="classify", task="text-classification", options=options, teacher=None
         )
-        self._by_number = False  # True if labels are the numbers of the teacher's classes
-        # the tokenizer that has more columns: DistilBERT's does not distinguish two texts
+        self._by_number = False  # True if labels are class numbers of the teacher
+        # tokenizer with the most columns: DistilBERT's has no token types
         self._widest_tokenizer = self.tokenizer
-        self._longest: int | None = None  # maximum number of tokens that the teacher takes
+        self._longest: int | None = None  # maximum number of tokens of the teacher's input
 
     # the teacher
 
@@ -89,10 +90,10 @@ class TextDistillationTask(Task):
         return {"classes": self.names}
 
     def look_at_teacher(self, folder: Path) -> None:
-        """Read the classes of the teacher.
+        """Read the class names of the teacher.
 
         Raises:
-            TrainError: the teacher is no single-label classifier, or reads other tokens.
+            TrainError: the teacher is not a single-label classifier, or needs other tokens.
         """
         name, tokenizer = self.recipe.teacher, load_tokenizer(str(folder))
         config = load_config(self._of_teacher(folder), str(folder), tokenizer)
@@ -120,7 +121,7 @@ class TextDistillationTask(Task):
         self.names = [str(config.id2label[number]) for number in range(config.num_labels)]
 
     def load_teacher(self, folder: Path) -> None:
-        """Load the teacher, and add its hash to the key of its logits."""
+        """Load the teacher, and set `reference_key` to a hash of its weights."""
         self.look_at_teacher(folder)
         recipe = self._of_teacher(folder)
         config = load_config(recipe, str(folder), self.tokenizer)
@@ -195,7 +196,7 @@ class TextDistillationTask(Task):
     def _rows_of(
         self, rows: Rows, split: str, texts: Sequence[str], label: str
     ) -> Iterator[tuple[list[str], str]]:
-        """Yield the texts of each row, and its label or ""."""
+        """Yield the texts and the label of each row; "" for a missing label."""
         names = class_names(rows, label) if label else []
 
         def read(row: Mapping[str, Any]) -> tuple[list[str], str]:
@@ -206,7 +207,7 @@ class TextDistillationTask(Task):
         return (found for _, found in read_rows(rows, split, read))
 
     def _labels(self, rows: Rows, label: str) -> ClassLabels:
-        """Return how labels are read: by the names of the teacher's classes, or as their numbers.
+        """Return the conversion of labels to the teacher's class numbers.
 
         Raises:
             TrainError: the labels do not match the teacher's classes.
@@ -234,7 +235,7 @@ class TextDistillationTask(Task):
     # a batch
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        none = [0.0] * len(self.names)  # for samples that only compare a saved model
+        none = [0.0] * len(self.names)  # comparing a saved model needs no logits of the teacher
         teacher = [self._logits.get(sample["number"][0], none) for sample in samples]
         labels = torch.tensor([sample["label"][0] for sample in samples])
         inputs = self.reader.pad(samples, self.tokenizer.padding_side)
@@ -246,7 +247,7 @@ class TextDistillationTask(Task):
     def _losses(
         self, logits: torch.Tensor, targets: Mapping[str, torch.Tensor], smoothing: float = 0.0
     ) -> torch.Tensor:
-        """Return the loss of each sample."""
+        """Return the loss of each sample in a batch."""
         alpha, temperature = self.options.alpha, self.options.temperature
         student, teacher = (log_softmax(x / temperature, -1) for x in (logits, targets["teacher"]))
         soft = kl_div(student, teacher, log_target=True, reduction="none").sum(-1)
@@ -257,7 +258,7 @@ class TextDistillationTask(Task):
         return alpha * temperature**2 * soft + (1 - alpha) * hard
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return for each sample its loss, its class, and the teacher's class."""
+        """Return, for each sample, its loss, predicted class, and the teacher's predicted class."""
         targets, logits = self.collate(samples).targets, outputs.logits.float()
         columns = (self._losses(logits, targets), logits.argmax(-1), targets["teacher"].argmax(-1))
         return list(zip(*(column.tolist() for column in columns), strict=True))
@@ -272,7 +273,7 @@ class TextDistillationTask(Task):
         return scores
 
     def class_report(self, predictions: Sequence[Any], samples: Samples) -> ClassReport | None:
-        """Return the report for the rows that have a label."""
+        """Return the class report of the rows that have a label."""
         pairs = [
             (mine, sample["label"][0])
             for (_, mine, _), sample in zip(predictions, samples, strict=True)

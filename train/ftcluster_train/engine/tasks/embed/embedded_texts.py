@@ -1,4 +1,4 @@
-"""Reading of texts, scores and tokens from the rows that train embeddings."""
+"""Reading of texts and scores from rows, and of tokens from samples, for training embeddings."""
 
 import hashlib
 from collections.abc import Iterator
@@ -14,17 +14,17 @@ from ftcluster_train.errors import TrainError
 
 
 def rows_of(rows: Rows, columns: SearchColumns, split: str) -> Iterator[list[str]]:
-    """Return the texts of each row."""
+    """Yield the texts of each row."""
     return (texts for _, texts in read_rows(rows, split, lambda row: search_texts(row, columns)))
 
 
 def scores_of(rows: Rows, columns: SearchColumns, split: str) -> Iterator[float]:
-    """Return the score of each row's pair."""
+    """Yield the score of each row, which has a pair of texts."""
     return (score for _, score in read_rows(rows, split, lambda row: score_of(row, columns)))
 
 
 def pair_columns(rows: Rows, options: SentenceSimilarity, split: str) -> SearchColumns:
-    """Return the columns that have queries and texts.
+    """Return the names of the columns that contain queries and texts.
 
     Raises:
         TrainError: the rows have no such columns.
@@ -33,7 +33,7 @@ def pair_columns(rows: Rows, options: SentenceSimilarity, split: str) -> SearchC
 
 
 def texts_of(rows: Rows, options: SentenceSimilarity, split: str) -> Iterator[str]:
-    """Yield the text of each row to predict, or to distill the teacher's embedding for.
+    """Yield the only text of each row, for a prediction or a distillation.
 
     Raises:
         TrainError: a row has no text.
@@ -49,18 +49,18 @@ def texts_of(rows: Rows, options: SentenceSimilarity, split: str) -> Iterator[st
 
 
 def texts_in(row: Sample) -> Iterator[list[int]]:
-    """Return the tokens of each text of a row."""
+    """Yield the tokens of each text of a sample."""
     ends = accumulate(row["lengths"], initial=0)
     return (row["input_ids"][begin:end] for begin, end in pairwise(ends))
 
 
 def number_of_text(text: str) -> int:
-    """Return a number of 63 bits, which is the same for equal texts on all hosts."""
+    """Return a 63-bit hash of a text as an integer, which is the same on all hosts."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def close_set(writer: SampleWriter, split: str, cut: int, **about: Any) -> int:
-    """Close the samples of a set and return `cut`.
+    """Close the writer of a set, and return `cut`, its number of truncated texts.
 
     Raises:
         TrainError: the set has no samples.

@@ -1,4 +1,4 @@
-"""Distillation of embeddings: a small model is trained to give the embeddings of its teacher."""
+"""Distillation of embeddings: a small model is trained to reproduce the embeddings of a teacher."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -46,11 +46,12 @@ HINT = "use a model of sentence-transformers, or of an embed run"
 
 @register
 class EmbeddingDistillationTask(EmbeddingTask):
-    """The mean squared difference to the teacher's embedding of each text, or 1 - their cosine.
+    """Trains a model, the student, to reproduce the embeddings of a teacher.
 
-    The teacher's embeddings are computed once, before the first step, from its own tokens. If they
-    have more elements than the student's, their principal components are the target, as in
-    sentence-transformers' example model_distillation.py.
+    The loss of a text is the mean squared difference between both embeddings, or 1 - their cosine.
+    The teacher's embeddings are computed once, before the first step, with the teacher's tokenizer.
+    If they have more elements than the student's embeddings, the targets are their principal
+    components, as in sentence-transformers' example model_distillation.py.
     """
 
     needs_reference = True
@@ -63,17 +64,17 @@ class EmbeddingDistillationTask(EmbeddingTask):
         super().__init__(recipe, *others)
         options = replace(self.options, loss="auto")
         self.used_as = replace(recipe, name="embed", options=options, teacher=None)
-        self._vectors: dict[int, torch.Tensor] = {}  # the teacher's, by the sample's number
+        self._vectors: dict[int, torch.Tensor] = {}  # target embeddings, by sample id
         self._components: torch.Tensor | None = None  # shape (student's width, teacher's width)
-        self._written = 0  # number of samples of all sets
+        self._written = 0  # number of samples written so far
 
     # the teacher
 
     def look_at_teacher(self, folder: Path) -> None:
-        """Read how the teacher makes embeddings.
+        """Read the teacher's settings for embeddings, such as pooling.
 
         Raises:
-            TrainError: it is no model of sentence-transformers, or of an unsupported kind.
+            TrainError: the teacher is not a sentence-transformers model, or is not supported.
         """
         name, tokenizer = self.recipe.teacher, load_tokenizer(str(folder))
         config = load_config(self._of_teacher(), str(folder), tokenizer)
@@ -97,7 +98,7 @@ class EmbeddingDistillationTask(EmbeddingTask):
         self._teacher_width = int(config.hidden_size)
 
     def load_teacher(self, folder: Path) -> None:
-        """Load the teacher, and add its hash to the key of its embeddings."""
+        """Load the teacher, and set `reference_key` to a hash of its weights."""
         self.look_at_teacher(folder)
         config = load_config(self._of_teacher(), str(folder), self._teacher_reader.tokenizer)
         model = load_model(AutoModel, self._of_teacher(), str(folder), config)
@@ -136,13 +137,13 @@ class EmbeddingDistillationTask(EmbeddingTask):
     # data
 
     def look_at_model(self, folder: Path) -> None:
-        modules = self.modules_of(folder)  # so that each text is tokenized as `encode` does it
+        modules = self.modules_of(folder)  # tokenize as `SentenceTransformer.encode`
         self.prompts = Prompts(modules.prompt, "", modules.pools_prompt)
 
     def check_model(self, model: "PreTrainedModel") -> None:
         super().check_model(model)
         plain, normalize = self.modules_of(Path(model.name_or_path)), self.options.normalize
-        if normalize == "auto":  # depends on the target of the student
+        if normalize == "auto":  # the target embeddings determine it
             normalize = self._teacher.normalize and self._teacher_width == self.width
         self.modules = replace(plain, pooling=self.modules.pooling, normalize=normalize)
         if self._teacher_width < self.width:
@@ -153,7 +154,7 @@ class EmbeddingDistillationTask(EmbeddingTask):
             )
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
-        """Write one sample for each distinct text."""
+        """Write one sample for each distinct text of a set."""
         theirs = {"teacher_ids": token_kind(len(self._teacher_reader.tokenizer))}
         writer = SampleWriter(folder, {**self.token_columns(), **theirs, "number": "q"})
         texts = iter(dict.fromkeys(texts_of(rows, self.options, split)))
@@ -192,7 +193,7 @@ class EmbeddingDistillationTask(EmbeddingTask):
     def _losses(
         self, outputs: Any, targets: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss of each text, and the cosine between the two embeddings."""
+        """Return the loss of each text, and the cosine between its embedding and the target."""
         student = _output(outputs.last_hidden_state, targets["tokens"], self.modules)
         teacher = targets["teacher"]
         cosines = functional.cosine_similarity(student, teacher, dim=-1)
@@ -201,7 +202,7 @@ class EmbeddingDistillationTask(EmbeddingTask):
         return 1 - cosines, cosines
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return for each text its loss, and the cosine between the two embeddings."""
+        """Return, for each text, its loss, and the cosine between its embedding and the target."""
         losses, cosines = self._losses(outputs, self.collate(samples).targets)
         return list(zip(losses.tolist(), cosines.tolist(), strict=True))
 
@@ -211,15 +212,19 @@ class EmbeddingDistillationTask(EmbeddingTask):
 
 
 def _output(hidden: torch.Tensor, tokens: torch.Tensor, modules: SentenceModules) -> torch.Tensor:
-    """Return the embeddings as sentence-transformers' modules make them, in fp32."""
+    """Return fp32 embeddings, computed with the modules that follow the transformer."""
     vectors = pooled(hidden, tokens, modules.pooling)
     return functional.normalize(vectors, dim=-1) if modules.normalize else vectors
 
 
 def principal_components(vectors: torch.Tensor, count: int) -> tuple[torch.Tensor, float]:
-    """Return the principal components of largest variance, as rows, and their share of it.
+    """Return principal components as rows, and the fraction of the variance that they explain.
 
-    All ranks use rank 0's components, because other CPUs may find them in other directions.
+    All ranks get the components of rank 0, because their signs may differ between CPUs.
+
+    Args:
+        vectors: vectors, shape (n, width).
+        count: number of components.
 
     Raises:
         TrainError: there are fewer vectors than components.
@@ -234,6 +239,6 @@ def principal_components(vectors: torch.Tensor, count: int) -> tuple[torch.Tenso
     variances, directions = torch.linalg.eigh(centered.T @ centered)  # ascending
     components = directions.T[-count:].flip(0)
     largest = components.gather(1, components.abs().argmax(1, True))
-    components = (components * largest.sign()).float().contiguous()  # the same after a restart
+    components = (components * largest.sign()).float().contiguous()  # fix the signs
     dist.broadcast(components, 0)
     return components, float(variances[-count:].sum() / variances.sum())

@@ -1,4 +1,4 @@
-"""The base class of the tasks that train embeddings: prompts, pooling and model files."""
+"""The base class of tasks that train embeddings, with prompts, pooling and model files."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 
 def learns_from_teacher(recipe: Recipe, purpose: Purpose) -> bool:
-    """Return True if a recipe trains a model to reproduce its teacher's embeddings."""
+    """Return True if a recipe trains a model to reproduce the embeddings of a teacher."""
     return bool(recipe.teacher) and purpose == "train"
 
 
 class EmbeddingTask(Task):
-    """Training of a model that embeds texts, in the format of sentence-transformers.
+    """Trains a model that computes text embeddings, in the format of sentence-transformers.
 
     Attributes:
-        prompts: texts before each query and before each other text.
-        modules: pooling and normalization after the transformer, as in the saved model.
+        prompts: prompt of queries, and prompt of other texts.
+        modules: pooling and normalization that follow the transformer in the saved model.
     """
 
     name = "sentence-similarity"
@@ -52,11 +52,11 @@ class EmbeddingTask(Task):
     options: SentenceSimilarity
     prompts = Prompts()
     modules = SentenceModules("mean", normalize=True)
-    _prompted = 0  # number of texts that already begin with their prompt
+    _prompted = 0  # number of texts in the data that already begin with their prompt
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._tokens_of: dict[str, int] = {}  # number of tokens of each prompt that is not pooled
+        self._tokens_of: dict[str, int] = {}  # number of tokens of each unpooled prompt
 
     def sample_settings(self) -> dict[str, Any]:
         return {"prompts": self.prompts}
@@ -86,7 +86,7 @@ class EmbeddingTask(Task):
         )
 
     def modules_of(self, folder: Path) -> SentenceModules:
-        """Return the modules in a model's folder, without the settings of the recipe."""
+        """Return the modules in a model's folder; the recipe's settings are ignored."""
         try:
             return (read_modules(folder) if folder.is_absolute() else None) or self.modules
         except DataError as error:
@@ -109,7 +109,7 @@ class EmbeddingTask(Task):
         named = {QUERY: self.prompts.query, DOCUMENTS[0]: self.prompts.text}
         if self.options.query_prompt is not None or self.options.text_prompt is not None:
             modules = replace(modules, prompts=named, default_prompt=None)
-        elif any(named.values()):  # both get names, because the model is trained with them
+        elif any(named.values()):  # the model is trained with both prompts, so both get names
             modules = replace(modules, prompts={**modules.prompts, **named})
         pooling, normalize = self.options.pooling, self.options.normalize
         self.modules = replace(
@@ -125,13 +125,13 @@ class EmbeddingTask(Task):
                 f"{self.recipe.model} have {self.width} elements",
                 f"make the largest dimension the whole width: {self.width}",
             )
-        # no embedding depends on the pooler, and the exchange of gradients would wait for it
+        # embeddings do not depend on the pooler, so it would delay the exchange of gradients
         pooler = getattr(model, "pooler", None)
         if isinstance(pooler, torch.nn.Module):
             pooler.requires_grad_(False)
 
     def with_prompts(self, rows: Iterable[list[str]]) -> Iterator[list[PromptedText]]:
-        """Yield rows of a query and other texts, each text with its prompt."""
+        """Yield the texts of rows with their prompts; the first text of a row is the query."""
         query, text, _ = self.prompts
         for first, *others in rows:
             self._prompted += bool(query) and first.startswith(query)
@@ -139,12 +139,12 @@ class EmbeddingTask(Task):
             yield [PromptedText(query, first), *(PromptedText(text, other) for other in others)]
 
     def token_columns(self) -> dict[str, str]:
-        """Return the type code of each column of a sample with one text."""
+        """Return the columns of samples that have one text, and their array type codes."""
         skipped = {} if self.prompts.pooled else {"skipped": "i"}
         return {"input_ids": token_kind(len(self.tokenizer)), **skipped}
 
     def skipped_tokens(self, texts: Iterable[PromptedText], limit: int) -> dict[str, list[int]]:
-        """Return how many tokens of each text are not pooled, as in sentence-transformers."""
+        """Return the number of each text's prompt tokens that are not pooled, as a column."""
         if self.prompts.pooled:
             return {}
         for prompt in self.prompts[:2]:

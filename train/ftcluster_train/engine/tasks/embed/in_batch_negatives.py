@@ -1,4 +1,4 @@
-"""The contrastive loss of a batch in which each text is a negative of the other queries."""
+"""The contrastive loss of a batch, where the texts of other rows are negatives of each query."""
 
 import math
 from collections.abc import Sequence
@@ -19,12 +19,13 @@ class BatchTexts(NamedTuple):
     """The texts of all ranks' rows of a batch, in the order of ranks and rows.
 
     Attributes:
-        numbers: numbers of the texts, shape (texts,), int64; equal texts have equal numbers.
-        kinds: QUERY, POSITIVE or NEGATIVE, shape (texts,); each row has one query and then one
-            positive.
+        numbers: hashes of the texts, shape (texts,), int64; equal texts have equal hashes.
+        kinds: QUERY, POSITIVE or NEGATIVE for each text, shape (texts,). Each row begins with one
+            query and one positive.
         rows: range of this rank's rows.
         counts: number of texts of each rank.
-        labels: score of each pair, NaN if it has none, shape (rows of all ranks,), fp64.
+        labels: score of each row's pair, shape (rows of all ranks,), fp64; NaN for a row without a
+            score.
     """
 
     numbers: torch.Tensor
@@ -35,7 +36,11 @@ class BatchTexts(NamedTuple):
 
 
 def gather_texts(rows: Sequence[Sample], traffic: Traffic) -> BatchTexts:
-    """Return the texts of a batch, given this rank's rows of it; every rank calls it."""
+    """Gather the texts of all ranks' rows in a batch; every rank must call this function.
+
+    Args:
+        rows: rows of this rank.
+    """
     pairs = [
         (text, min(place, NEGATIVE)) for row in rows for place, text in enumerate(row["texts"])
     ]
@@ -53,17 +58,19 @@ def gather_texts(rows: Sequence[Sample], traffic: Traffic) -> BatchTexts:
 def ranking_loss(
     embeddings: torch.Tensor, texts: BatchTexts, scale: float, symmetric: bool
 ) -> torch.Tensor:
-    """Return the summed cross entropy of finding each query's text among all texts of a batch.
+    """Return the summed cross entropy of finding the text of each query among a batch's texts.
 
-    The loss of sentence-transformers' MultipleNegativesRankingLoss, with scaled cosines as scores
-    (van den Oord et al. 2018, Representation Learning with Contrastive Predictive Coding). A text
-    is no negative for a query that is equal to it, or that it belongs to in another row: it is
-    masked there. So a text may occur several times in a batch.
+    This is sentence-transformers' MultipleNegativesRankingLoss, with scaled cosines as scores (van
+    den Oord et al. 2018, Representation Learning with Contrastive Predictive Coding). A text may
+    occur several times in a batch. The loss of a query ignores texts that are equal to the query,
+    and texts that belong to the query in another row.
 
     Args:
-        embeddings: embeddings of all texts, normalized to length 1, shape (texts, width).
-        texts: texts of the batch; the losses of `texts.rows` are summed.
-        symmetric: True for the mean of this loss and the loss of finding each text's query.
+        embeddings: embeddings of all texts, of length 1, shape (texts, width).
+        texts: texts of the batch; the loss is the sum over `texts.rows`.
+        scale: factor of the cosines.
+        symmetric: True to return the mean of this loss and the loss of finding the query of each
+            text.
     """
     own = texts.rows
     is_query, is_positive = texts.kinds == QUERY, texts.kinds == POSITIVE
@@ -71,7 +78,7 @@ def ranking_loss(
     queries, documents = embeddings[is_query], embeddings[order]
     query, document = texts.numbers[is_query], texts.numbers[order]
     own_query, own_document = query[own, None], document[own, None]
-    count = len(query)  # the first documents are the positives, in the order of the queries
+    count = len(query)  # positives come first among the documents, in the order of the queries
 
     left_out = (own_query == document) | (own_document == document)
     left_out[:, :count] |= own_query == query
@@ -85,7 +92,11 @@ def ranking_loss(
 def _cross_entropy(
     left: torch.Tensor, right: torch.Tensor, left_out: torch.Tensor, own: slice, scale: float
 ) -> torch.Tensor:
-    """Return the summed loss of matching row i of `left` to row `own.start` + i of `right`."""
+    """Return the summed loss of matching row i of `left` to row `own.start` + i of `right`.
+
+    Args:
+        left_out: True for pairs that the loss ignores.
+    """
     wanted = torch.arange(own.start, own.stop)
     scores = scale * left @ right.T
     left_out[torch.arange(len(wanted)), wanted] = False

@@ -9,15 +9,15 @@ from ftcluster_train.engine.metrics import DEPTH, gain_at
 def retrieval_metrics(
     retrieved: Sequence[Sequence[int]], relevant: Sequence[Collection[int]]
 ) -> dict[str, float]:
-    """Return means over the queries, with binary relevance.
+    """Return mean retrieval metrics over the queries, with binary relevance.
 
-    nDCG is DCG divided by the DCG of the best order. DCG is the sum of 1 / log2(rank + 1) over
-    the relevant texts (Järvelin and Kekäläinen 2002, Cumulated Gain-Based Evaluation of IR
+    nDCG is the DCG divided by the DCG of the best order. The DCG is the sum of 1 / log2(rank + 1)
+    over the relevant texts (Järvelin and Kekäläinen 2002, Cumulated Gain-Based Evaluation of IR
     Techniques).
 
     Args:
-        retrieved: numbers of the retrieved texts for each query, best text first.
-        relevant: numbers of all relevant texts for each query.
+        retrieved: indices of the retrieved texts for each query, best text first.
+        relevant: indices of all relevant texts for each query.
 
     >>> retrieval_metrics([[3, 1]], [{1}])["mrr_at_10"]
     0.5
@@ -39,7 +39,7 @@ def retrieval_metrics(
 def recall(
     retrieved: Sequence[Sequence[int]], relevant: Sequence[Collection[int]], depth: int
 ) -> float:
-    """Return the mean share of a query's texts that are among the first `depth`."""
+    """Return the mean fraction of a query's relevant texts among the first `depth` texts."""
     pairs = zip(retrieved, relevant, strict=True)
     shares = [len({*texts[:depth]} & {*wanted}) / len(wanted) for texts, wanted in pairs]
     return math.fsum(shares) / len(shares)

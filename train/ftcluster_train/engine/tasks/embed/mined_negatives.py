@@ -1,4 +1,4 @@
-"""Hard negatives: texts of other rows that the untrained model ranks as likely answers."""
+"""Mining of hard negatives: texts of other rows that the untrained model ranks near a query."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +20,8 @@ from ftcluster_train.io.rank_status import report
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-AT_ONCE = 256  # number of queries that are compared with all texts at once
-TextPlace = tuple[int, int]  # number of a row, and index of a text in it
+AT_ONCE = 256  # number of queries in a matrix multiplication with all texts
+TextPlace = tuple[int, int]  # index of a row, and index of a text in the row
 
 
 def hard_negatives(
@@ -31,15 +31,16 @@ def hard_negatives(
     options: SentenceSimilarity,
     most_belonging: int,
 ) -> list[list[int]]:
-    """Return, per query, the indices of documents that are similar but do not belong to it.
+    """Return the hard negatives of each query: indices of similar documents of other queries.
 
-    The rules and their order are those of sentence-transformers' mine_hard_negatives with its
-    strategy top. Margins are measured from the least similar text that belongs to a query (de
-    Souza et al. 2024, NV-Retriever: TopK-PercPos is the relative margin).
+    The rules and their order are the same as in sentence-transformers' mine_hard_negatives with the
+    strategy `top`. Margins are relative to the least similar document that belongs to the query.
+    The relative margin is TopK-PercPos in NV-Retriever (de Souza et al. 2024).
 
     Args:
-        queries: embeddings of length 1, shape (queries, width), like documents.
-        belonging: documents that belong to each query, which are never taken.
+        queries: embeddings of length 1, shape (queries, width).
+        documents: embeddings of length 1, shape (documents, width).
+        belonging: indices of the documents that belong to each query, which are never negatives.
         most_belonging: maximum number of documents that belong to a query, over all ranks.
     """
     last = options.range_max or _last_rank(options, most_belonging)
@@ -65,17 +66,17 @@ def hard_negatives(
 
 
 def _last_rank(options: SentenceSimilarity, most_belonging: int) -> int:
-    """Return the number of candidates of each query if range_max is not set."""
+    """Return the number of candidates per query, for recipes without range_max."""
     limits = (options.absolute_margin, options.relative_margin, options.max_score)
     several = 10 if any(limit is not None for limit in limits) else 1
     return options.range_min + options.hard_negatives * several + most_belonging
 
 
 class MinedRows(Samples):
-    """Rows with added negatives, which are texts of other rows.
+    """The rows of a training set with mined negatives, which are texts of other rows.
 
     Args:
-        mined: places of each row's negatives.
+        mined: places of the negatives of each row.
     """
 
     def __init__(self, rows: Samples, mined: Sequence[Sequence[TextPlace]]) -> None:
@@ -89,7 +90,7 @@ class MinedRows(Samples):
         return row
 
     def lengths(self, column: str) -> list[int]:
-        """Return the number of tokens of each row, see `Samples.lengths`."""
+        """Return the number of tokens of each row, including its negatives."""
         if column != "input_ids":
             raise NotImplementedError(column)
         lengths = [row["lengths"] for row in map(self._rows.__getitem__, range(self._count))]
@@ -100,7 +101,7 @@ class MinedRows(Samples):
 
 
 def _text(row: Sample, place: int) -> Sample:
-    """Return a text of a row as a row of its own."""
+    """Return the text with index `place` of a row, as a row with one text."""
     one = {name: row[name][place : place + 1] for name in ("lengths", "texts")}
     if "skipped" in row:
         one["skipped"] = row["skipped"][place : place + 1]
@@ -109,7 +110,7 @@ def _text(row: Sample, place: int) -> Sample:
 
 @dataclass(frozen=True)
 class _Texts:
-    """Texts of rows as samples of their own."""
+    """Single texts of rows, as samples with one text."""
 
     rows: Samples
     places: Sequence[TextPlace]
@@ -129,13 +130,13 @@ def with_hard_negatives(
     task: Task, model: "PreTrainedModel", rows: Samples, world: World, bf16: bool,
     log: ProgressLog,
 ) -> Samples:  # fmt: skip
-    """Return the rows of a training set with mined negatives, the same on every rank.
+    """Return the rows of a training set with mined negatives, the same rows on every rank.
 
     Candidates are all texts of the set that are not queries.
     """
     report(0, "evaluating")
     wanted, most_given = task.options.hard_negatives, 0
-    queries: dict[int, TextPlace] = {}  # by the number of the query's text
+    queries: dict[int, TextPlace] = {}  # first place of each query, by the hash of its text
     documents: dict[int, TextPlace] = {}
     belonging: dict[int, dict[int, None]] = {}
     for number in range(len(rows)):
@@ -148,7 +149,7 @@ def with_hard_negatives(
     log.write("phase", doing=f"mining {wanted} negatives for each of {len(queries)} queries")
     both: Any = _Texts(rows, [*queries.values(), *documents.values()])
     embeddings = functional.normalize(decoded(predict(task, model, both, world, bf16)), dim=-1)
-    # a row may already have some of them as negatives; request that many more
+    # a row may already have some of the mined negatives, so mine more
     options = replace(task.options, hard_negatives=wanted + most_given)
     found = _mined(embeddings, list(queries), list(documents), belonging, options, world)
     texts, places = list(documents), list(documents.values())
@@ -169,7 +170,7 @@ def _mined(
     embeddings: torch.Tensor, queries: Sequence[int], documents: Sequence[int],
     belonging: Mapping[int, Mapping[int, None]], options: SentenceSimilarity, world: World,
 ) -> dict[int, list[int]]:  # fmt: skip
-    """Return the indices of each query's negatives; each rank computes a part of the queries."""
+    """Return the indices of each query's negatives, by query; each rank mines for some queries."""
     number = {text: n for n, text in enumerate(documents)}
     own = slice(world.rank, len(queries), world.size)
     right = [[number[text] for text in belonging[query]] for query in queries[own]]

@@ -1,4 +1,4 @@
-"""Losses over all pairs of a batch that have scores, and the correlation of their order."""
+"""Losses for batches of pairs with scores, and correlations of cosines with scores."""
 
 import torch
 from torch.nn import functional
@@ -10,14 +10,16 @@ from ftcluster_train.engine.tasks.embed.in_batch_negatives import POSITIVE, QUER
 def score_loss(
     embeddings: torch.Tensor, texts: BatchTexts, loss: str, scale: float
 ) -> torch.Tensor:
-    """Return this rank's part of the loss of a batch of pairs, times the batch's pairs.
+    """Return this rank's part of the loss of a batch of scored pairs.
+
+    The sum over all ranks is the batch's loss times its number of pairs.
 
     Args:
         embeddings: embeddings of all texts, of length 1, shape (texts, width).
-        texts: a query and a positive in each row; `labels` are the scores.
-        loss: cosent, angle or cosine, as CoSENTLoss, AnglELoss and CosineSimilarityLoss of
+        texts: texts of the batch, a query and a positive in each row; `labels` are the scores.
+        loss: cosent, angle or cosine: CoSENTLoss, AnglELoss or CosineSimilarityLoss of
             sentence-transformers.
-        scale: factor of the differences; cosine does not use it.
+        scale: factor of the similarities; ignored for cosine.
     """
     left, right = (embeddings[texts.kinds == kind] for kind in (QUERY, POSITIVE))
     own = texts.rows
@@ -25,7 +27,7 @@ def score_loss(
         labels = texts.labels[own].float()
         return functional.mse_loss((left[own] * right[own]).sum(1), labels, reduction="sum")
     similarity = angle_similarity(left, right) if loss == "angle" else (left * right).sum(1)
-    # the loss is one value for the whole batch: each rank takes the share of its rows
+    # the loss is one value for the whole batch, so each rank returns the part of its rows
     return cosent_loss(scale * similarity, texts.labels) * (own.stop - own.start)
 
 
@@ -36,6 +38,7 @@ def cosent_loss(similarities: torch.Tensor, labels: torch.Tensor) -> torch.Tenso
 
     Args:
         similarities: scaled similarities, shape (pairs,).
+        labels: scores, shape (pairs,).
     """
     wrong = similarities[:, None] - similarities[None, :]
     wrong = wrong.masked_fill(labels[:, None] >= labels[None, :], -torch.inf)
@@ -43,14 +46,15 @@ def cosent_loss(similarities: torch.Tensor, labels: torch.Tensor) -> torch.Tenso
 
 
 def angle_similarity(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return |Re + Im| of the product of two complex vectors, one of them conjugated.
+    """Return |Re + Im| of the inner product of complex vectors, one of them conjugated.
 
-    The first half of a vector's elements are the real parts and the second half the imaginary
-    parts; with an odd width the last imaginary part is 0. Source: Li and Li 2024, AnglE-optimized
-    Text Embeddings, as in their program, whose absolute value is missing in the paper.
+    The first half of an embedding has the real parts, and the second half has the imaginary parts.
+    If the width is odd, the last imaginary part is 0. Source: Li and Li 2024, AnglE-optimized Text
+    Embeddings. The absolute value is in the authors' program but not in the paper.
 
     Args:
-        left: embeddings of length 1, shape (pairs, width), like right.
+        left: embeddings of length 1, shape (pairs, width).
+        right: embeddings of length 1, shape (pairs, width).
     """
     odd = left.shape[1] % 2
     (a, b), (c, d) = (functional.pad(one, (0, odd)).chunk(2, dim=1) for one in (left, right))
@@ -58,6 +62,6 @@ def angle_similarity(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def correlations(left: torch.Tensor, right: torch.Tensor, labels: list[float]) -> dict[str, float]:
-    """Return the correlation of cosines with labels, for pairs of embeddings of length 1."""
+    """Return correlations of cosines with labels, for pairs of embeddings of length 1."""
     cosines = (left * right).sum(1).tolist()
     return {"spearman": spearman(cosines, labels), "pearson": pearson(cosines, labels)}

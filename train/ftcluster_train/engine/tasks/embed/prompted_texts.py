@@ -1,4 +1,4 @@
-"""Texts with their prompts, and sets of texts to search. Standard library only."""
+"""Texts with prompts, and search problems for validation. Standard library only."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Prompts(NamedTuple):
-    """The texts that are written before each query and before each other text.
+    """The prompts before each query and before each other text.
 
     Attributes:
         pooled: True if pooling includes the tokens of the prompts.
@@ -18,7 +18,7 @@ class Prompts(NamedTuple):
 
 
 class PromptedText(NamedTuple):
-    """A text, and the prompt that is written before it."""
+    """A text, and the prompt before the text."""
 
     prompt: str
     text: str
@@ -29,13 +29,14 @@ class PromptedText(NamedTuple):
 
 @dataclass(frozen=True)
 class Search:
-    """The search problem of a validation set: texts, and the queries that they belong to.
+    """The search problem of a validation set: queries, and the texts that each query should find.
 
     Attributes:
-        texts: distinct texts; a text that is both a query and a document occurs twice if the two
-            prompts differ.
-        belonging: indices of the texts that belong to each query, by the query's index.
-        documents: indices of all texts that may be found.
+        texts: distinct texts with prompts. A text that is both a query and a document occurs twice
+            if the prompts of queries and documents differ.
+        belonging: indices in `texts` of the texts that belong to each query, by the index of the
+            query.
+        documents: indices in `texts` of all texts that a search may find.
     """
 
     texts: list[PromptedText]
@@ -44,7 +45,11 @@ class Search:
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[PromptedText]]) -> "Search":
-        """Read rows of texts, each with a query first, then the text that belongs to it."""
+        """Return the search problem of rows.
+
+        Args:
+            rows: texts of each row: a query, the text that belongs to the query, and further texts.
+        """
         numbers: dict[PromptedText, int] = {}
         belonging: dict[int, dict[int, None]] = {}
         documents: dict[int, None] = {}
@@ -58,9 +63,10 @@ class Search:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Return the metadata that is saved with the samples.
+        """Return the metadata for the samples.
 
-        `same` has for each query the document with the same text, or -1."""
+        The field `same` has, for each query, the document that has the same text, or -1.
+        """
         by_text = {self.texts[number].text: number for number in self.documents}
         return {
             "queries": list(self.belonging),

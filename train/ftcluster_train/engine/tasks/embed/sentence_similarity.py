@@ -1,4 +1,4 @@
-"""Training of embeddings in which a query is similar to the text that belongs to it."""
+"""Contrastive training of embeddings: a query becomes similar to the text that belongs to it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
@@ -47,20 +47,21 @@ if TYPE_CHECKING:
     from ftcluster_train.engine.progress import ProgressLog
 
 RECALLS = (10, 100)
-SCORED = 1024  # number of queries that are compared with all texts at once
-DIGITS = 8  # decimals of the elements of a predicted embedding
+SCORED = 1024  # number of queries in a matrix multiplication with all texts
+DIGITS = 8  # decimal places of the values of a predicted embedding
 
 
 @register
 class SentenceSimilarityTask(EmbeddingTask):
-    """Contrastive training; the negatives of a query are the texts of the batches of all ranks.
+    """Trains embeddings contrastively; the negatives of a query are the other texts of the batch.
 
-    So a step computes all embeddings before the loss, see `engine.step.GradientCacheStep`. A sample
-    of the training set is a row. In the other sets each sample is one text.
+    The batch includes the rows of all ranks. A step therefore computes all embeddings before the
+    loss, see `engine.step.GradientCacheStep`. In the training set a sample is a row with all its
+    texts. In other sets a sample is one text.
     """
 
     compares_batch = True
-    # batches need random rows: rows of equal length often share a topic, so are no good negatives
+    # batches need random rows: rows of equal length often share a topic, so they are bad negatives
     group_by_length = False
 
     @classmethod
@@ -85,7 +86,7 @@ class SentenceSimilarityTask(EmbeddingTask):
         return self.truncated(split, encode(rows, split, limit, folder), limit, "texts")
 
     def _encode_rows(self, rows: Rows, split: str, limit: int, folder: Path) -> int:
-        """Write one sample for each row: the tokens of its texts, one after the other.
+        """Write one sample for each row, with the concatenated tokens of the row's texts.
 
         Returns:
             The number of truncated texts.
@@ -117,7 +118,7 @@ class SentenceSimilarityTask(EmbeddingTask):
         return close_set(writer, split, cut, columns=read, rows=len(writer))
 
     def _encode_texts(self, rows: Rows, split: str, limit: int, folder: Path) -> int:
-        """Write one sample for each text to search, or for each row to predict.
+        """Write one sample for each text: texts of the search problem, or texts to predict.
 
         Returns:
             The number of truncated texts.
@@ -166,7 +167,7 @@ class SentenceSimilarityTask(EmbeddingTask):
         return gather_texts(samples, traffic)
 
     def vectors(self, samples: Sequence[Sample], forward: Forward) -> torch.Tensor:
-        """Return the embeddings of the rows' texts, of length 1, shape (texts, width)."""
+        """Return the embeddings of the rows' texts, with length 1, shape (texts, width)."""
         groups, places = self.group_texts(samples)
         pooled_texts = [self.pool(*forward(group)) for group in groups]
         return functional.normalize(torch.cat(pooled_texts), dim=-1)[places]
@@ -175,7 +176,7 @@ class SentenceSimilarityTask(EmbeddingTask):
         """Return the texts of rows in groups of similar length.
 
         Returns:
-            The groups, and the position of each text in the concatenated groups.
+            The groups of texts, and the index of each text in the concatenated groups.
         """
         texts = [ids for row in rows for ids in texts_in(row)]
         groups = length_groups(list(map(len, texts)))
@@ -190,7 +191,7 @@ class SentenceSimilarityTask(EmbeddingTask):
         options = self.options
         weights = options.matryoshka_weights or [1.0] * len(options.matryoshka_dims)
         by_width = dict(zip(options.matryoshka_dims, weights, strict=True)) or {self.width: 1.0}
-        # the loss `auto` was replaced when the data were read
+        # reading the data has replaced the loss `auto`
         loss = options.loss if options.loss in SCORE_LOSSES else "cosent"
         scored = not batch.labels.isnan().any()
         total = torch.zeros(())
@@ -204,26 +205,28 @@ class SentenceSimilarityTask(EmbeddingTask):
         return total
 
     def pool(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return one vector for each text, in fp32.
+        """Return one embedding for each text, in fp32.
 
         Args:
-            targets: `tokens`, shape (texts, length), 0 for padding and for tokens that are not
-                pooled.
+            outputs: outputs of the transformer.
+            targets: dictionary with the mask `tokens`, shape (texts, length): 0 for padding and for
+                tokens that are not pooled.
         """
         return pooled(outputs.last_hidden_state, targets["tokens"], self.modules.pooling)
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return the embedding of each text, as base64 of its fp32 elements."""
+        """Return the embedding of each text, as base64 of its fp32 values."""
         embeddings = self.pool(outputs, self.collate(samples).targets)
         if self.modules.normalize:
             embeddings = functional.normalize(embeddings, dim=-1)
         return encoded(embeddings)
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """Return how well queries find their texts among all texts of the set, by cosine.
+        """Return retrieval metrics: how well queries find their texts in the set, by cosine.
 
-        For scored pairs, return the correlation of cosines with scores. Shortened embeddings
-        (matryoshka_dims) add their width to the metrics' names: ndcg_at_10_dim_64.
+        If pairs have scores, return the correlations of cosines with scores instead. For shortened
+        embeddings (matryoshka_dims) the names of metrics end with the width, as in
+        ndcg_at_10_dim_64.
         """
         embeddings, about = decoded(predictions), samples.about
         whole = embeddings.shape[1]
@@ -249,7 +252,7 @@ class SentenceSimilarityTask(EmbeddingTask):
         return constant_notice(cosines, about["labels"])
 
     def answers(self, predictions: Sequence[Any], _samples: Samples) -> list[dict[str, Any]]:
-        """Return the embedding of each row's text, as a list of numbers."""
+        """Return the embedding of the text of each row, as a list of numbers."""
         return [
             {"prediction": [round(number, DIGITS) for number in numbers]}
             for numbers in decoded(predictions).tolist()
@@ -257,20 +260,29 @@ class SentenceSimilarityTask(EmbeddingTask):
 
 
 def _first(embeddings: torch.Tensor, width: int, whole: bool = False) -> torch.Tensor:
-    """Return the first `width` elements, normalized; `whole`: normalize full embeddings too."""
+    """Return normalized embeddings, shortened to their first `width` values.
+
+    Args:
+        whole: True to normalize embeddings that are not shortened, too.
+    """
     if width == embeddings.shape[1] and not whole:
         return embeddings
     return functional.normalize(embeddings[:, :width], dim=-1)
 
 
 def search(embeddings: torch.Tensor, about: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of queries that search for their texts, see `Search.about`."""
+    """Return the retrieval metrics of a search problem.
+
+    Args:
+        embeddings: embeddings of all texts.
+        about: metadata from `Search.about`.
+    """
     documents = torch.tensor(about["documents"])
     retrieved: list[list[int]] = []
     for queries in torch.tensor(about["queries"]).split(SCORED):
         scores = embeddings[queries] @ embeddings[documents].T
         retrieved += documents[scores.topk(min(RECALLS[-1] + 1, len(documents))).indices].tolist()
-    # a query may itself be one of the texts
+    # a query must not find itself
     others = [
         [text for text in texts if text != same]
         for same, texts in zip(about["same"], retrieved, strict=True)

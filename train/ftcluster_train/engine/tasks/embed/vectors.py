@@ -1,4 +1,4 @@
-"""Embeddings: pooling of a model's hidden states, and their format as predictions."""
+"""Pooling of hidden states to embeddings, and the format of embeddings as predictions."""
 
 import base64
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ import torch
 
 
 def pooled(hidden: torch.Tensor, tokens: torch.Tensor, pooling: str) -> torch.Tensor:
-    """Return one vector for each text, in fp32.
+    """Pool hidden states to one embedding for each text, in fp32.
 
     Args:
         hidden: hidden states, shape (texts, length, width).
-        tokens: mask, shape (texts, length), 0 for tokens that are not pooled.
-        pooling: mean or cls.
+        tokens: mask, shape (texts, length): 0 for padding and other tokens that are not pooled.
+        pooling: name of the pooling: mean or cls.
     """
     hidden = hidden.float()
     if pooling == "cls":
@@ -23,11 +23,11 @@ def pooled(hidden: torch.Tensor, tokens: torch.Tensor, pooling: str) -> torch.Te
 
 
 def encoded(embeddings: torch.Tensor) -> list[str]:
-    """Return each embedding as base64 of its fp32 elements."""
+    """Return each embedding as base64 of its fp32 values."""
     return [base64.b64encode(row.numpy().tobytes()).decode("ascii") for row in embeddings]
 
 
 def decoded(predictions: Sequence[str]) -> torch.Tensor:
-    """Return the embeddings of all texts, shape (texts, width)."""
+    """Return the embeddings that `encoded` has encoded, shape (texts, width)."""
     whole = bytearray(b"".join(map(base64.b64decode, predictions)))
     return torch.frombuffer(whole, dtype=torch.float32).view(len(predictions), -1)

@@ -1,4 +1,4 @@
-"""Causal language models: texts packed into blocks of one length."""
+"""Causal language models, trained on blocks of a fixed number of tokens."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @register
 class CausalLmTask(LanguageModelTask):
-    """Cross entropy of all tokens of each block except the first, as in run_clm."""
+    """Trains with the cross entropy of all tokens of a block except the first, as in run_clm."""
 
     name = "causal-lm"
     model_class = AutoModelForCausalLM
@@ -65,7 +65,10 @@ class CausalLmTask(LanguageModelTask):
         ]
 
     def _tokens(self, texts: Iterable[Piece]) -> Iterator[list[int]]:
-        """Yield the tokens of each piece; the end-of-text token follows a text's last piece."""
+        """Yield the token ids of each piece of text.
+
+        The last piece of a text also gets an end-of-text token.
+        """
         end = self.tokenizer.eos_token_id
         for batch in batches((piece.text, piece.last) for piece in texts):
             encoded = self.tokenizer([text for text, _ in batch], add_special_tokens=False)
@@ -79,10 +82,16 @@ class CausalLmTask(LanguageModelTask):
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def check_model(self, model: "PreTrainedModel") -> None:
-        """Reject encoders: they read the token to predict, so their loss is near 0."""
+        """Check that the model is a decoder.
+
+        An encoder also reads the token to predict, so its loss would be near 0.
+
+        Raises:
+            TrainError: the model is not a decoder.
+        """
         self._router_coefficient = router_coefficient(model.config)
         model.eval()
-        # the rows differ in the last token only
+        # the rows differ only in the last token
         tokens = torch.tensor([[0, 1, 2, 1], [0, 1, 2, 3]])
         inputs = {"input_ids": tokens, "use_cache": False}
         try:
@@ -108,10 +117,11 @@ class CausalLmTask(LanguageModelTask):
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the mean loss over each block's tokens, summed over the blocks.
 
-        With output_router_logits a mixture of experts adds its router's loss, as in transformers.
+        If output_router_logits is set, a mixture-of-experts model adds its router loss, as in
+        transformers.
         """
         logits, tokens = outputs.logits[:, :-1].flatten(0, 1), targets["tokens"][:, 1:]
-        if self.head is not None:  # the model returned hidden states, see use_fused_loss
+        if self.head is not None:  # `logits` are hidden states, see use_fused_loss
             total = linear_cross_entropy(
                 logits, self.head, tokens.flatten(), sums=sums_for(self.head)
             )
@@ -125,7 +135,10 @@ class CausalLmTask(LanguageModelTask):
         return loss
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return the mean loss of each block, one block at a time because fp32 logits are large."""
+        """Return the mean loss of each block.
+
+        The losses are computed one block at a time, because fp32 logits are large.
+        """
         if self.evaluation_head is not None:  # the model returned hidden states
             tokens = torch.tensor([sample["input_ids"][1:] for sample in samples])
             hidden = outputs.logits[:, :-1].flatten(0, 1)

@@ -1,4 +1,4 @@
-"""The base class of tasks that train on texts without labels: blocks of text, and perplexity."""
+"""The base class of tasks that train on texts without labels."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,9 @@ T = TypeVar("T")
 
 
 class LanguageModelTask(Task):
-    """Samples of texts; without a validation set, the last training samples become it.
+    """Trains on texts without labels, and measures the perplexity.
+
+    If there is no validation set, the last training samples become the validation set.
 
     Attributes:
         length_field: recipe field with the number of tokens of a sample.
@@ -56,10 +58,10 @@ class LanguageModelTask(Task):
 
     @abstractmethod
     def encode_texts(self, texts: Texts, split: str, length: int, folder: Path) -> list[str]:
-        """Write the samples of a set, each of at most `length` tokens, and return notices.
+        """Write the samples of a set, each with at most `length` tokens, and return notices.
 
         Raises:
-            TrainError: the texts give no sample.
+            TrainError: the texts are too short for a sample.
         """
 
     def too_short(self, split: str, tokens: int, length: int) -> TrainError:
@@ -71,7 +73,7 @@ class LanguageModelTask(Task):
 
 
 def batches(texts: Iterable[tuple[str, T]]) -> Iterator[list[tuple[str, T]]]:
-    """Yield pairs of a text and its data in batches of limited number and length."""
+    """Divide texts, each with further data, into batches of limited number and total length."""
     batch: list[tuple[str, T]] = []
     length = 0
     for one in texts:

@@ -1,4 +1,4 @@
-"""Masked language models: masked tokens are predicted from the tokens around them."""
+"""Masked language models, which predict masked tokens from the tokens around them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 @register
 class MaskedLmTask(LanguageModelTask):
-    """Cross entropy of the masked tokens, averaged over all ranks' samples, as in run_mlm.
+    """Trains with the cross entropy of masked tokens, averaged over all ranks, as in run_mlm.
 
-    Only masked tokens are multiplied by the vocabulary's weights.
+    The last layer computes logits only for masked tokens.
     """
 
     name = "masked-lm"
@@ -90,7 +90,7 @@ class MaskedLmTask(LanguageModelTask):
         return said
 
     def _documents(self, texts: Texts) -> Iterator[Sample]:
-        """Yield the tokens of each text, including special tokens, and their kinds."""
+        """Yield the tokens (including special tokens) and token kinds of each text."""
         for batch in batches((text, None) for text in texts.documents(self.options.paragraphs)):
             several = [text for text, _ in batch]
             self.reader.count_special(several)
@@ -132,7 +132,7 @@ class MaskedLmTask(LanguageModelTask):
         return Batch(inputs, {"places": torch.tensor(places), "tokens": torch.tensor(tokens)})
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the sum of the losses of the masked tokens."""
+        """Return the loss, summed over the masked tokens."""
         masked, tokens = outputs.logits.flatten(0, 1)[targets["places"]], targets["tokens"]
         if self.head is not None:  # the model returned hidden states
             return linear_cross_entropy(
@@ -143,7 +143,7 @@ class MaskedLmTask(LanguageModelTask):
         )
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return for each sample the sum of the losses of its masked tokens, and their count."""
+        """Return, for each sample, the summed loss and the number of its masked tokens."""
         targets = self.collate(samples).targets
         masked, tokens = outputs.logits.flatten(0, 1)[targets["places"]], targets["tokens"]
         if self.evaluation_head is not None:
@@ -161,7 +161,7 @@ class MaskedLmTask(LanguageModelTask):
 
 
 def _cut(document: Sample, length: int) -> Iterator[Sample]:
-    """Yield samples of at most `length` tokens of a text, each with the special tokens."""
+    """Divide a text into samples of at most `length` tokens, each with the special tokens."""
     content = [at for at, kind in enumerate(document["kinds"]) if kind != SPECIAL]
     if not content:
         return

@@ -1,7 +1,7 @@
-"""Masking of tokens, drawn again in each epoch, as for BERT (Devlin et al. 2018).
+"""Random masking of tokens, different in each epoch, as in BERT (Devlin et al. 2018).
 
-The draws depend only on the seed, the epoch and the number of the sample. So they are the same on
-any number of ranks and after a restart.
+The masks depend only on the seed, the epoch and the index of the sample. They are therefore the
+same on any number of ranks and after a restart.
 """
 
 import hashlib
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 
 import torch
 
-SPECIAL, BEGINS, GOES_ON = 0, 1, 2  # kinds: special token, first and further token of a word
-MASKED, RANDOM = 0.8, 0.1  # shares of the chosen tokens that become the mask or a random token
+SPECIAL, BEGINS, GOES_ON = 0, 1, 2  # kinds of tokens: special, first of a word, other
+MASKED, RANDOM = 0.8, 0.1  # fractions of targets that become the mask or a random token
 
 
 @dataclass(frozen=True)
 class Masks:
-    """The masking settings, named like those of transformers' DataCollatorForLanguageModeling.
+    """The masking settings; they have the names of transformers' DataCollatorForLanguageModeling.
 
     Attributes:
-        mask: number of the mask token.
+        mask: id of the mask token.
         vocabulary: number of tokens in the vocabulary.
-        whole_words: True to choose words, and to mask all of their tokens.
+        whole_words: True to choose whole words, and to mask all tokens of a chosen word.
     """
 
     mask: int
@@ -32,14 +32,17 @@ class Masks:
     def draw(
         self, tokens: Sequence[int], kinds: Sequence[int], key: str
     ) -> tuple[list[int], list[int]]:
-        """Return the tokens that the model reads, and the positions of at least one target.
+        """Choose target tokens, at least one, and mask them.
 
         Args:
-            kinds: kind of each token; at least one begins a word.
-            key: text that determines the draws.
+            kinds: kind of each token; at least one token is not special.
+            key: text that seeds the random numbers.
+
+        Returns:
+            The token ids that the model reads, and the indices of the targets.
         """
         kind, ids = torch.tensor(kinds), torch.tensor(tokens)
-        kind[(kind != SPECIAL).int().argmax()] = BEGINS  # even if a block begins within a word
+        kind[(kind != SPECIAL).int().argmax()] = BEGINS  # a block may begin within a word
         draws = torch.Generator().manual_seed(_number_of(key))
         drawn = torch.rand(len(ids), generator=draws)
         eligible = kind == BEGINS if self.whole_words else kind != SPECIAL
@@ -65,10 +68,10 @@ def _number_of(key: str) -> int:
 def kinds_of(text: str, special: Sequence[int], offsets: Sequence[tuple[int, int]]) -> list[int]:
     """Return the kind of each token.
 
-    A word begins after a space, and where a token does not touch the previous token.
+    A token begins a word if it follows a space, or does not touch the previous token.
 
     Args:
-        special: 1 for each special token.
+        special: 1 for each special token, 0 for each other token.
         offsets: character range of each token; some tokenizers include the space before a word.
 
     >>> kinds_of("abc d", [1, 0, 0, 0, 1], [(0, 0), (0, 2), (2, 3), (4, 5), (0, 0)])

@@ -1,13 +1,13 @@
-"""Cutting of a token stream into blocks of one length. Standard library only."""
+"""Division of a token stream into blocks of equal length. Standard library only."""
 
 from collections.abc import Iterator, Sequence
 
 
 class Packer:
-    """Cuts a stream of tokens into blocks.
+    """Divides a stream of tokens into blocks.
 
     Attributes:
-            left: remaining tokens that do not fill a block yet.
+        left: remaining tokens that do not fill a block yet.
     """
 
     def __init__(self, block_size: int) -> None:

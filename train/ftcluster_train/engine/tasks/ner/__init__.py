@@ -1,1 +1,1 @@
-"""Token classification: tags of words."""
+"""Token classification: prediction of a tag for each word."""

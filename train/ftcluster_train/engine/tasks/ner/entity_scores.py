@@ -1,8 +1,8 @@
 """Scores of predicted entities, counted as in seqeval, and their format in the output.
 
-An entity is right if its type, its first word and its last word are right. IOB tags are read as
-conlleval reads them, which is seqeval's default. IOBES tags must be complete, as in seqeval's mode
-strict.
+A predicted entity is correct if its type, its first word and its last word are correct. IOB tags
+are read as in conlleval and seqeval's default mode. IOBES tags must be complete, as in seqeval's
+mode strict.
 """
 
 from collections import Counter
@@ -12,18 +12,18 @@ from typing import Any
 from ftcluster_common.data.tagged_words import Entity, Scheme, entities, whole_entities
 from ftcluster_common.protocol.class_report import ClassReport, ClassScores, report_of_classes
 
-Rows = Sequence[Sequence[str]]  # tags of the words of each row
+Rows = Sequence[Sequence[str]]  # tags of the words, for each row
 
 
 def entities_of(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
-    """Return the entities that count; with plain tags each word is an entity."""
+    """Return the entities of a row; with plain tags each word is an entity."""
     if scheme == "plain":
         return [(tag, number, number + 1) for number, tag in enumerate(tags)]
     return whole_entities(tags) if scheme == "IOBES" else entities(tags)
 
 
 def entity_report(found: Rows, true: Rows, scheme: Scheme) -> ClassReport:
-    """Return a report of entities by type, or of words by tag if tags are plain.
+    """Return the class report of entities by type or, for plain tags, of words by tag.
 
     >>> [one.f1 for one in entity_report([["B-A", "O"]], [["B-A", "I-A"]], "IOB2").classes]
     [0.0]
@@ -48,7 +48,7 @@ def entity_report(found: Rows, true: Rows, scheme: Scheme) -> ClassReport:
 def entity_metrics(
     report: ClassReport, found: Rows, true: Rows, scheme: Scheme
 ) -> dict[str, float]:
-    """Return precision, recall and F1 of entities (F1 of plain tags), and the words' accuracy."""
+    """Return the accuracy of words, and precision, recall and F1 of entities (F1 of plain tags)."""
     pairs = [
         pair
         for row, wanted in zip(found, true, strict=True)
@@ -66,12 +66,14 @@ def found_entities(
     tags: Sequence[str], scores: Sequence[float], text: str, begins: Sequence[int],
     ends: Sequence[int], words: Sequence[int] = (),
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Return the entities of a row, grouped like transformers' pipeline does it.
+    """Return the predicted entities of a row, grouped as in transformers' pipeline.
 
     Args:
+        tags: predicted tags.
         scores: probability of each tag.
+        text: text of the row.
         begins: index of the first character that each tag covers; `ends`: index after the last.
-        words: word numbers to write instead of character indices.
+        words: word index of each tag; entities then get word indices instead of character indices.
 
     >>> found_entities(["B-A", "I-A"], [0.5, 1.0], "New York", [0, 4], [3, 8])
     [{'start': 0, 'end': 8, 'label': 'A', 'text': 'New York', 'score': 0.75}]

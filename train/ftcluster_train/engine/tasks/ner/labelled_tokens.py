@@ -10,18 +10,18 @@ from itertools import groupby
 
 from ftcluster_common.data.tagged_words import OUTSIDE, Tagged, parts
 
-CharacterRange = tuple[int, int]  # indices of the first character and after the last
+CharacterRange = tuple[int, int]  # index of the first character, and index after the last character
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """A token that has a tag to train on or to predict.
+    """A token whose tag is trained or predicted.
 
     Attributes:
         position: index of the token among the tokens of the row's text.
-        word: number of the token's word; for a plain text, of the word that the tokenizer found.
-        tag: tag, or "" if there is none.
-        place: characters of the word, or of the token if all tokens are labelled.
+        word: index of the token's word. In a plain text the tokenizer determines the words.
+        tag: tag of the token, or "" if the row has no tags.
+        place: character range of the word, or of the token if all tokens are labelled.
     """
 
     position: int
@@ -32,11 +32,11 @@ class Labelled:
 
 @dataclass(frozen=True)
 class LabelledRow:
-    """The tokens of a row that have tags.
+    """The labelled tokens of a row.
 
     Attributes:
         lost: number of words without a token.
-        unfit: number of spans that begin or end inside a labelled unit.
+        unfit: number of tagged spans that begin or end inside a labelled word or token.
     """
 
     tokens: list[Labelled]
@@ -47,13 +47,15 @@ class LabelledRow:
 def label_tokens(
     row: Tagged, offsets: Sequence[CharacterRange], word_ids: Sequence[int | None], every: bool
 ) -> LabelledRow:
-    """Return the tokens that have tags: the first token of each word, or `every` token.
+    """Return the labelled tokens of a row: the first token of each word, or every token.
 
-    As in run_ner, further tokens of a word with a B- tag get the I- tag.
+    If every token is labelled, the other tokens of a word with a B- tag get the I- tag, as in
+    run_ner.
 
     Args:
-        offsets: character ranges of the tokens, without special tokens.
-        word_ids: the tokenizer's word numbers, which divide a plain text into words.
+        offsets: character range of each token, without special tokens.
+        word_ids: word index of each token from the tokenizer, for plain texts.
+        every: True to label every token.
 
     >>> row = Tagged("New York", spans=(("LOC", 0, 8),))
     >>> [(one.tag, one.place) for one in label_tokens(row, [(0, 3), (4, 8)], [0, 1], False).tokens]
@@ -77,9 +79,10 @@ def label_tokens(
 
 
 def _begins(text: str, offsets: Sequence[CharacterRange]) -> list[int | None]:
-    """Return the start of each token, without the leading spaces that some tokenizers include.
+    """Return the index of each token's first character that is not a space.
 
-    A token of a single space belongs to the next word, if there is one.
+    Some tokenizers include leading spaces. A token that is only a space belongs to the next word,
+    if there is a next word.
     """
     places: list[int | None] = []
     for begin, end in offsets:
@@ -111,7 +114,7 @@ def _of_words(
 
 
 def _tags_of_spans(row: Tagged, places: Sequence[CharacterRange]) -> tuple[list[str], int]:
-    """Return the IOB2 tags of places, and the number of spans that begin or end inside one."""
+    """Return the IOB2 tags of places, and the number of spans that begin or end inside a place."""
     tags, unfit = [OUTSIDE] * len(places), 0
     starts = [begin for begin, _ in places]
     edges = {*starts}, {end for _, end in places}

@@ -1,4 +1,4 @@
-"""Samples of rows with tagged words, one sample for each window, and notices about them."""
+"""Conversion of rows with tagged words to samples, one for each window, and notices about them."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,27 +16,28 @@ from ftcluster_train.engine.data.windows import windows
 from ftcluster_train.engine.tasks.ner.labelled_tokens import Labelled, label_tokens
 from ftcluster_train.errors import TrainError
 
-IGNORED = -100  # tag of tokens that do not contribute to the loss
+IGNORED = -100  # label of tokens that do not contribute to the loss
 SHOWN = 12  # maximum number of tags in a message
 
-Read = tuple[str, Tagged, Scheme]  # place of a row, the row, scheme of the set's tags so far
+Read = tuple[str, Tagged, Scheme]  # place of a row, the row, and its set's tag scheme so far
 
 
 class TagWriter:
     """Writes the samples of a set.
 
-    A sample has the tokens of a window and their `tags`, the number of its `row`, and the number
-    of `words` of the row, if it has words. For each labelled token it has the number of its `word`
-    and the characters that it stands for, `begin` to `end`.
+    A sample has the tokens of a window, their `tags`, and the index of the `row`. For each labelled
+    token it has the index of its `word`, and the character range `begin` to `end`. If rows have
+    words, the sample has the number of `words` of the row.
 
     Args:
-        kinds: columns of the tokenizer, with their array types.
+        kinds: columns of the tokenizer, with their array type codes.
         names: tags of the model.
         limit: maximum number of tokens of a window, including special tokens.
-        predicts: True if the rows have no tags; otherwise rows without a word are skipped.
+        predicts: True for rows to predict, which have no tags. Otherwise rows without a word are
+            skipped.
 
     Raises:
-        TrainError: a window has no room for more than the tokens shared with its neighbour.
+        TrainError: `limit` is not larger than the number of tokens that neighbouring windows share.
     """
 
     def __init__(
@@ -59,14 +60,14 @@ class TagWriter:
         self._rows = 0
         self._texts: list[str] = []  # texts of rows to predict
         self._counts = Counter[str]()
-        # pairs of a tag in the data and the model's name
+        # pairs of a tag in the data and the model's name for the tag
         self._matched = Counter[tuple[str, str]]()
 
     def add(self, batch: Sequence[Read]) -> None:
         """Write rows.
 
         Raises:
-            TrainError: the model does not have a tag of the rows.
+            TrainError: the model lacks a tag of the rows.
         """
         texts = [tagged.text for _, tagged, _ in batch]
         encoded = self._tokenizer(texts, return_offsets_mapping=True)
@@ -118,10 +119,11 @@ class TagWriter:
         self._rows += 1
 
     def _tags(self, tags: list[str], where: str, scheme: Scheme) -> list[int]:
-        """Return the indices of tags in the model's scheme; tags of spans are IOB2.
+        """Return the indices of tags in the model, converted to the model's scheme.
 
-        IOB1 becomes IOB2 if the model has a B- tag of each type, like all models trained here:
-        the names alone do not show which of the two schemes the model uses.
+        Tags of spans are IOB2. IOB1 tags are converted to IOB2 if the model has a B- tag for each
+        type, as all models of ftcluster do. The names of tags do not show which of these schemes a
+        model uses.
         """
         wanted = scheme_of(self._names)
         if scheme and (scheme == "plain") != (wanted == "plain"):
@@ -140,7 +142,7 @@ class TagWriter:
         return [self._numbers[tag] for tag in tags]
 
     def _match(self, tag: str) -> str:
-        """Return the model's name for a tag that differs in case or Unicode form."""
+        """Return the model's name for a tag, which may differ in case or Unicode form."""
         (place,) = match_names([tag], self._names)
         if place is None:
             return tag
@@ -151,7 +153,7 @@ class TagWriter:
         """Close the files and return notices.
 
         Raises:
-            TrainError: there is no sample.
+            TrainError: no sample was written.
         """
         if not len(self._writer):
             raise TrainError(f"the data have no words in {split}")
@@ -159,7 +161,7 @@ class TagWriter:
         about |= {"texts": self._texts} if self._predicts else {"left_out": count["left out"]}
         self._writer.close(names=self._names, rows=self._rows, **about)
         what = "tokens" if every else "words"
-        # models with other tags refuse the option
+        # models with other tags do not support the option
         advised = not every and scheme_of(self._names) in ("IOB1", "IOB2")
         better = "; label_all_tokens=true trains on their ends inside words" * advised
         said = {

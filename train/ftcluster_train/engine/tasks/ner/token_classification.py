@@ -1,4 +1,4 @@
-"""Tags of words: entities or parts of speech, as in run_ner (transformers)."""
+"""Prediction of words' tags: entities or parts of speech, as in run_ner (transformers)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -48,7 +48,7 @@ from ftcluster_train.errors import TrainError
 
 @register
 class TokenClassificationTask(Task):
-    """Cross entropy of the labelled tokens' tags, averaged over all ranks' samples."""
+    """Trains with the cross entropy of the tags of labelled tokens, averaged over all ranks."""
 
     name = "token-classification"
     model_class = AutoModelForTokenClassification
@@ -101,7 +101,7 @@ class TokenClassificationTask(Task):
         return [*notices, *drawn]
 
     def _find_names(self, rows: Rows) -> list[str]:
-        """Return the tags of a model to train, the tags that the data name first.
+        """Return the tags for a training: first the tags that the data declare, then all others.
 
         Raises:
             TrainError: there are no tags, or only some of them have a prefix.
@@ -155,14 +155,14 @@ class TokenClassificationTask(Task):
         return Batch(self.reader.pad(samples, side), {"labels": tags})
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the sum of the losses of the labelled tokens."""
+        """Return the loss, summed over the labelled tokens."""
         return cross_entropy(
             outputs.logits.float().flatten(0, 1), targets["labels"].flatten(), reduction="sum",
             ignore_index=IGNORED, label_smoothing=self.smoothing,
         )  # fmt: skip
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return for each sample the sum of its losses, its tags, and their probabilities."""
+        """Return, for each sample, its summed loss, its predicted tags, and their probabilities."""
         labels = self.collate(samples).targets["labels"]
         found = []
         for logits, tags in zip(outputs.logits.float(), labels, strict=True):
@@ -175,7 +175,7 @@ class TokenClassificationTask(Task):
     # results
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """Return the metrics of the set's entities, and the mean loss of its labelled tokens."""
+        """Return the metrics of a set's entities, and the mean loss of its labelled tokens."""
         found, true, scheme = self._of_rows(predictions, samples)
         metrics = entity_metrics(entity_report(found, true, scheme), found, true, scheme)
         return {**metrics, "loss": sum(loss for loss, *_ in predictions) / sum(map(len, true))}
@@ -183,7 +183,7 @@ class TokenClassificationTask(Task):
     def compared(
         self, predictions: Sequence[Any], samples: Samples
     ) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Return the tags of the labelled tokens of each row."""
+        """Return the predicted and the true tags of each row's labelled tokens."""
         chosen, right, _ = self._of_rows(predictions, samples)
         return chosen, right
 
@@ -193,7 +193,7 @@ class TokenClassificationTask(Task):
     def _of_rows(
         self, predictions: Sequence[Any], samples: Samples
     ) -> tuple[list[list[str]], list[list[str]], Scheme]:
-        """Return the predicted tags of each row, the true tags, and their scheme."""
+        """Return the predicted tags of each row, the true tags of each row, and the tag scheme."""
         names, found, true = self._names(samples), [], []
         for _, row in _by_row(samples, predictions):
             found.append([names[n] for _, (_, chosen, _) in row for n in chosen])
@@ -201,9 +201,9 @@ class TokenClassificationTask(Task):
         return found, true, scheme_of(names)
 
     def answers(self, predictions: Sequence[Any], samples: Samples) -> list[dict[str, Any]]:
-        """Return the entities of each row, by characters of its text or by word numbers.
+        """Return the predicted entities of each row, with character indices or word indices.
 
-        Rows of words also get their tags.
+        Rows that have a list of words also get the tag of each word.
         """
         names, answers = self._names(samples), []
         for number, row in _by_row(samples, predictions):
@@ -227,6 +227,6 @@ class TokenClassificationTask(Task):
 def _by_row(
     samples: Samples, predictions: Sequence[Any]
 ) -> Iterator[tuple[int, list[tuple[Sample, Any]]]]:
-    """Yield the number of each row, and its windows with their predictions."""
+    """Yield the index of each row, and the row's windows with their predictions."""
     pairs = zip(samples, predictions, strict=True)
     return ((row, [*group]) for row, group in groupby(pairs, lambda one: one[0]["row"][0]))

@@ -1,1 +1,1 @@
-"""Reranking: scores of a query and a text."""
+"""Reranking: scores of pairs of a query and a text."""

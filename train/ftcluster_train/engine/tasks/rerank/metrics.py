@@ -1,4 +1,4 @@
-"""Metrics of rankings by score, with MTEB's names."""
+"""Ranking metrics for texts with scores, with MTEB's names."""
 
 import math
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from ftcluster_train.engine.metrics import DEPTH, gain_at
 def ranking_metrics(
     queries: Sequence[tuple[Sequence[float], Sequence[bool]]],
 ) -> dict[str, float]:
-    """Return the metrics of `retrieval_metrics` for texts that are ordered by their scores.
+    """Return the metrics of `retrieval_metrics`, for texts in the order of their scores.
 
-    Texts with equal scores have no order. Each metric is the mean over all of their orders, as
-    scikit-learn's ndcg_score handles ties (McSherry and Najork 2008, Computing Information
+    If texts have equal scores, each metric is the mean over all orders of these texts.
+    scikit-learn's ndcg_score does the same (McSherry and Najork 2008, Computing Information
     Retrieval Performance Measures Efficiently in the Presence of Tied Scores).
 
     Args:
@@ -33,7 +33,7 @@ def ranking_metrics(
                 first.append(hits / size)
             ranks = range(place, place + size)
             gain += hits / size * sum(gain_at(rank) for rank in ranks if rank <= DEPTH)
-            # `missed`: the probability that no text before the rank is relevant
+            # `missed`: probability that no text before the rank is relevant
             for wrong, rank in enumerate(ranks):
                 hit = hits / (size - wrong) if wrong <= size - hits else 0.0
                 if rank <= DEPTH and hits:

@@ -1,10 +1,10 @@
-"""The activation of a cross-encoder's scores, read from the model's files.
+"""The activation function for a cross-encoder's scores, read from the model's files.
 
-sentence-transformers writes the import path of a torch class: since 6.0 into a file of its own,
-since 4.0 into config.json as `activation_fn` in the field `sentence_transformers`, and before that
-as `sbert_ce_default_activation_function`. Without any of these its CrossEncoder applies the sigmoid
-to a single output. A downloaded file must not choose what is imported, so only known paths are
-accepted.
+sentence-transformers writes the import path of a torch class. Since 6.0 it writes a separate file.
+Since 4.0 config.json has the path in the field `sentence_transformers` as `activation_fn`. Before
+4.0 config.json has the field `sbert_ce_default_activation_function`. Without these fields, its
+CrossEncoder applies the sigmoid to a single output. Only known paths are accepted, because
+downloaded files must not choose the code to import.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,11 +29,11 @@ PLACES = ("torch.nn", "torch.nn.modules.linear", "torch.nn.modules.activation")
 
 
 def activation_path(config: PretrainedConfig | None, folder: Path | None) -> str | None:
-    """Return the import path in a model's files, looked up in sentence-transformers' order.
+    """Return the import path of the activation in a model's files, or None if there is none.
 
     Args:
-        folder: folder of the model, with the files of sentence-transformers 6, which reads its
-            file only if the folder has a modules.json.
+        folder: folder of the model. The file of sentence-transformers 6 counts only if the folder
+            has a modules.json, as in sentence-transformers.
     """
     file = folder / FILE if folder else None
     if file and file.exists() and file.with_name("modules.json").exists():
@@ -47,10 +47,10 @@ def activation_path(config: PretrainedConfig | None, folder: Path | None) -> str
 
 
 def score_activation(path: str | None, name: str) -> Activation:
-    """Return the activation with an import path; the sigmoid for None.
+    """Return the activation with the import path `path`; the sigmoid for None.
 
     Args:
-        name: name of the model, for errors.
+        name: name of the model, for error messages.
 
     Raises:
         TrainError: the activation is unknown.
@@ -68,6 +68,6 @@ def score_activation(path: str | None, name: str) -> Activation:
 
 
 def name_activation(config: PretrainedConfig, path: str) -> None:
-    """Write an activation into a configuration, so that the saved config.json has it."""
+    """Write the import path of an activation into a model's configuration."""
     fields = getattr(config, FIELD, None)
     config.update({FIELD: {**(fields if isinstance(fields, dict) else {}), KEY: path}})

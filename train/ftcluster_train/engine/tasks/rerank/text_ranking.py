@@ -1,4 +1,4 @@
-"""Cross-encoders: one score for a query and a text that are read together."""
+"""Cross-encoders, which read a query and a text together and return one score."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,12 +36,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LISTNET = "listnet"
-HALF = 0.5  # a text belongs to the query if its label is at least this
+HALF = 0.5  # a text with at least this label belongs to the query
 
 
 @register
 class TextRankingTask(Task):
-    """One logit for each pair; a sample is a pair, or with listnet a row of the training set."""
+    """Trains a cross-encoder, which has one logit for each pair of a query and a text.
+
+    A sample is a pair. With the loss listnet, a sample of the training set is a row with several
+    pairs.
+    """
 
     name = "text-ranking"
     model_class = AutoModelForSequenceClassification
@@ -61,12 +65,12 @@ class TextRankingTask(Task):
                 f"{self.recipe.model} has {self.trained.num_labels} outputs, a reranker has one",
                 "use the model of a run: ftcluster fetch RUN DIR, then --model DIR",
             )
-        # refuse an unknown activation before anything is computed
+        # reject an unknown activation early
         score_activation(activation_path(self.trained, self._folder), self.recipe.model)
         return super().encode(data, longest, folder)
 
     def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
-        """Draw rows for validation so that all rows of a query are in the same set."""
+        """Draw rows for validation; all rows with the same query stay in the same set."""
         queries = [query for query, _ in self._rows_of(rows, TRAIN)]
         different = list(dict.fromkeys(queries))
         chosen = {different[n] for n in draw_rows([0 for _ in different], percent, seed)}
@@ -74,7 +78,7 @@ class TextRankingTask(Task):
         return numbers, f"{len(chosen)} queries"
 
     def _rows_of(self, rows: Rows, split: str) -> Iterator[tuple[str, list[tuple[str, float]]]]:
-        """Yield the query of each row, and its texts with their labels."""
+        """Yield the query of each row, and the row's texts with labels."""
         columns = self._columns(rows, split)
         found = read_rows(rows, split, lambda row: ranked_texts(row, columns))
         return (texts for _, texts in found)
@@ -86,12 +90,12 @@ class TextRankingTask(Task):
         )
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
-        """Write one sample for each pair, or for each row, and return notices."""
+        """Write one sample for each pair or, with listnet, for each row; return notices."""
         kinds = self.reader.token_kinds()
         lists = split == TRAIN and self.options.loss == LISTNET
         of_lists = {"lengths": "i"} if lists else {}
         writer = SampleWriter(folder, {**kinds, "label": "d", "query": "i", **of_lists})
-        numbers: dict[str, int] = {}  # by the text of the query
+        numbers: dict[str, int] = {}  # index of each query, by text
         cut, rows_read, ranked_rows = 0, 0, self._rows_of(rows, split)
         while batch := list(islice(ranked_rows, BATCH_ROWS)):
             rows_read += len(batch)
@@ -123,15 +127,15 @@ class TextRankingTask(Task):
         ]
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
-        # with one output, CrossEncoder of sentence-transformers needs no files of its own
+        # sentence-transformers' CrossEncoder needs only this field for one output
         return numbered(["LABEL_0"])
 
     def check_model(self, model: "PreTrainedModel") -> None:
         path = activation_path(model.config, Path(model.name_or_path))
         self._activation = score_activation(path, self.recipe.model)
-        if path is not None:  # the saved model gets the same activation
+        if path is not None:  # keep the activation in the saved model
             name_activation(model.config, path)
-        if self.purpose == "train":  # so that CrossEncoder truncates pairs at the same length
+        if self.purpose == "train":  # CrossEncoder then truncates pairs at the same length
             longest = longest_input(model.config, self.tokenizer) or self.options.max_length
             self.tokenizer.model_max_length = min(longest, self.options.max_length)
 
@@ -150,7 +154,7 @@ class TextRankingTask(Task):
         return list_loss(outputs.logits.float().squeeze(-1), labels, targets["counts"].tolist())
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return the logit and the loss of each pair."""
+        """Return the logit and the loss of each pair in a batch."""
         losses = _losses(outputs.logits, _labels(samples))
         logits = outputs.logits.float().squeeze(-1)
         return list(zip(logits.tolist(), losses.tolist(), strict=True))
@@ -158,11 +162,11 @@ class TextRankingTask(Task):
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """Return ranking metrics of each query's texts, and the accuracy of single pairs.
 
-        Queries whose texts all belong to them, or none of them, do not count for the ranking.
+        The ranking metrics ignore a query if all of its texts belong to it, or if none do.
         """
         logits, losses = zip(*predictions, strict=True)
         labels = [sample["label"][0] >= HALF for sample in samples]
-        pairs: dict[int, list[int]] = {}  # numbers of the samples of each query
+        pairs: dict[int, list[int]] = {}  # indices of the samples of each query
         for number, sample in enumerate(samples):
             pairs.setdefault(sample["query"][0], []).append(number)
         ordered = [
@@ -196,14 +200,14 @@ class TextRankingTask(Task):
         return scores, [sample["label"][0] for sample in samples]
 
     def answers(self, predictions: Sequence[Any], _samples: Samples) -> list[dict[str, Any]]:
-        """Return the scores as `CrossEncoder.predict` computes them."""
+        """Return the score of each pair, as `CrossEncoder.predict` computes it."""
         logits = torch.tensor([logit for logit, _ in predictions], dtype=torch.float64)
         scores = self._activation(logits)
         return [{"prediction": round(score, 6)} for score in scores.tolist()]
 
 
 def list_loss(logits: torch.Tensor, labels: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """Return the summed cross entropy between each list's softmax of labels and of logits.
+    """Return the summed cross entropy between the softmax of labels and of logits of each list.
 
     Source: Cao et al. 2007, Learning to Rank: From Pairwise Approach to Listwise Approach (top 1).
 
@@ -215,13 +219,13 @@ def list_loss(logits: torch.Tensor, labels: torch.Tensor, counts: Sequence[int])
 
 
 def _joined(pairs: Sequence[Sample]) -> Sample:
-    """Join the pairs of a row into one sample."""
+    """Concatenate the pairs of a row into one sample."""
     joined = {name: list(chain.from_iterable(pair[name] for pair in pairs)) for name in pairs[0]}
     return {**joined, "lengths": [len(pair["input_ids"]) for pair in pairs]}
 
 
 def _pairs(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """Yield the pairs of samples."""
+    """Yield each pair of each sample, as a sample with one pair."""
     for sample in samples:
         if "lengths" not in sample:
             yield sample

@@ -1,1 +1,1 @@
-"""Generation of texts from texts, with an encoder and a decoder."""
+"""Generation of texts from texts, with encoder-decoder models."""

@@ -1,4 +1,4 @@
-"""Encoder-decoder models that read a text and write another text: summaries, translations."""
+"""Encoder-decoder models that read a source text and write a target, such as a summary."""
 
 import math
 import statistics
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 IGNORED = -100  # label of padding, which does not contribute to the loss
-SHOWN = 3  # number of texts that a report shows beside their references
+SHOWN = 3  # number of generated texts that a report shows next to their references
 SHOWN_CHARACTERS = 600
 
 
 @register
 class Seq2SeqLmTask(Task):
-    """Cross entropy of the targets' tokens, averaged over all ranks' samples.
+    """Trains with the cross entropy of the targets' tokens, averaged over all ranks.
 
-    The model's own method shifts the target to get the decoder's input.
+    A method of the model shifts the target's tokens to get the decoder's input.
 
     Attributes:
         generates: True if evaluations generate texts.
-        inherited: generation settings in the folder of the model.
+        inherited: generation settings from the folder of the pretrained model.
     """
 
     name = "seq2seq-lm"
@@ -65,7 +65,7 @@ class Seq2SeqLmTask(Task):
         self._target_limit = 0
         self._shift: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.inherited: dict[str, Any] = {}
-        self._forced: dict[str, int] = {}  # first token of every text in the target language
+        self._forced: dict[str, int] = {}  # generation setting that forces the target language
         self._set_languages()
 
     def sample_settings(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Seq2SeqLmTask(Task):
         """Set the languages of a multilingual tokenizer.
 
         Raises:
-            TrainError: the recipe names no languages, or the tokenizer does not know them.
+            TrainError: the recipe has no languages, or the tokenizer does not support them.
         """
         if not hasattr(self.tokenizer, "src_lang"):
             return
@@ -124,14 +124,14 @@ class Seq2SeqLmTask(Task):
         )
         kind = token_kind(len(self.tokenizer))
         kinds = {"input_ids": kind, "labels": kind}
-        # the text itself, because tokens may be truncated and may lack a character
+        # the reference as text, because its tokens may be truncated or lack characters
         kinds |= {"reference": "B"} if split != TRAIN else {}
         writer = SampleWriter(folder, kinds)
         pairs = (
             pair for _, pair in read_rows(rows, split, lambda r: source_and_target(r, columns))
         )
         lengths: tuple[list[int], list[int]] = [], []
-        first = split == TRAIN or self.purpose != "train"  # report settings once
+        first = split == TRAIN or self.purpose != "train"  # notices about settings: only once
         settings = self.inherited | self._forced if first else {}
         reviewed = TargetReview(self.tokenizer, settings, self._most_written)
         while batch := list(islice(pairs, BATCH_ROWS)):
@@ -164,7 +164,12 @@ class Seq2SeqLmTask(Task):
     def _tokens(
         self, texts: list[str], limit: int, lengths: list[int], kind: str = "text"
     ) -> list[list[int]]:
-        """Return at most `limit` tokens of each text; appends the full counts to `lengths`."""
+        """Tokenize texts, and truncate each text to `limit` tokens.
+
+        Args:
+            lengths: gets the number of tokens of each text before truncation.
+            kind: name of the texts for messages.
+        """
         self.reader.count_special(texts)
         found: list[list[int]] = self.tokenizer(**{kind: texts})["input_ids"]
         lengths += map(len, found)
@@ -211,7 +216,7 @@ class Seq2SeqLmTask(Task):
             for sample in samples[:1]
         ]
         inputs = self.reader.pad(few)
-        # the first token may differ from the token that a decoder begins with
+        # a decoder's first token may differ from the first token of a target
         return {**inputs, "decoder_input_ids": _padded(few, 0), "use_cache": False}
 
     # a batch
@@ -224,7 +229,11 @@ class Seq2SeqLmTask(Task):
         return samples.lengths("labels")
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        """Return both texts padded; targets are the target tokens and their decoder positions."""
+        """Return a batch with padded sources and targets.
+
+        The targets for the loss are the targets' token ids and their positions in the decoder's
+        output.
+        """
         assert self._shift is not None, "check_model comes first"
         labels = _padded(samples, IGNORED)
         places = (labels != IGNORED).flatten().nonzero().flatten()
@@ -236,7 +245,7 @@ class Seq2SeqLmTask(Task):
         return Batch(inputs, {"tokens": labels.flatten()[places], "places": places})
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the sum of the losses of the target tokens."""
+        """Return the loss, summed over the target tokens."""
         logits, tokens = outputs.logits.flatten(0, 1)[targets["places"]], targets["tokens"]
         if self.head is not None:  # `logits` are hidden states
             return linear_cross_entropy(logits, self.head, tokens, sums=sums_for(self.head))
@@ -252,20 +261,20 @@ class Seq2SeqLmTask(Task):
         return super().evaluation_tokens(model) // (beams if self.generates else 1)
 
     def predict(self, model: "PreTrainedModel", samples: Sequence[Sample], bf16: bool) -> list[Any]:
-        """Return for each sample its target's loss and length, a text, and the text's length."""
+        """Return the summed loss, target length, generated text and text length of each sample."""
         losses = [(0.0, 0) for _ in samples]
         if self.purpose != PREDICT:
             losses = super().predict(model, samples, bf16)
         texts = [("", 0) for _ in samples]
         if self.generates:
-            # without `head`, because generation needs logits to choose the next token
+            # generation needs logits, not hidden states
             with KernelMode(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
                 texts = self._write(model, samples)
         return [(*loss, *text) for loss, text in zip(losses, texts, strict=True)]
 
     @property
     def _most_written(self) -> int:
-        """The maximum number of tokens of a generated text."""
+        """Return the maximum number of tokens of a generated text."""
         return self.options.max_new_tokens or self.options.max_target_length
 
     def _write(self, model: "PreTrainedModel", samples: Sequence[Sample]) -> list[tuple[str, int]]:
@@ -282,7 +291,7 @@ class Seq2SeqLmTask(Task):
         return list(zip(texts, (written != padding).sum(1).tolist(), strict=True))
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return for each sample the sum of its target's losses, and their count."""
+        """Return, for each sample, the summed loss and the number of its target tokens."""
         targets = self.collate(samples).targets
         logits, tokens = outputs.logits.flatten(0, 1)[targets["places"]], targets["tokens"]
         if self.evaluation_head is not None:  # `logits` are hidden states
@@ -304,7 +313,7 @@ class Seq2SeqLmTask(Task):
     def compared(
         self, predictions: Sequence[Any], samples: Samples
     ) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Return the generated texts, and the targets."""
+        """Return the generated texts, and the targets as texts."""
         return [text for _, _, text, _ in predictions], [_reference(one) for one in samples]
 
     def texts(self, predictions: Sequence[Any], samples: Samples) -> list[list[str]]:
@@ -327,7 +336,7 @@ class Seq2SeqLmTask(Task):
 
 
 def _padded(samples: Sequence[Sample], padding: int) -> torch.Tensor:
-    """Return the targets' tokens as rows of one length."""
+    """Return the token ids of the targets as a tensor, padded to one length."""
     longest = max(1, *(len(sample["labels"]) for sample in samples))
     return torch.tensor([s["labels"] + [padding] * (longest - len(s["labels"])) for s in samples])
 
@@ -337,13 +346,13 @@ def _reference(sample: Sample) -> str:
 
 
 def _in_words(lengths: Sequence[int]) -> str:
-    """Describe the distribution of text lengths, given in ascending order."""
+    """Return a description of the distribution of text lengths, which must be ascending."""
     shares = (f"{share} % have at most {_percentile(lengths, share)}" for share in (50, 95, 99))
     return f"{', '.join(shares)}, the longest {lengths[-1]}"
 
 
 def _percentile(lengths: Sequence[int], share: int) -> int:
-    """Return the smallest length that covers this share (in percent) of the texts.
+    """Return the smallest length that at least `share` percent of the texts do not exceed.
 
     >>> _percentile([10, 20, 30, 40], 50)
     20

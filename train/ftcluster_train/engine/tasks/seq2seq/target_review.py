@@ -1,4 +1,4 @@
-"""Targets that a model cannot write because of its vocabulary or its generation settings."""
+"""Detection of targets that a model cannot write: vocabulary and generation settings."""
 
 import unicodedata
 from collections import Counter
@@ -13,11 +13,11 @@ from ftcluster_common.given_files import read_json
 from ftcluster_train.engine.models import unknown_id
 
 SHOWN = 6  # maximum number of characters in a notice
-LINES = "\n\t"  # white space that is compared; tokenizers change other white space
+LINES = "\n\t"  # white space that must stay the same; tokenizers change other white space
 
 
 def read_generation_settings(folder: Path) -> dict[str, Any]:
-    """Return the generation settings in a model's folder; older models have them in config.json.
+    """Return the generation settings in a model's folder, which older models have in config.json.
 
     Raises:
         GivenFileError: the file is damaged.
@@ -35,7 +35,7 @@ class TargetReview:
 
     Args:
         settings: generation settings of the model.
-        limit: maximum number of tokens that are generated.
+        limit: maximum number of generated tokens.
     """
 
     def __init__(
@@ -54,12 +54,14 @@ class TargetReview:
         texts: Sequence[str],
         longest: int,
     ) -> None:
-        """Count targets.
+        """Count the targets that the model cannot write.
 
         Args:
             sources: tokens of each source.
             targets: tokens of each target.
-            texts: targets as texts; compared only if they have fewer than `longest` tokens.
+            texts: targets as texts.
+            longest: targets with at least this number of tokens are truncated, so their texts are
+                not compared with their tokens.
         """
         decoded = self._tokenizer.batch_decode([*map(list, targets)], skip_special_tokens=True)
         for source, target, text, written in zip(sources, targets, texts, decoded, strict=True):
@@ -75,9 +77,9 @@ class TargetReview:
         get = self._settings.get
         counts = {
             "min_length": len(target) < _number(get("min_length")),
-            # the last token is the end of the text
+            # without the end-of-text token
             "min_new_tokens": len(target) <= _number(get("min_new_tokens")),
-            # the decoder's first token counts too
+            # also counts the decoder's first token
             "max_length": 0 < _number(get("max_length")) <= len(target),
             "limit": len(target) > self._limit,
             "no_repeat_ngram_size": _repeats(target, _number(get("no_repeat_ngram_size"))),
@@ -93,7 +95,7 @@ class TargetReview:
         self._counts.update(name for name, count in counts.items() if count)
 
     def notices(self, split: str, model: str) -> list[str]:
-        """Return a line for each setting that prevents a model from writing the targets."""
+        """Return a notice for each reason why the model cannot write targets of a set."""
         if not self._lengths:
             return []
         every, get = len(self._lengths), self._settings.get
@@ -130,7 +132,7 @@ class TargetReview:
         }
         for name, problem in what.items():
             value = get(name)
-            # report a single target too, but not a few truncated ones for the settings in `most`
+            # most settings are reported for a single target, these two only for most targets
             most = name in ("forced_bos_token_id", "eos_token_id")
             count = self._counts[name] if value not in (None, 0, []) or most else 0
             if value is None or not count or (most and 2 * count <= every):

@@ -1,7 +1,8 @@
-"""Overlap of texts with their references: ROUGE, chrF and BLEU, in plain Python.
+"""Metrics for the overlap of texts with references: ROUGE, chrF and BLEU, in plain Python.
 
-The values equal those of rouge-score 0.1.2 without stemming, and of sacrebleu 2.6 with its defaults
-(chrF2; BLEU with the tokenizer 13a and exponential smoothing), all in percent.
+All values are in percent. ROUGE has the same values as rouge-score 0.1.2 without stemming. chrF and
+BLEU have the same values as sacrebleu 2.6 with its defaults (chrF2; BLEU with the tokenizer 13a and
+exponential smoothing).
 """
 
 import math
@@ -15,7 +16,7 @@ CHARACTERS = 6  # length of the longest n-gram of chrF
 BETA = 2.0  # weight of recall relative to precision in chrF
 WORDS = 4  # length of the longest n-gram of BLEU
 _NO_WORD = re.compile(r"[^a-z0-9]+")
-# mteval-v13a.pl, the tokenization for BLEU at WMT
+# the tokenization for BLEU at WMT, from mteval-v13a.pl
 _ENTITIES = (("&quot;", '"'), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">"))
 _SPLITS = (
     (re.compile(r"([\{-\~\[-\` -\&\(-\+\:-\@\/])"), r" \1 "),
@@ -26,10 +27,10 @@ _SPLITS = (
 
 
 def overlap(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Return the metrics of texts, each with one reference.
+    """Return the metrics of texts; each text has one reference.
 
-    ROUGE is the mean of the texts' F1, and counts only Latin letters and digits. chrF and BLEU
-    count over all texts together.
+    ROUGE is the mean F1 over the texts, and ignores characters except Latin letters and digits.
+    chrF and BLEU are computed from the n-gram counts of all texts together.
     """
     pairs = list(zip(texts, references, strict=True))
     words = [(_rouge_words(text), _rouge_words(reference)) for text, reference in pairs]
@@ -64,9 +65,10 @@ def _f1(common: int, found: int, wanted: int) -> float:
 
 
 def common_words(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return the length of the longest common subsequence.
+    """Return the length of the longest common subsequence of two word lists.
 
-    An integer has a bit for each word of `one` (Hyyro 2004, Bit-parallel LCS-length computation).
+    The algorithm uses an integer with a bit for each word of `one` (Hyyro 2004, Bit-parallel
+    LCS-length computation).
 
     >>> common_words("a b c d".split(), "b x d a".split())
     2
@@ -82,7 +84,7 @@ def common_words(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def chrf(pairs: Iterable[tuple[str, str]]) -> float:
-    """Return the F-score of character n-grams with extra weight on recall (Popovic 2015)."""
+    """Return chrF: the F-score of character n-grams, with more weight on recall (Popovic 2015)."""
     found, wanted, common = ([0] * CHARACTERS for _ in range(3))
     for text, reference in pairs:
         letters = "".join(text.split()), "".join(reference.split())

@@ -1,8 +1,8 @@
-"""Answer spans: from characters of a context to tokens of a feature, and back.
+"""Conversion of answer spans between characters of a context and tokens of a feature.
 
-A feature is a question with as much of its context as fits; features of a context overlap.
-`offsets` are the (begin, end) characters of a feature's context tokens, `first` is the position of
-the first context token.
+A feature is a question with a part of its context. The features of a long context overlap.
+`offsets` are the character ranges (begin, end) of a feature's context tokens. `first` is the index
+of the first context token in the feature.
 """
 
 import heapq
@@ -14,12 +14,12 @@ Offsets = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class AnswerSpan:
-    """A part of a context.
+    """A part of a context, which may be an answer.
 
     Attributes:
-        score: sum of the model's scores for the start and for the end.
-        begin: index of the first character.
-        end: index after the last character.
+        score: sum of the model's scores for the start and the end of the span.
+        begin: index of the first character in the context.
+        end: index after the last character in the context.
     """
 
     score: float
@@ -28,9 +28,11 @@ class AnswerSpan:
 
 
 def tokens_of_answer(offsets: Offsets, first: int, begin: int, end: int) -> tuple[int, int] | None:
-    """Return the positions of the first and last token of the characters `begin` to `end`.
+    """Return the indices of the first and last token of an answer; None if a part is missing.
 
-    Return None if the feature does not have all of these characters.
+    Args:
+        begin: index of the answer's first character in the context.
+        end: index after the answer's last character in the context.
     """
     if not offsets or offsets[0][0] > begin or offsets[-1][1] < end:
         return None
@@ -46,10 +48,12 @@ def best_span(
     n_best: int,
     max_answer_length: int,
 ) -> AnswerSpan | None:
-    """Return the best span of a feature among the `n_best` starts and ends, as in run_qa.
+    """Return the best answer span of a feature, as in run_qa; None if there is none.
 
     Args:
-        starts: the model's score for each context token that the answer starts there.
+        starts: the model's score of each context token as the start of the answer.
+        ends: the model's score of each context token as the end of the answer.
+        n_best: number of best starts and of best ends to combine.
         max_answer_length: maximum length of an answer in tokens.
     """
     places = range(len(offsets))
@@ -69,8 +73,8 @@ class FeatureAnswer:
     """The model's answer for one feature.
 
     Attributes:
-        example: number of the feature's question.
-        null_score: score of "no answer".
+        example: index of the feature's question.
+        null_score: the model's score of "no answer".
     """
 
     example: int
@@ -81,11 +85,11 @@ class FeatureAnswer:
 def choose_answers(
     features: Sequence[FeatureAnswer], contexts: Sequence[str], threshold: float | None
 ) -> list[str]:
-    """Return the answer to each question: the best span of all its features.
+    """Return the answer to each question: the best span in all features of the question.
 
     Args:
-        threshold: minimum difference between the lowest null score of the features and the
-            best span's score for an empty answer; None for no empty answers, as in SQuAD 1.1.
+        threshold: an answer is empty if the lowest null score of its features exceeds the best
+            span's score by more than this threshold. None for no empty answers, as in SQuAD 1.1.
     """
     best: dict[int, AnswerSpan] = {}
     null: dict[int, float] = {}

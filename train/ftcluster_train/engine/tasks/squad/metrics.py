@@ -1,7 +1,7 @@
-"""Exact match and F1 of answers.
+"""Metrics of answers: exact match and F1.
 
-They are computed as in SQuAD's evaluation scripts (https://rajpurkar.github.io/SQuAD-explorer/,
-evaluate-v1.1.py and evaluate-v2.0.py).
+The metrics are computed as in SQuAD's evaluation scripts
+(https://rajpurkar.github.io/SQuAD-explorer/, evaluate-v1.1.py and evaluate-v2.0.py).
 """
 
 import re
@@ -23,16 +23,16 @@ def normalise(answer: str) -> str:
 
 
 def exact_match(answer: str, true: Sequence[str]) -> float:
-    """Return 1 if the normalised answer equals a normalised true answer, else 0."""
+    """Return 1 if the normalised answer equals a normalised true answer, otherwise 0."""
     return float(normalise(answer) in {normalise(text) for text in true})
 
 
 def squad_f1(answer: str, true: Sequence[str], unanswerable: bool = True) -> float:
-    """Return the F1 of the answer's words against the true answer that matches best.
+    """Return the F1 of an answer's words, for the true answer with the highest F1.
 
     Args:
-        unanswerable: True if an empty answer is right for an empty true answer, as in
-            evaluate-v2.0.py; in evaluate-v1.1.py texts without a common word score 0.
+        unanswerable: True to give an empty answer the F1 1 if a true answer is empty, as in
+            evaluate-v2.0.py. False to give it 0, as in evaluate-v1.1.py.
     """
     words = normalise(answer).split()
     return max(_f1_of_words(words, normalise(text).split(), unanswerable) for text in true)
@@ -53,10 +53,10 @@ def squad_metrics(
 
     Args:
         answers: answer to each question; "" for "no answer".
-        true: true answers of each question; empty if it has none.
-        unanswerable: True to also score questions with (HasAns) and without an answer (NoAns)
-            separately, as in SQuAD 2.0. Its script ignores true answers that are empty after
-            normalisation; the script of SQuAD 1.1 scores them like any others.
+        true: true answers of each question; [] for a question without an answer.
+        unanswerable: True for SQuAD 2.0: also return the metrics of questions with an answer
+            (HasAns) and without an answer (NoAns), and ignore true answers that are empty after
+            normalisation. False for SQuAD 1.1.
     """
     results = []
     for answer, texts in zip(answers, true, strict=True):
@@ -71,7 +71,7 @@ def squad_metrics(
 
 
 def _mean(results: Sequence[tuple[bool, float, float]], *names: str) -> dict[str, float]:
-    """Return exact match and F1 in percent; empty without questions."""
+    """Return exact match and F1 in percent, or {} if there are no questions."""
     if not results:
         return {}
     columns = list(zip(*results, strict=True))[1:]

@@ -1,7 +1,7 @@
 """Extractive question answering: the answer is a span of a context, as in SQuAD.
 
-A long context becomes several overlapping features. The answer is the best span of all of them,
-as in run_qa (transformers, examples/pytorch/question-answering).
+A long context is divided into several overlapping features. The answer is the best span in all of
+these features, as in run_qa (transformers, examples/pytorch/question-answering).
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,12 +37,16 @@ POSITIONS = ("start", "end", "null", "first", "question")
 
 
 class FeatureWriter:
-    """Writes the features of one split, and counts truncated and omitted questions.
+    """Writes the features of one split, and counts truncated and skipped questions.
 
-    A feature has its tokens and the number of its `question`. `start` and `end` are the positions
-    of the answer's first and last token; both are `null` if the feature does not have the answer.
-    `null` is the position for "no answer", and `first` is the position of the first context token.
-    `begins` and `ends` are the characters of all context tokens (not in `train`).
+    A feature has the columns of the tokenizer and these columns:
+
+    - `question`: index of the question.
+    - `null`: index of the token that stands for "no answer".
+    - `start` and `end`: indices of the answer's first and last token; both are `null` if the answer
+      is not in the feature.
+    - `first`: index of the first context token.
+    - `begins` and `ends`: character range of each context token; empty in `train`.
 
     Args:
         length: maximum number of tokens of a feature.
@@ -161,7 +165,7 @@ class FeatureWriter:
         return truncated
 
     def _null_position(self, ids: Sequence[int]) -> int:
-        """Return the position that stands for "no answer": the first special token."""
+        """Return the index of the first special token, which stands for "no answer"."""
         for token in (self._tokenizer.cls_token_id, self._tokenizer.bos_token_id):
             if token in ids:
                 return ids.index(token)
@@ -171,7 +175,10 @@ class FeatureWriter:
 def _answer_positions(
     answers: Mapping[str, Any], offsets: Offsets, first: int
 ) -> tuple[int, int] | None:
-    """Return the first and last token of the first answer, or None if the feature lacks it."""
+    """Return the indices of the first answer's first and last token, or None.
+
+    The result is None if the answer is not completely in the feature.
+    """
     if not answers["text"]:
         return None
     begin = answers["answer_start"][0]
@@ -183,7 +190,7 @@ NO_ANSWER: dict[str, list[Any]] = {"text": [], "answer_start": []}
 
 @register
 class QuestionAnsweringTask(Task):
-    """Cross entropy of a span's start and end over the tokens of a feature."""
+    """Trains with the cross entropy of an answer's start and end over the tokens of a feature."""
 
     name = "question-answering"
     model_class = AutoModelForQuestionAnswering
@@ -234,11 +241,11 @@ class QuestionAnsweringTask(Task):
         return [Document(sample["input_ids"], range(start, end + 1), "an answer")]
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
-        # the outputs are an answer's start and end, even if the model had classes before
+        # the two outputs are the scores for start and end
         return numbered(["LABEL_0", "LABEL_1"])
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        # padded on the right, so that positions in a feature stay as they are
+        # padding on the right keeps the token indices of a feature
         targets = {
             name: torch.tensor([s[name][0] for s in samples], dtype=torch.int64)
             for name in ("start", "end")
@@ -249,8 +256,8 @@ class QuestionAnsweringTask(Task):
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the mean of the start and end losses, summed over the features.
 
-        Padding is masked, unlike in run_qa, which pads every feature to max_length: a feature's
-        loss must not depend on the other features of its batch.
+        Padding is masked, so that the loss of a feature does not depend on the other features of
+        its batch. run_qa does not mask padding, but pads every feature to max_length.
         """
 
         def loss(logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -261,7 +268,7 @@ class QuestionAnsweringTask(Task):
         return (start + loss(outputs.end_logits, targets["end"])) / 2
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return for each feature its question, the score of "no answer" and the best span."""
+        """Return, for each feature, its question, the score of "no answer", and the best span."""
         starts, ends = outputs.start_logits.float(), outputs.end_logits.float()
         spans = []
         for i, sample in enumerate(samples):
@@ -285,12 +292,12 @@ class QuestionAnsweringTask(Task):
     def compared(
         self, predictions: Sequence[Any], samples: Samples
     ) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Return the answer to each question, and its list of right answers."""
+        """Return the predicted answer and the list of true answers to each question."""
         right = [question["answers"] for question in samples.about["questions"]]
         return self._answers(predictions, samples), right
 
     def answers(self, predictions: Sequence[Any], samples: Samples) -> list[dict[str, Any]]:
-        """Return the text of each question's answer, or "" for none."""
+        """Return the text of the answer to each question, or "" for no answer."""
         return [{"prediction": answer} for answer in self._answers(predictions, samples)]
 
     def _answers(self, predictions: Sequence[Any], samples: Samples) -> list[str]:
