@@ -1,6 +1,6 @@
-"""Attention of one head of one sample at a time, by threads that each take the next head.
+"""Attention in which each thread computes one head of one sample, then takes the next head.
 
-It runs on AMX tiles, otherwise by multiply-adds: in fp32, and in bf16 with AVX512-BF16.
+It runs on AMX tiles, or else by multiply-adds: in fp32, and in bf16 with AVX512-BF16.
 
 Scores stay in a core's cache. Vectors are read and written in the layout of the surrounding layers,
 without copies.
@@ -66,7 +66,7 @@ class Plan(NamedTuple):
             all keys, the `per_key` before them one key fewer, and so on. 0: all queries see all
             keys. For packed sequences: 1 if causal, else 0.
         lengths: number of keys that each sample's queries see; None: all.
-        kept: factor of the output.
+        kept: factor of the output, which makes up for dropped probabilities.
         documents: lengths of packed sequences, whose tokens see no tokens of other sequences; None:
             each sample is one sequence.
     """
@@ -120,14 +120,15 @@ def forward(
     hidden: torch.Tensor | None,
     plan: Plan,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output, and each sample's probabilities (heads, queries, keys) as `query`'s dtype.
+    """Return the output, and each sample's probabilities (heads, queries, keys) in `query`'s dtype.
 
     Args:
         query, key, value: bf16 or fp32, shape (samples, heads, length, size), with a contiguous
             last dimension.
-        bias: term of the scores, of a shape that can be expanded to theirs.
-        hidden: True for queries that see no key and get 0, expanded likewise, with a last dimension
-            of 1.
+        bias: term to add to the scores, with a shape that can be expanded to the shape of the
+            scores.
+        hidden: True for queries that see no key and get 0; expanded like `bias`, with a last
+            dimension of 1.
     """
     (samples, heads, queries, _), keys = query.shape, key.shape[2]
     count = samples * heads * queries * keys

@@ -1,7 +1,8 @@
 """Packed sequences: several documents in one row, whose tokens do not attend to other documents.
 
 Documents of similar length are computed together, padded to the longest of them. For documents of
-some hundred tokens, causal attention one by one takes 1.7 times as long, mostly for the calls.
+some hundred tokens, causal attention for each document alone takes 1.7 times as long, mostly
+because of the many calls.
 """
 
 from collections.abc import Sequence
@@ -19,10 +20,10 @@ SIMILAR = 0.8  # minimum length of a group's documents, relative to the longest
 
 
 class DocumentMask(torch.Tensor):  # type: ignore[misc]
-    """A mask that holds the lengths of documents, whose tokens see all of their document.
+    """A mask that holds the lengths of documents; each token sees all tokens of its document.
 
-    Attention recognizes such a mask by its type, whatever its dtype, because views and copies of a
-    mask keep its type.
+    Attention recognizes such a mask by its class, because views and copies of a mask keep the
+    class.
     """
 
 
@@ -33,7 +34,8 @@ class CausalDocumentMask(DocumentMask):
 def document_mask(lengths: Sequence[int], causal: bool = True) -> torch.Tensor:
     """Return the mask of a row of packed sequences, for attention inside each of them.
 
-    transformers passes a mask with four dimensions on unchanged, and torch refuses integers.
+    The mask has four dimensions, because transformers passes such masks on unchanged. Its elements
+    are integers, because torch's own attention refuses integers.
 
     Args:
         lengths: lengths of the documents, in tokens; below 2^31.
@@ -77,7 +79,8 @@ def layout_of(lengths: tuple[int, ...], together: int) -> DocumentLayout:
 
     Args:
         lengths: lengths of the documents, in tokens.
-        together: maximum length of documents that are computed with others, in tokens.
+        together: maximum length in tokens of documents that are grouped; each longer document is a
+            group.
     """
     groups, places, begin = [], _integers([0] * sum(lengths)), 0
     starts = list(accumulate(lengths, initial=0))
@@ -138,7 +141,7 @@ def split_row(
 def join_documents(
     groups: Sequence[torch.Tensor], layout: DocumentLayout, per_key: int = 1
 ) -> torch.Tensor:
-    """Return the row that `split_row` has split; padding has no gradient."""
+    """Return the row that `split_row` has split; padding gets no gradient."""
     row: torch.Tensor = _Join.apply(layout, per_key, *groups)
     return row
 

@@ -1,9 +1,9 @@
 """Linear layers that skip rows: output rows that nothing reads, and gradient rows of zeros.
 
-A classifier reads one token of each sample. So in its last layer, queries, the attention's output
-and the two layers behind it have a gradient in one row of each sample. Padding has no gradient in
-any layer, and a prompt has none in the last layer. Skipping rows of zeros leaves the result the
-same up to rounding.
+A classifier reads one token of each sample. So in the last block, only one row of each sample has a
+gradient in the queries, the attention's output and the two layers behind it. Padding has no
+gradient in any layer, and a prompt has none in the last layer. Skipping rows of zeros leaves the
+result the same up to rounding.
 """
 
 from typing import Any
@@ -18,7 +18,8 @@ from ftcluster_kernels.products import product, product_of_columns, torch_linear
 
 MANY_ROWS = 0.75  # fraction above which selecting rows costs as much as it saves
 MUCH_WORK = 1 << 26  # multiplications of a matmul below which checking the rows costs more
-# rows that are checked first: a prime apart, so that they are not the same token of each sample
+# step between the rows that are checked first: a prime, so that these are different tokens of the
+# samples
 LOOKED_AT = torch.arange(32, dtype=torch.int64, device="cpu") * 7919
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # keys: size in bytes
 
@@ -132,6 +133,6 @@ def rows_with_gradient(grad: torch.Tensor) -> torch.Tensor | None:
 
 
 def _is_some(rows: torch.Tensor) -> torch.Tensor:
-    """Return True for each row with bits other than 0; `any` takes 20 times as long for bf16."""
+    """Return True for each row with any bit set; torch's `any` takes 20 times as long for bf16."""
     bits = rows.view(INTEGERS[rows.itemsize])
     return (bits.amax(1) != 0).logical_or_(bits.amin(1) != 0)

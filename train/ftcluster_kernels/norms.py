@@ -1,7 +1,7 @@
 """LayerNorm and RMSNorm in one pass over memory.
 
-If matmuls are computed in bf16, residuals are fp32 and the layers behind a norm read bf16. So in a
-training a norm rounds its output while it computes it, see `RoundedCopies`.
+If matmuls are computed in bf16, a norm reads fp32 residuals, and the layers behind it need bf16. So
+in training a norm also writes a bf16 copy of its output in the same pass, see `RoundedCopies`.
 """
 
 import weakref
@@ -16,7 +16,7 @@ from ftcluster_kernels.private_torch import is_transformed, version_of
 
 
 class _Norm(torch.autograd.Function):  # type: ignore[misc]
-    """Returns the output in fp32, and in bf16 or None."""
+    """Returns the output in fp32, and its bf16 copy or None."""
 
     kernel = "norm"
 
@@ -155,7 +155,7 @@ class _Copy:
 
 
 class _Round(torch.autograd.Function):  # type: ignore[misc]
-    """Rounds an output to bf16, whose rounded values exist already.
+    """Returns the bf16 copy of an output that the norm has already rounded.
 
     The gradient goes to the output itself, so that its hooks see it.
     """
@@ -172,7 +172,7 @@ class _Round(torch.autograd.Function):  # type: ignore[misc]
 
 
 class RoundedCopies:
-    """The outputs of norms in bf16, by the output in fp32; a copy goes when its output does.
+    """Maps norms' fp32 outputs to their bf16 copies; a copy is freed together with its output.
 
     Writes to an output through `data` or numpy do not change its version, so the owner of the
     copies calls `forget` for each tensor that such a write may reach.

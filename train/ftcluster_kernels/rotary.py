@@ -1,6 +1,6 @@
 """Rotary positions (Su et al. 2021) in one loop.
 
-transformers multiplies, swaps and adds in eight passes, in fp32; attention then rounds the result.
+transformers needs eight passes in fp32 to multiply, swap and add; attention then rounds the result.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
 """Loops in C over vector registers, for operations that take torch several passes over memory.
 
-The loops are in the folder `native`; bench/notes/engine.md has their speedups. Data that can be
-drawn again, such as a mask, is not kept for the backward pass. Unless stated otherwise, values are
-bf16 or fp32, and all tensors of a call have the same dtype.
+The loops are in the folder `native`; bench/notes/engine.md has their speedups. Random data that can
+be computed again, such as a dropout mask, is not kept for the backward pass. Unless stated
+otherwise, values are bf16 or fp32, and all tensors of a call have the same dtype.
 """
 
 import ctypes
@@ -52,7 +52,7 @@ KEEP_ALL = Drop(0, -(1 << 15), 1.0)
 
 
 def library_path() -> Path | None:
-    """Return the library for this CPU; None without AVX2.
+    """Return the path of the library for this CPU; None without AVX2.
 
     The file does not exist if there was no C compiler. A limit that is set for torch's own loops,
     ATEN_CPU_CAPABILITY, also applies here.
@@ -86,7 +86,7 @@ def are_alike(*tensors: torch.Tensor | None) -> bool:
 
 
 def is_in_memory(x: torch.Tensor) -> bool:
-    """Return True if the elements are in this CPU's memory as `x` shows them, at its strides.
+    """Return True if the elements of `x` are in this CPU's memory, unchanged and at its strides.
 
     False for other devices and layouts, for batched gradients, and for negative views, whose sign
     is not in memory.
@@ -128,7 +128,7 @@ def load(path: Path) -> ctypes.CDLL | None:
 
 
 def dropout(values: torch.Tensor, drop: Drop) -> torch.Tensor:
-    """Return each element times 0 or the scale."""
+    """Return each element multiplied by 0 or by the scale of `drop`."""
     values = in_order(values)
     output, count = torch.empty_like(values), values.numel()
     _call_typed("dropout", values, typed(values, count), typed(output, count), count, *drop)
@@ -179,7 +179,7 @@ def cross_entropy_(
     vocab_size: int,
     factors: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Replace logits by the gradients of their cross entropies, and return these, in fp32.
+    """Replace logits by the gradients of their cross entropies; return the cross entropies in fp32.
 
     Args:
         logits: contiguous, shape (tokens, vocab_size or more columns).
@@ -316,7 +316,7 @@ def adamw_(
 
     Args:
         weights, gradients: fp32, contiguous, like all other tensors.
-        means, squares: exp_avg and exp_avg_sq of torch's AdamW.
+        means, squares: the states exp_avg and exp_avg_sq of torch's AdamW.
         copy: bf16 copy of the weights, which is updated too; None: there is none.
         numbers: see `Numbers` in native/adamw.c.
     """
@@ -327,7 +327,7 @@ def adamw_(
 
 
 def widen(input: torch.Tensor, output: torch.Tensor) -> None:
-    """Copy bf16 to fp32 past the caches.
+    """Convert bf16 to fp32; the writes bypass the caches.
 
     Args:
         input: contiguous.

@@ -26,8 +26,8 @@ from ftcluster_train.io.machine import (
 
 # BERT-base's feed-forward layer: 16 samples of 128 tokens, 768 features in, 3072 out
 ROWS, INNER, COLUMNS = 2048, 768, 3072
-# A CPU quota applies to 0.1 s: the rate over a window shows it, the fastest matmul would not. The
-# best of several windows excludes short disturbances.
+# The kernel enforces a CPU quota over 0.1 s. A window is longer, so its rate shows the quota; the
+# time of the fastest matmul would not. The best of several windows excludes short disturbances.
 WINDOW_SECONDS, ALL_SECONDS = 0.25, 0.7
 PEAK_SECONDS = 0.1  # for each loop
 # Two buffers of COPY_BYTES, memory permitting: they exceed the caches of two sockets (Xeon 6900:
@@ -35,7 +35,7 @@ PEAK_SECONDS = 0.1  # for each loop
 COPY_BYTES, SHARE_OF_FREE = 512 << 20, 8
 COPIES = 3
 DISK_BYTES, PIECE_BYTES, WRITES = 32 << 20, 1 << 20, 2
-LONGEST_SECONDS = 2.0  # no second write after this time
+LONGEST_SECONDS = 2.0  # a first write that takes longer is the only one
 PRODUCT = 256  # rows and columns of the matmul whose kernel is examined
 MOST_ROWS = 1024  # more rows hardly raise the rate of a matmul
 SHAPE_SECONDS = 0.02  # for each shape, after a first matmul that generates the kernel
@@ -114,10 +114,10 @@ def gflops(dtype: Any) -> float:
 
 
 def share_of_peak(gflops: float | None, precision: str, threads: int) -> float | None:
-    """Return this rate as a fraction of the CPU's register-bound peak FLOP rate.
+    """Return a matmul rate as a fraction of the CPU's register-bound peak FLOP rate.
 
-    The result is None if the CPU has no peak loop for the precision, or if other work has slowed
-    the loops down: no matmul is faster than they are.
+    The result is None if the CPU has no peak loop for the precision. It is also None if the matmul
+    was faster than the peak loops, because other work has then slowed the loops down.
     """
     from ftcluster_train.health.peak import LOOPS, instruction_sets, peak_rate
 

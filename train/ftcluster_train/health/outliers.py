@@ -67,7 +67,7 @@ def slow_hosts(hosts: Sequence[Row]) -> list[Finding]:
 
 
 def below_peak(hosts: Sequence[Row]) -> list[Finding]:
-    """Return hosts whose fp32 matmuls are far below the CPU's peak although they had the CPU.
+    """Return hosts whose fp32 matmuls are far below the CPU's peak without other load.
 
     This needs no other hosts for comparison. Matmuls in bf16 are not judged: with AMX they usually
     reach a fifth to a half of the peak.
@@ -160,7 +160,8 @@ def slow_links(links: Sequence[Row], mbits: Mapping[str, int | None]) -> list[Fi
 
     A link is slow if it reaches less than half of the nominal speed of its interfaces, or of the
     usual speed if the nominal speed is unknown. The usual speed is the median over the hosts of
-    each host's best link: with three hosts of which one is slow, most links are slow.
+    each host's best link. A median over all links would mislead: if one of three hosts is slow,
+    most links are slow.
 
     Args:
         links: rows with hosts (two names), latency_us and mb_per_second.
@@ -187,7 +188,7 @@ def slow_links(links: Sequence[Row], mbits: Mapping[str, int | None]) -> list[Fi
     usual = f"usual here are {_mb(speed)} and {latency:.0f} us"
 
     def compared(some: Sequence[Row]) -> str:
-        """Return what the links reach, worst first, and what they should reach."""
+        """Return a text with the rates of these links, worst first, and the expected rates."""
         expected = [_promised(some[0], mbits), "" if len(some) == len(links) else usual]
         return "; ".join([_range(some), *filter(None, expected)])
 

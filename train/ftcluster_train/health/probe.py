@@ -49,8 +49,8 @@ MARK = "FTCLUSTER-VERIFY"
 PIECE = 3000  # characters per line: writes to a pipe are atomic up to 4096 bytes
 TIMED_BYTES = 4 << 20
 LARGE_BYTES = 25 << 20  # a whole bucket of gradients
-# LARGE_BYTES are only measured if TIMED_BYTES take less than this. Otherwise they take more than a
-# second, and the network alone determines the time.
+# LARGE_BYTES are only measured if TIMED_BYTES take less than this. Otherwise LARGE_BYTES would take
+# more than a second, and the time would depend on the network alone.
 LARGE_MS = 100
 TIMED_REPEATS = 5
 PRINT_SECONDS = 1.0
@@ -145,7 +145,7 @@ def examine(request: ProbeRequest, rank: int, answer: dict[str, Any]) -> None:
 
 
 def networks_of(request: ProbeRequest, interface: str = "") -> list[HostNetwork]:
-    """Return each host's network for MPI; without facts of a host, only `interface`."""
+    """Return each host's network for MPI; a host without facts has only `interface`."""
     return [
         HostNetwork.from_dict(request.networks[host.name])
         if host.name in request.networks
@@ -238,7 +238,7 @@ def time_all_reduce(group: Any, size: int) -> float:
 
 
 def time_backends(answer: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the times by backend of TIMED_BYTES, and on a fast network of LARGE_BYTES.
+    """Return each backend's time for TIMED_BYTES and, on a fast network, for LARGE_BYTES.
 
     impi is included if all ranks can use it; otherwise the answer gets the reason.
     """

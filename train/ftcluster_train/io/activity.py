@@ -22,12 +22,12 @@ INET_DIAG_INFO = 2  # the attribute with struct tcp_info
 INODE, ATTRIBUTES = 68, 72  # in struct inet_diag_msg
 BYTES_ACKED, BYTES_RECEIVED = 120, 128  # in struct tcp_info
 REPLY_SECONDS = 0.5
-# Processes that have used so much CPU time are busy. Their connections, whose check takes longest,
-# then need no check.
+# Processes that have used more CPU seconds than this are busy. Their connections then need no
+# check; that check takes longest.
 BUSY_SECONDS = 0.1
 NOTHING: Mapping[str, Any] = {}
 SOCKET = re.compile(r"socket:\[(\d+)\]")
-LEAST_CORES = 0.1  # least use of a program that is named
+LEAST_CORES = 0.1  # a program that uses fewer cores is not named
 NAMED_PROGRAMS = 3
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -39,7 +39,7 @@ def activity(
     """Return the activity of a process's descendants.
 
     Args:
-        main: descendants whose stop stops the rank.
+        main: descendants that do the rank's work; if one is stopped, the rank is.
         before: result of the previous call.
 
     Returns:

@@ -1,11 +1,11 @@
 """The data that patched functions and hooks need beside their arguments: one explicit object.
 
-A model calls torch's functions and its own modules with its own arguments, so nothing can be added
-to them. The code that runs a pass therefore enters a `BatchContext`, and functions and hooks read
-the innermost one of their thread. This is the only such channel: no attribute of a tensor and no
-global variable carries anything to a kernel (tests/unit/test_hidden_channels.py). Each thread has
-its own contexts, because threads may train models of their own. autograd runs the backward pass of
-CPU tensors in the thread that called it, including what gradient checkpointing recomputes.
+A model calls torch's functions and its own modules itself, so this package cannot add arguments to
+these calls. The code that runs a pass therefore enters a `BatchContext`, and functions and hooks
+read their thread's innermost context. This is the only such channel: no attribute of a tensor and
+no global variable carries anything to a kernel (tests/unit/test_hidden_channels.py). Each thread
+has its own contexts, because threads may train different models. autograd runs the backward pass of
+CPU tensors in the thread that called it, and gradient checkpointing recomputes in the same thread.
 """
 
 import threading
@@ -30,7 +30,7 @@ class GradientSinks:
     """Destinations of gradients of parameters, instead of their attribute `grad`.
 
     Attributes:
-        sums: sums that the matmul of a weight's gradient adds to, for each weight.
+        sums: memory that the matmul of a weight's gradient adds to, for each weight.
         rows: gradients of single rows that wait for the optimizer, for each embedding.
     """
 
@@ -80,7 +80,7 @@ class _Entered(threading.local):
 
 
 _entered = _Entered()
-NOTHING = BatchContext()  # its mappings stay empty
+NOTHING = BatchContext()  # stands for no context; its mappings stay empty
 
 
 def current_context() -> BatchContext | None:
@@ -102,7 +102,7 @@ def sums_for(weight: torch.Tensor | None) -> GradientSums | None:
 
 
 def adapters_of(model: nn.Module) -> dict[torch.Tensor, Adapter]:
-    """Return the adapters of a model's layers, which have them as their attribute `adapter`."""
+    """Return the adapters of a model's layers, from the layers' attribute `adapter`."""
     layers = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
     return {
         layer.weight: layer.adapter

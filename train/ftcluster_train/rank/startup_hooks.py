@@ -21,7 +21,7 @@ RENDEZVOUS = "torch.distributed.rendezvous"
 
 
 def own_layer() -> str:
-    """Return the folder with the packages of this process's run; "" for none."""
+    """Return the folder of the packages that this run adds to the stack; "" if it adds none."""
     return os.environ.get(LAYER_VARIABLE, "")
 
 

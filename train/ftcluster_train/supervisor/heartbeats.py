@@ -129,7 +129,7 @@ class Heartbeats:
                     connection.life.acked = now - _seconds_since_ack(connection.socket)
 
     def trouble(self, now: float) -> list[Trouble]:
-        """Return the troubles of the ranks, see `find_trouble`, or of the supervisor itself."""
+        """Return the troubles of the ranks (see `find_trouble`) or of the supervisor itself."""
         if self._stopped > self._timeouts.supervisor:  # the guardians have ended their ranks
             first = max(self.lives, key=lambda live: live.step)
             what = f"the supervisor was stopped for {self._stopped:.0f} s"
@@ -144,7 +144,7 @@ class Heartbeats:
         return all(live.exit == 0 for live in self.lives)
 
     def all_gone(self, now: float) -> bool:
-        """Return True if the supervisor hears of no rank any more."""
+        """Return True if every rank has ended, or its guardian is gone or silent."""
         oldest = now - self._timeouts.silence
         return all(
             live.exit is not None or live.lost or (live.heard or oldest) <= oldest
@@ -209,7 +209,7 @@ class Heartbeats:
         """Read a connection's first line, which names the guardian's rank.
 
         Raises:
-            ValueError: the connection is not a guardian's.
+            ValueError: the other end is no guardian.
         """
         rank = rank_of(connection.rest, self._secret)
         if rank is None:
@@ -250,7 +250,7 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """Handles stop signals from now on; the second signal ends the run at once, unless `repeated`.
+    """A handler of stop signals; the second signal ends the run at once, unless `repeated`.
 
     Attributes:
         asked: True after the first signal.
@@ -273,7 +273,7 @@ class StopRequest:
             signal.signal(number, self._take)
 
     def check(self) -> None:
-        """Check for a stop; call this while ranks run and before they are started.
+        """Raise Stopped if the run was asked to end and must not wait any longer.
 
         Raises:
             Stopped: the grace time is over, or there are no ranks to wait for.
@@ -289,7 +289,7 @@ class StopRequest:
         ranks = self.saving
         saves = ranks is not None and all(life.step for life in ranks.lives)
         if ranks is None or not saves or (again and not self.repeated):
-            self._deadline = -math.inf  # for `check`: Python drops an exception during a fork
+            self._deadline = -math.inf  # `check` raises again: a fork may drop it
             raise Stopped
         if again:
             return

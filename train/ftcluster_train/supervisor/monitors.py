@@ -1,4 +1,4 @@
-"""Readers for mpirun's output during a run: of a training, and of a user's script.
+"""Readers of mpirun's output during a run: one for a training, one for a user's script.
 
 Standard library only.
 """
@@ -85,7 +85,7 @@ class Watch(ABC):
         """Finish after the last piece of output."""
 
     def blame(self, trouble: list[Trouble]) -> list[Trouble]:
-        """Return the troubles that are the cause; call this after `close`."""
+        """Return the troubles that caused the failure; call this after `close`."""
         return trouble
 
     @abstractmethod
@@ -208,7 +208,7 @@ class _ScriptWatch(Watch):
         append_to_log(self._path, event_line("output", rank=0, stream=stream, text=text))
 
     def blame(self, trouble: list[Trouble]) -> list[Trouble]:
-        """Return the rank whose failure made mpirun end the others, if its output names that rank.
+        """Return the rank whose failure made mpirun end the others, if mpirun's output names it.
 
         If a script hangs, return the ranks that are in no collective, because the others wait for
         them.

@@ -98,7 +98,7 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
     make_room_for_files(len(launch.rank_hosts), len(launch.hosts + launch.idle))
     stack = own_stack()
     hold_stack(stack)
-    launch = replace(launch, stack=str(stack))  # the link may be moved during the run
+    launch = replace(launch, stack=str(stack))  # setup may change the link during the run
     if launch.ssh_config:
         events.write("phase", doing="checking that the head reaches the other hosts")
     _take_hosts(launch, run, stack)
@@ -173,7 +173,7 @@ def _ending_of(
     code = code if code >= 0 else 128 - code  # systemd has other meanings for such exit codes
     # mpirun's own exit code does not matter if all ranks have ended well
     ending = watch.ending(0 if beats.all_done else code)
-    if any(one.cause != "exit" for one in trouble):  # it is the cause of later errors
+    if any(one.cause != "exit" for one in trouble):  # this trouble caused any later errors
         errors = [dict(vars(one)) for one in watch.blame(trouble)]
         ending = Ending("failed", ending.exit_code or 1, errors, restartable=True)
     if request.asked and ending.state == "failed":
@@ -240,8 +240,8 @@ def make_room_for_files(ranks: int, hosts: int) -> None:
 def launcher_gone(process: "subprocess.Popen[bytes]", lives: Sequence[RankLife]) -> list[Trouble]:
     """Return a trouble if mpirun was killed by something other than the end of a rank.
 
-    mpirun is a shell script, and its exit code is that of mpiexec.hydra. After the end of a rank by
-    a signal, that exit code is another one.
+    mpirun is a shell script that exits with the code of mpiexec.hydra. If a signal has ended a
+    rank, that code is not SIGKILL's.
     """
     code = process.poll()
     if code not in (-signal.SIGKILL, 128 + signal.SIGKILL) or any(live.exit for live in lives):
@@ -252,7 +252,7 @@ def launcher_gone(process: "subprocess.Popen[bytes]", lives: Sequence[RankLife])
 
 
 def _find_trouble(process: "subprocess.Popen[bytes]", beats: Heartbeats) -> list[Trouble]:
-    """Return mpirun's trouble, or the ranks'; then have the guardians end the ranks."""
+    """Return the troubles of mpirun or of the ranks; if any, have the guardians end the ranks."""
     trouble = beats.trouble(time.monotonic())
     if trouble:  # the guardians also end if mpirun has ended
         time.sleep(PAUSE_SECONDS)

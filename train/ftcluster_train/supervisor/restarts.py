@@ -70,7 +70,7 @@ def place_and_message(error: dict[str, Any]) -> str:
 
 
 def _restart(launch: Launch, run: SupervisedRun) -> tuple[Launch, Ending] | None:
-    """Restart the ranks on the hosts that answer; return None if these are too few.
+    """Restart the ranks on the hosts that answer; return None if too few hosts answer.
 
     Returns:
         The launch on those hosts, and how it ended.

@@ -38,8 +38,8 @@ class HostFailure:
 def same_stack(stack: Path, then: str = ":") -> str:
     """Return a command that fails on a host whose stack differs from this host's.
 
-    The name of a stack has a digest of its packages except the node package. The node package is
-    compared by the list in the stack.
+    A stack's name contains a digest of all its packages except the node package. The command
+    compares the node package by its name and hash, which a file of the stack lists.
 
     Args:
         then: shell command that runs if the stacks are the same.
