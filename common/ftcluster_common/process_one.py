@@ -5,7 +5,7 @@ It also drops signals that process 1 has no handler for, such as SIGTERM. Usage:
 
     python -m ftcluster_common.process_one PROGRAM ARGUMENTS ...
 
-This also works beside a process 1 that reaps nothing, such as `sleep infinity`.
+This also works if another program is process 1 and reaps nothing, such as `sleep infinity`.
 Standard library only.
 """
 
@@ -26,7 +26,7 @@ def leave_process_one() -> None:
 
 
 def go_on_in_a_child() -> None:
-    """Return in a child only. This process becomes the parent of all orphans of the child.
+    """Return in a child only; this process stays behind and adopts all orphans of the child.
 
     This process exits with the child's exit code, or 128+n after signal n.
     """
@@ -45,7 +45,7 @@ def _code_of(child: int, awaited: set[signal.Signals]) -> int:
     """Forward signals and reap children until the child has ended; return its exit code."""
     while True:
         received = signal.sigwaitinfo(awaited)
-        if received.si_signo != signal.SIGCHLD and received.si_code <= 0:  # from a process
+        if received.si_signo != signal.SIGCHLD and received.si_code <= 0:  # sent by a process
             os.kill(child, received.si_signo)  # Ctrl-C reaches the child directly
         ended = dict(_ended())
         if child in ended:

@@ -276,7 +276,7 @@ def _of_weight(
         return gradient.to(weight.dtype)
     # not in place: a second backward pass (`retain_graph`) reads the gradient again
     output = torch.empty_like(gradient, dtype=weight.dtype)
-    size = max(CHUNK // max(gradient.shape[1], 1), 1)  # rows; all at once would double the memory
+    size = max(CHUNK // max(gradient.shape[1], 1), 1)  # all rows at once would double the memory
     for part, rows in zip(output.split(size), gradient.split(size), strict=True):
         part.copy_(rows * factor)
     return output

@@ -28,14 +28,14 @@ class DocumentMask(torch.Tensor):  # type: ignore[misc]
 
 
 class CausalDocumentMask(DocumentMask):
-    """A DocumentMask whose tokens see themselves and earlier tokens of their document."""
+    """A DocumentMask for causal attention: a token sees only itself and earlier tokens."""
 
 
 def document_mask(lengths: Sequence[int], causal: bool = True) -> torch.Tensor:
     """Return the mask of a row of packed sequences, for attention inside each of them.
 
     The mask has four dimensions, because transformers passes such masks on unchanged. Its elements
-    are integers, because torch's own attention refuses integers.
+    are integers, so that torch's own attention raises an error instead of misreading it.
 
     Args:
         lengths: lengths of the documents, in tokens; below 2^31.

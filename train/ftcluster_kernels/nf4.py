@@ -1,4 +1,4 @@
-"""Linear layers whose frozen weight is in NF4 (QLoRA, Dettmers et al. 2023), by bitsandbytes.
+"""Linear layers with a frozen weight in NF4 (QLoRA, Dettmers et al. 2023), by bitsandbytes.
 
 Such a weight is an `Nf4Weight`, a parameter whose bytes hold two values each. Each matmul
 dequantizes its weight again, so the values of only one layer are in memory.
@@ -53,7 +53,7 @@ def in_nf4(quantized: torch.Tensor, state: Any) -> Nf4Weight:
 
 
 def dense(weight: torch.Tensor) -> torch.Tensor:
-    """Return the values of a weight, shape (outputs, inputs): the weight itself unless in NF4."""
+    """Return a weight, shape (outputs, inputs); if it is in NF4, return its dequantized values."""
     if type(weight) is not Nf4Weight:
         return weight
     from bitsandbytes.functional import dequantize_4bit

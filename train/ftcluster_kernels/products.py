@@ -253,7 +253,7 @@ def is_own(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _fma_takes(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Return True if our multiply-adds compute a matmul; in bf16 oneDNN is as fast."""
+    """Return True if our multiply-adds compute this matmul; for bf16 oneDNN is as fast."""
     if left.dtype != torch.float32 or left.dtype not in fma_dtypes() or right.ndim != 2:
         return False
     in_order = right.is_contiguous() or right.T.is_contiguous()
@@ -328,7 +328,7 @@ def product_with_adapter(
 
 
 def product_of_columns(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return left' right, of shapes (rows, outputs) and (rows, inputs); our loops return fp32."""
+    """Return left.T @ right, shapes (rows, outputs) and (rows, inputs); our loops return fp32."""
     outputs, inputs = left.shape[1], right.shape[1]
     if left.dtype != right.dtype or not has_sums(left.dtype, outputs, inputs):
         return left.T @ right

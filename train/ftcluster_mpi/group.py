@@ -71,7 +71,7 @@ def told(method: Callable[..., MpiWork]) -> Callable[..., MpiWork]:
 
 
 class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
-    """One rank's membership of a group: joins it, runs its collectives in MPI's thread, leaves it.
+    """One rank's member of a group: it joins, runs collectives in MPI's thread, and leaves.
 
     The methods have the names and arguments that torch calls. Tensors may have any layout; tensors
     that are not contiguous are copied.
@@ -80,7 +80,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
         timeout: time limit of operations that have no timeout of their own.
 
     Attributes:
-        segment: size in bytes of the parts that an all-reduce is split into, one after the other.
+        segment: size in bytes of the segments that an all-reduce sends one after the other.
 
     Raises:
         DistBackendError: see `open_channel`.
@@ -97,7 +97,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._collectives = 0
         track(self._channel, self._leave)
 
-    def _get_backend(self, _: torch.device) -> "MpiGroup":  # called by torch 2.14 and newer
+    def _get_backend(self, _: torch.device) -> "MpiGroup":  # torch 2.14 and newer calls this
         return self
 
     def getBackendName(self) -> str:
@@ -445,7 +445,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
         input_splits: Sequence[int],
         opts: Any = None,
     ) -> MpiWork:
-        """Exchange parts; splits are rows, and without them all ranks get equal parts."""
+        """Exchange parts; splits are numbers of rows, and without splits all parts are equal."""
         data = contiguous(source)
         result = apart_from(data, output)
         sends = elements_of(source, input_splits, self._ranks)

@@ -61,7 +61,7 @@ def kind_of(reduction: dist.ReduceOp) -> Any:
 
 
 def check_bfloat16() -> None:
-    """Disable bf16 reductions if MPI's type for bf16 is another; MPI must be initialized."""
+    """Disable bf16 reductions if MPI's type does not add bf16; MPI must be initialized."""
     if not adds_bfloat16(TYPES[torch.bfloat16]):
         TYPES[torch.bfloat16] = MPI.DATATYPE_NULL
 
@@ -126,7 +126,7 @@ def signature(
 
 
 def describe(values: Sequence[int]) -> str:
-    """Return the text for a signature.
+    """Return the description of a signature, for messages.
 
     >>> describe(signature("all_reduce", torch.zeros(3), dist.ReduceOp.SUM))
     'all_reduce (sum) of 3 float32'
@@ -166,7 +166,7 @@ def empty_for(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def apart_from(data: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the result of `empty_for`, but never in the memory of `data`."""
+    """Return a buffer like `empty_for`, but never one that shares memory with `data`."""
     shared = tensor.untyped_storage().data_ptr() == data.untyped_storage().data_ptr()
     return torch.empty_like(tensor) if shared else empty_for(tensor)
 
@@ -229,8 +229,8 @@ def counts_of_sparse(said: Sequence[Sequence[int]]) -> list[int]:
 def set_sparse(
     tensor: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, divisor: int
 ) -> None:
-    """Set a sparse tensor to the sum of elements whose indices have shape (elements, dims)."""
+    """Set a sparse tensor to the sum of elements; `indices` has shape (elements, dimensions)."""
     values = values / divisor if divisor != 1 else values
     total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
-    with torch.no_grad():  # a result of detach() would have its own indices and values
+    with torch.no_grad():  # detach() would return a tensor with separate indices and values
         tensor.copy_(total)

@@ -1,6 +1,7 @@
-"""The task's fields and the hashes of training rows in a trained model's folder.
+"""Reads and writes two files in a trained model's folder: the task's fields, and hashes of rows.
 
-ftcluster.json has the fields, ftcluster.rows the hashes. Standard library only.
+ftcluster.json has the fields; ftcluster.rows has the hashes of the training rows. Standard library
+only.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ HASH_BYTES = 8
 
 
 def pipeline_of(task: str, options: Mapping[str, Any]) -> str:
-    """Return the Hub's name for the model's task, which transformers uses too.
+    """Return the name of the model's task on the Hub and in transformers' pipelines.
 
     Args:
         options: fields of the task.
@@ -45,13 +46,13 @@ def trained_document(recipe: Recipe, columns: Mapping[str, Any]) -> dict[str, An
 
 
 def hash_of(ids: Sequence[int]) -> int:
-    """Return the hash of a document's tokens."""
+    """Return the hash of a row's tokens."""
     digest = hashlib.blake2b(array("q", ids).tobytes(), digest_size=HASH_BYTES).digest()
     return int.from_bytes(digest, "little")
 
 
 def write_rows(path: Path, hashes: Collection[int]) -> None:
-    """Write the hashes of the documents that a model is trained on."""
+    """Write the hashes of the rows that a model is trained on."""
     path.write_bytes(array("Q", sorted(hashes)).tobytes())
 
 

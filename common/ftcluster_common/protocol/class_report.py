@@ -19,7 +19,7 @@ class ClassScores:
     Attributes:
         support: number of rows that have the class.
         predicted: number of rows for which the class is predicted.
-        right: number of rows of both kinds.
+        right: number of rows that have the class and for which it is predicted.
         threshold: minimum probability of a prediction if rows may have several classes.
     """
 
@@ -58,7 +58,7 @@ class ClassReport:
         rows: number of rows in the data set.
         positive: class that the metric f1 refers to; "" if there are more than two classes.
         several: True if a row may have several classes or none, such as the entities of a text.
-        left_out: numbers of omitted classes and cells.
+        left_out: number of omitted classes, and number of omitted cells.
         whole: `averages` over all classes if some are omitted.
     """
 
@@ -84,8 +84,8 @@ class ClassReport:
     def averages(self) -> dict[str, tuple[float, float, float]]:
         """Return precision, recall and F1 over the classes, by kind of average.
 
-        As in scikit-learn, classes that are neither predicted nor true do not count if each row has
-        one class.
+        If each row has one class, classes that are neither predicted nor true are ignored, as in
+        scikit-learn.
         """
         if self.whole is not None:
             return dict(self.whole)
@@ -109,7 +109,7 @@ class ClassReport:
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON for an event."""
         kept = self.classes
-        if not self.thresholds:  # otherwise the event must have all thresholds
+        if not self.thresholds:  # an event with thresholds must have all classes
             worst = {one.name for one in sorted(kept, key=lambda one: one.f1)[:MOST_CLASSES]}
             kept = tuple(one for one in kept if one.name in worst)
         omitted = len(self.classes) - len(kept) + max(0, len(self.confused) - MOST_CONFUSED)

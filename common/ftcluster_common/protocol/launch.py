@@ -18,9 +18,9 @@ from ftcluster_common.given_files import GivenFileError, read_form
 from ftcluster_common.protocol.formats import LAUNCH, opened, stamped
 from ftcluster_common.protocol.timeouts import DEFAULT_SECONDS, TIMEOUT_VARIABLE, Timeouts
 
-# TCP ports: all ports that the role firewall closes besides the local ones; torch's rendezvous;
-# mpirun and its ranks. The last two are only for the cluster's account, so they avoid the ports
-# that torch and accelerate use by default for other local users.
+# TCP ports, in this order: all ports that the role firewall closes, torch's rendezvous, and mpirun
+# with its ranks. The last two ranges are only for the cluster's account. They do not include the
+# default ports of torch and accelerate, which other local users may use.
 CLUSTER_PORTS = range(29500, 30000)
 RENDEZVOUS_PORTS = range(29550, 29600)
 MPI_PORTS = range(29600, 29800)
@@ -33,10 +33,10 @@ ACCELERATE_CPU_VARIABLE = "ACCELERATE_USE_CPU"  # read by Accelerate
 PLACEMENT_VARIABLE = "FTCLUSTER_PLACEMENT"  # see `rank_placement`
 SLURM_VARIABLE = "SLURM_JOB_ID"  # set by Slurm
 LAYER_VARIABLE = "FTCLUSTER_LAYER"  # folder with a script's additional packages
-TAGS_VARIABLE = "FTCLUSTER_TAGS"  # `team=nlp ticket=42`
+TAGS_VARIABLE = "FTCLUSTER_TAGS"  # tags of the run, such as `team=nlp ticket=42`
 FAST_VARIABLE = "FTCLUSTER_FAST"  # set if a script is trained with our kernels
 MOST_SECONDS = 7 * 86400.0  # assumed if launch.json is damaged
-GRACE_SECONDS = 30.0  # for the last checkpoint of a training that is asked to stop
+GRACE_SECONDS = 30.0  # time for the last checkpoint of a training that is asked to stop
 GLOO, IMPI = "gloo", "impi"  # torch's own backend, and the backend of ftcluster_train.mpi
 CCL = "ccl"  # backend of oneccl_bind_pt
 MPI = "mpi"  # MPI_Allreduce itself, for comparison with backends
@@ -44,11 +44,11 @@ MPI = "mpi"  # MPI_Allreduce itself, for comparison with backends
 # file in the run's folder on each host by which a guardian authenticates to the supervisor
 GUARD_FILE = "guard"
 LAUNCH_FILE = "launch.json"
-PLANNED_FILE = "planned.json"  # its name until model and data are complete
+PLANNED_FILE = "planned.json"  # name of launch.json until model and data are complete
 HUB_TOKEN_FILE = "hub_token"  # file in the run's folder while its ranks are running
-SECRET_ENV_FILE = "secret_env"  # likewise, see `pack_env`
-SECRET_ENV_VARIABLE = "FTCLUSTER_SECRET_ENV"  # tells the ranks its path
-CREDENTIAL = re.compile("TOKEN(?!_PATH)|PASSWORD|SECRET|KEY")  # allowed in names of variables
+SECRET_ENV_FILE = "secret_env"  # likewise, with variables, see `pack_env`
+SECRET_ENV_VARIABLE = "FTCLUSTER_SECRET_ENV"  # path of this file, for the ranks
+CREDENTIAL = re.compile("TOKEN(?!_PATH)|PASSWORD|SECRET|KEY")  # in names of variables
 # srun(1): run beside the job's script, with all CPUs of the job
 SRUN_OPTIONS = "--overlap --cpu-bind=none"
 # ftcluster sets the ranks' affinity itself
@@ -79,15 +79,15 @@ def mesh_variables(ssh_config: str, interface: str) -> dict[str, str]:
     """Return the variables that make Hydra start other hosts over the mesh.
 
     Args:
-        interface: the head's network interface, or "". Without it Hydra gives the hosts the head's
-            name to call back, which they may not be able to resolve.
+        interface: the head's network interface, or "". Without an interface the other hosts connect
+            to the head by its name, which they may not be able to resolve.
     """
     if not ssh_config:
         return {}
     variables = {
         "I_MPI_HYDRA_BOOTSTRAP": "ssh",
         "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": f"-F {ssh_config}",
-        # the head starts every host itself: no other host has the key
+        # the head starts every host itself, because no other host has the SSH key
         "I_MPI_HYDRA_BRANCH_COUNT": "4096",
     }
     return {**variables, **({"I_MPI_HYDRA_IFACE": interface} if interface else {})}
@@ -150,10 +150,10 @@ def own_rank(environ: Mapping[str, str]) -> int:
 
 
 def own_size(environ: Mapping[str, str]) -> int:
-    """Return the number of ranks, from the same sources.
+    """Return the number of ranks, as set by `bind`, torchrun or Hydra.
 
     Raises:
-        KeyError: it is not set.
+        KeyError: none of them has set it.
     """
     return int(environ["WORLD_SIZE"] if "WORLD_SIZE" in environ else environ["PMI_SIZE"])
 
@@ -221,7 +221,7 @@ class Launch:
         idle: prepared hosts without ranks: spares, and hosts that a restart dropped.
         spares: number of hosts without ranks if all hosts respond.
         min_nodes: minimum number of hosts after a restart without lost hosts; 0 waits for them.
-        wait: True to wait for other runs on its hosts, False to fail.
+        wait: True to wait while other runs use the hosts, False to fail.
         share_hosts: True to start on hosts that other runs use.
         timeout_seconds: see Timeouts.
         hang_seconds: maximum time without progress of any rank; 0 for no limit, None for
@@ -263,7 +263,7 @@ class Launch:
 
     @property
     def supervised_variables(self) -> dict[str, str]:
-        """The variables of ranks on prepared hosts, which have model and data."""
+        """The variables of ranks whose hosts already have model and data."""
         offline = {} if self.script else {"HF_HUB_OFFLINE": "1"}
         return {TIMEOUT_VARIABLE: f"{self.timeout_seconds:g}", **offline}
 
@@ -344,7 +344,7 @@ def rank_placement(hosts: Sequence[RankHost], stack: str) -> dict[str, Any]:
             [{"cpus": "0-31", "threads": 31, "memory": [0]}, ...]}, ...],
          "hosts": [[0, 7], [1, 1]]}
 
-    stands for seven hosts of the first kind and one of the second.
+    stands for seven hosts of kind 0 and one host of kind 1.
     """
     kinds: list[dict[str, Any]] = []
     numbers = []
@@ -398,7 +398,7 @@ class LaunchOutline:
 
 
 def read_outline(run_dir: Path) -> LaunchOutline:
-    """Read the outline of `run_dir`/launch.json; unreadable fields get their defaults.
+    """Read the outline of `run_dir`/launch.json; damaged fields get their defaults.
 
     Raises:
         GivenFileError: the file exists but this user may not read it.

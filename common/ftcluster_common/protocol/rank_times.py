@@ -1,4 +1,4 @@
-"""The time of each rank between two events `communication`. Standard library only."""
+"""The times of each rank between two events `communication`. Standard library only."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +11,12 @@ class RankTimes:
     """Seconds of one rank, which add up to the time of its training.
 
     Attributes:
-        compute: forward and backward passes, optimizer, and communication that they hide.
-        communication: blocked while data moved, which is the least time that any rank was blocked.
-        input: building batches.
-        waiting: blocked by slower ranks.
+        compute: time in forward and backward passes and the optimizer, with overlapped
+            communication.
+        communication: time for which data moved; equal to the shortest time for which any rank was
+            blocked.
+        input: time in which the rank made batches.
+        waiting: time for which slower ranks blocked the rank.
     """
 
     compute: float
@@ -55,7 +57,7 @@ def interval_between(before: Mapping[str, Any] | None, after: Mapping[str, Any])
     """Return the steps between two events `communication`, which count from the ranks' start.
 
     Args:
-        before: event before, or None if `after` is the first since the start.
+        before: previous event, or None if `after` is the first event since the start.
     """
     zero: dict[str, Any] = {
         **dict.fromkeys(after, 0.0),
@@ -78,6 +80,6 @@ def interval_between(before: Mapping[str, Any] | None, after: Mapping[str, Any])
 
 
 def straggler_scores(ranks: Sequence[RankTimes]) -> list[float]:
-    """Return each rank's work time relative to the median rank: 1.2 is a fifth longer."""
+    """Return each rank's work time divided by the median work time: 1.2 is a fifth longer."""
     usual = median(rank.work for rank in ranks)
     return [rank.work / usual if usual else 1.0 for rank in ranks]

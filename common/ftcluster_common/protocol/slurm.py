@@ -1,7 +1,8 @@
 """Parser of squeue's output for one job.
 
-The id of an array is also the id of its last task, and `squeue --jobs=ID` lists all tasks of the
-array: the right line has ID in %A. %i is the name of that task alone: 12_7 (squeue(1), scancel(1)).
+The id of a job array is also the id of its last task, and `squeue --jobs=ID` lists all tasks of the
+array. The task with this id has ID in the column %A. Its column %i has the name that means only
+this task, such as 12_7 (squeue(1), scancel(1)).
 """
 
 import subprocess

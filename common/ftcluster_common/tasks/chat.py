@@ -24,7 +24,7 @@ PROMPTS = (
     ("instruction", "response"), ("question", "answer"), ("question", "response"),
     ("query", "response"), ("input", "output"),
 )  # fmt: skip
-CONTEXTS = ("input", "context")  # text that an instruction refers to
+CONTEXTS = ("input", "context")  # columns with a text that an instruction refers to
 SYSTEM = ("system", "system_prompt")
 # If one of these columns is not read, the training prompts may be incomplete.
 QUESTIONS = ("instruction", "prompt", "question", "query", *CONTEXTS, *SYSTEM, "history")
@@ -127,7 +127,7 @@ def conversation_columns(options: InstructionTuning, columns: Sequence[str]) -> 
             f"{what}; {found_columns(columns)}; name them: messages_column=NAME, or "
             f"prompt_column={prompt or 'NAME'} completion_column={completion or 'NAME'}"
         )
-    # some files with messages repeat their first message in another column
+    # some files repeat the first message of a conversation in another column
     if not named and not chosen.messages:
         _ask_for_unread(
             chosen.names,
@@ -189,11 +189,11 @@ class DecoderTuningSpec(TaskSpec[Chats]):
     against_ipex = "packed conversations need attention kernels that do not work with IPEX"
 
     def uses_chat_template(self, options: Chats) -> bool:
-        """Return True unless the recipe turns it off."""
+        """Return True unless the recipe turns the chat template off."""
         return options.chat_template
 
     def load_in_4bit(self, options: Chats) -> bool:
-        """Return True if the recipe sets it."""
+        """Return True if the recipe sets load_in_4bit."""
         return options.load_in_4bit
 
     def why_not_predicted(self) -> tuple[str, str]:
@@ -220,7 +220,7 @@ class InstructionTuningSpec(DecoderTuningSpec[InstructionTuning]):
         columns: Sequence[str],
         answered: bool,
     ) -> Columns:
-        """Find messages, or a prompt and its completion."""
+        """Find the columns with messages, or with prompts and completions."""
         return _uses(conversation_columns(options, columns), columns)
 
     def row_check(
@@ -277,7 +277,7 @@ class PreferenceTuningSpec(DecoderTuningSpec[PreferenceTuning]):
         columns: Sequence[str],
         answered: bool,
     ) -> Columns:
-        """Find the prompt and both answers."""
+        """Find the columns with the prompt and both answers."""
         return _uses(preference_columns(options, columns), columns)
 
     def row_check(
@@ -311,7 +311,7 @@ class PreferenceTuningSpec(DecoderTuningSpec[PreferenceTuning]):
         return 2
 
     def why_not_evaluated(self, model: str) -> tuple[str, str]:
-        """Name the loss on answers, which can be measured."""
+        """Name the loss on answers, which `ftcluster evaluate` can measure instead."""
         return (
             "preferences are measured relative to the model before its training",
             "see the evaluations of its training; for the loss on answers: ftcluster evaluate "

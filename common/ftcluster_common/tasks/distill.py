@@ -1,4 +1,4 @@
-"""The task text-distillation: training a classifier on the outputs of a larger one, the teacher."""
+"""The task text-distillation: training a classifier on the outputs of a larger classifier."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from ftcluster_common.tasks.spec import Options, TaskSpec
 
 @dataclass(frozen=True)
 class TextDistillation(Options):
-    """Trains a classifier on the outputs of a larger one, its teacher (Hinton et al. 2015).
+    """Trains a classifier on the outputs of a larger classifier, its teacher (Hinton et al. 2015).
 
     Attributes:
         text_columns: one or two columns with text. Default: found by their names.

@@ -80,7 +80,7 @@ def text_column(options: LanguageModel, columns: Sequence[str]) -> str:
 
 
 def use_pipeline(pipeline: str) -> tuple[str, str]:
-    """Return the reason why a language model has no answer to a row, and what to do instead."""
+    """Return why `ftcluster predict` does not support language models, and what to use instead."""
     return (
         PREDICTS_NOTHING,
         f'its loss: ftcluster evaluate; its texts: transformers\' pipeline("{pipeline}", '
@@ -98,7 +98,7 @@ class LanguageModelSpec(TaskSpec[Texts]):
     predicts_tokens = True
 
     def columns(self, options: Texts, columns: Sequence[str], answered: bool) -> Columns:
-        """Find the text."""
+        """Find the column with the text."""
         return {"text": (text_column(options, columns),)}
 
     def row_check(self, options: Texts, answered: bool, columns: Sequence[str]) -> CheckRow:
@@ -106,7 +106,7 @@ class LanguageModelSpec(TaskSpec[Texts]):
         return partial(check_columns, [text_column(options, columns)], [])
 
     def row_form(self, options: Texts, answered: bool) -> str:
-        """Describe files of text, and rows."""
+        """Describe text files, and rows with a text."""
         return f"texts in *{TEXT}; or rows with {options.text_column} in {', '.join(TABLES)}"
 
     def metric_names(self, options: Texts) -> tuple[str, ...]:

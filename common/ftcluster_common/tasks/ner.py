@@ -61,7 +61,7 @@ def tagged_columns(
     """Return the requested columns, or columns with usual names.
 
     Args:
-        labelled: True if tags or spans are needed; otherwise neither is returned.
+        labelled: True to return the columns of tags or spans, which are then required.
 
     Raises:
         DataError: there are no such columns. The message lists the columns and shows how to name
@@ -146,7 +146,7 @@ class TokenClassificationSpec(TaskSpec[TokenClassification]):
         return ENTITY_METRICS
 
     def contradictions(self, options: TokenClassification) -> Iterator[Contradiction]:
-        """Yield an error for windows that are too short, and for two forms of rows at once."""
+        """Yield errors for windows that are too short, and for two forms of rows at once."""
         if options.max_length <= options.doc_stride + SPECIAL_TOKENS:
             yield (
                 "doc_stride",
@@ -158,7 +158,7 @@ class TokenClassificationSpec(TaskSpec[TokenClassification]):
             yield "text_column", "rows have either words (tokens_column) or a text"
 
     def has_classes(self, options: TokenClassification) -> bool:
-        """Return True: types of entities, or tags."""
+        """Return True: the classes are types of entities, or plain tags."""
         return True
 
     def labels_of(self, options: TokenClassification, uses: Columns, row: Row) -> list[Any]:
@@ -166,7 +166,7 @@ class TokenClassificationSpec(TaskSpec[TokenClassification]):
         tagged_by = TaggedColumns(*("".join(uses.get(use, ())) for use in TaggedColumns._fields))
         try:
             tagged = read_tagged(row, tagged_by, options.tag_names)
-        except DataError:  # the reader of the rows reports it
+        except DataError:  # reading the rows later reports the error
             return []
         kinds = {parts(tag)[1] for tag in tagged.tags if tag != OUTSIDE}
         return sorted(kinds | {kind for kind, _, _ in tagged.spans})

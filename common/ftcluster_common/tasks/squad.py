@@ -50,7 +50,7 @@ class QuestionAnswering(Options):
 
 
 def answering_columns(options: QuestionAnswering, answered: bool = True) -> tuple[str, ...]:
-    """Return the columns with question, context and, if needed, the answers."""
+    """Return the columns with question and context, and with answers if they are needed."""
     columns = (options.question_column, options.context_column, options.answers_column)
     return columns if answered else columns[:2]
 

@@ -21,7 +21,7 @@ BACKLOG = 4096  # strangers may connect too; net.core.somaxconn limits this
 
 
 def check_connections(store: Any, rank: int, addresses: Sequence[str]) -> list[list[int]]:
-    """Return for each rank the ranks that it cannot connect to, the same on every rank.
+    """Return for each rank the ranks that it cannot connect to; every rank gets the same result.
 
     Each rank listens at a port that the kernel chooses, as gloo does, and connects to all others.
     """

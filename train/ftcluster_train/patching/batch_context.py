@@ -1,4 +1,4 @@
-"""The data that patched functions and hooks need beside their arguments: one explicit object.
+"""One explicit object with the data that patched functions and hooks need besides their arguments.
 
 A model calls torch's functions and its own modules itself, so this package cannot add arguments to
 these calls. The code that runs a pass therefore enters a `BatchContext`, and functions and hooks

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 # makes transformers pass shared keys only once, even with a mask (5.23)
 SHARED_KEYS = "TRANSFORMERS_SDPA_FORCE_GQA"
-CALLS_TORCH = ("sdpa", "ftcluster")  # values of attn_implementation that call torch's function
+CALLS_TORCH = ("sdpa", "ftcluster")  # attn_implementation values that use torch's function
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def packed_page(runs: Sequence[RunState], left: int) -> dict[str, Any]:
 
 
 class _Index:
-    """The stored rows of ended runs, with time and size of each run's events at that moment."""
+    """The stored rows of ended runs; a row counts if its events file has not changed since."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
