@@ -31,7 +31,7 @@ def go_on_in_a_child() -> None:
     This process exits with the child's exit code, or 128+n after signal n.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, no exit codes are kept
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # SIG_IGN would discard exit codes
     # sigwait gets blocked signals, also those that the kernel drops for process 1
     awaited = signal.valid_signals() - STOPS
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)

@@ -277,5 +277,5 @@ class Recipe:
 
     @property
     def texts_of_a_sample(self) -> int:
-        """The number of texts of a sample that the model encodes, without columns found later."""
+        """The number of texts that the model encodes per sample, without columns found later."""
         return self.spec.texts_of_a_sample(self.options)

@@ -21,12 +21,12 @@ from ftcluster_kernels.dropout import draw_seed, drop_of, exact_drop_of
 from ftcluster_kernels.private_torch import is_transformed
 from ftcluster_kernels.simd import Drop
 
-MASKED = -1e30  # added to a masked score: its probability is 0, and a fully masked row is not NaN
+MASKED = -1e30  # added to masked scores: not -inf, which would make a fully masked row NaN
 TINY = 1e-45  # fp32's smallest positive value
 CAUSAL_BLOCK = 128  # minimum number of query rows that are computed together
 CAUSAL_BLOCKS = 8  # maximum number of blocks
 FEW_SCORES = 1 << 16  # with fewer scores per sample, computing each sample alone does not pay
-MANY_KEYS = 0.85  # with a larger fraction of keys, going by samples does not pay either
+MANY_KEYS = 0.85  # with a larger fraction of keys it does not pay either
 
 
 class _HeadAttention(torch.autograd.Function):  # type: ignore[misc]

@@ -62,7 +62,7 @@ def told(method: Callable[..., MpiWork]) -> Callable[..., MpiWork]:
         try:
             return method(self, *args, **kwargs)
         except ValueError as error:
-            if not hasattr(error, "told"):  # a collective may call another one
+            if not hasattr(error, "told"):  # unless an inner call did it
                 error.told = True  # type: ignore[attr-defined]
                 self._operation(REFUSED, lambda _: None, (), signature(REFUSED))
             raise
@@ -193,7 +193,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
             with record_function(
                 f"{NAME}:{CALLS[values[0]] if values else name.split()[0]}"
             ) as event:
-                work.profile(event)  # before it starts: the event ends in another thread
+                work.profile(event)  # first: the event ends in another thread
         progress().submit(self._channel, one)
         if self._together is not None:
             self._together.append(work)

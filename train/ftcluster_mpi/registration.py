@@ -17,7 +17,7 @@ report_lost: Callable[[str, str], None] = _print_lost
 
 
 def report_lost_with(report: Callable[[str, str], None]) -> None:
-    """Call `report(message, hint)` when this process ends without the other ranks.
+    """Have `report(message, hint)` called if this process ends without the other ranks.
 
     By default both are printed to stderr. A launcher that parses its ranks' output can format them.
     """

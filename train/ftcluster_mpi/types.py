@@ -15,7 +15,7 @@ mpi4py.rc.initialize = mpi4py.rc.finalize = False
 
 from mpi4py import MPI as MPI  # noqa: E402 - the import acts on the settings above
 
-INTEL_BFLOAT16 = 0x4C000247  # MPIX_C_BF16 in mpi.h of Intel MPI 2021.18; MPI 5 has a type
+INTEL_BFLOAT16 = 0x4C000247  # MPIX_C_BF16 in mpi.h of Intel MPI 2021.18; MPI 5 defines bf16 itself
 
 TYPES = {
     torch.float64: MPI.DOUBLE, torch.float32: MPI.FLOAT, torch.float16: MPI.FLOAT16_T,

@@ -104,7 +104,7 @@ class Operation:
         with self._lock:
             self.error = error
             self.done.set()
-        self.start, self.finish = _no_transfer, _nothing  # these kept the caller's tensors alive
+        self.start, self.finish = _no_transfer, _nothing  # frees the caller's tensors
         if self.callbacks:
             callback_threads.run(self.callbacks)
 
@@ -169,7 +169,7 @@ class MpiWork(dist.Work):  # type: ignore[misc]
         return next((operation.error for operation in self.operations if operation.error), None)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for completion or the group's timeout; a `timeout` of 0 adds no other limit."""
+        """Wait for completion, at most for the group's timeout and for a `timeout` other than 0."""
         seconds = timeout.total_seconds()
         for operation in self.operations:
             operation.waited_for = True

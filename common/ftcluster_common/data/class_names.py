@@ -37,7 +37,7 @@ def as_word(label: Any) -> str:
 
 
 def name_key(name: str) -> str:
-    """Return a key that is equal for names that people take for the same.
+    """Return a key that is equal for names that people read as the same name.
 
     Such names differ only in case, blanks, Unicode form, or characters without a width.
 
@@ -52,7 +52,7 @@ def name_key(name: str) -> str:
 def look_key(name: str) -> str:
     """Return a key that is equal for names that look alike.
 
-    Such names have letters that print alike, are the same number, or differ in their quotes.
+    Such names have letters that print alike, are equal numbers, or differ only in quotes.
 
     >>> look_key("c\\u043ede") == look_key("Code"), look_key("1.0") == look_key("01")
     (True, True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-MOST_CLASSES = 200  # maximum in an event: readers of a run's first and last events take 64 kB
+MOST_CLASSES = 200  # maximum in an event: readers read 64 kB at each end of a run's events
 MOST_CONFUSED = 400  # enough for all cells of 20 classes
 
 
@@ -72,7 +72,7 @@ class ClassReport:
 
     @property
     def thresholds(self) -> bool:
-        """True if classes are predicted from thresholds on, unlike entities of a text."""
+        """True if the prediction of a class depends on a threshold; False for entities."""
         return self.several and all(scores.threshold is not None for scores in self.classes)
 
     @property

@@ -167,7 +167,7 @@ DATA_SET = {
 
 
 def is_data(fields: Mapping[str, Any]) -> bool:
-    """Return True if an event `data`, or a host's report on data, has the right form."""
+    """Return True if fields of an event `data`, or of a host's data report, have the right form."""
     try:
         return (
             all(_is(fields[name], type_) for name, type_ in EVENTS["data"].items())

@@ -283,7 +283,7 @@ class Launch:
         return [host for host in self.hosts for _ in host.ranks]
 
     def on(self, hosts: Sequence[RankHost]) -> "Launch":
-        """Return the same launch with ranks on these of `hosts` and `idle`, the head first."""
+        """Return the launch with ranks on these hosts from `hosts` and `idle`, the head first."""
         idle = (host for host in (*self.idle, *self.hosts) if host not in hosts)
         return replace(self, hosts=tuple(hosts), idle=tuple(idle))
 
@@ -329,7 +329,7 @@ def mpirun_command(launch: Launch) -> MpirunCommand:
     )  # fmt: skip
     placement = json.dumps(rank_placement(launch.hosts, launch.stack), separators=(",", ":"))
     lines = (
-        f"{host.name if launch.slurm_job else host.address}:{len(host.ranks)}\n"  # as srun does
+        f"{host.name if launch.slurm_job else host.address}:{len(host.ranks)}\n"  # srun needs names
         for host in launch.hosts
     )
     return MpirunCommand(argv, {**launch.env, PLACEMENT_VARIABLE: placement}, "".join(lines))

@@ -37,7 +37,7 @@ def queued(output: str, job: str) -> Queued:
 
 
 def job_in_queue(job: str) -> Queued:
-    """Return the job's entry; empty if there is no job, UNKNOWN if Slurm does not respond."""
+    """Return the job's entry; empty if Slurm has no such job, UNKNOWN if Slurm does not answer."""
     command = [*SQUEUE, f"--jobs={job}"]
     try:
         done = subprocess.run(

@@ -19,7 +19,7 @@ class Timeouts:
     silence: float = DEFAULT_SECONDS  # for a sign of life of a rank or host; this is the setting
     stopped = _times(0.25)  # for a stopped rank to get SIGCONT
     last_words = _times(0.5)  # for errors of other ranks, after one has failed
-    supervisor = _times(1.5)  # for its sign of life, before a guardian ends its rank
+    supervisor = _times(1.5)  # for the supervisor's sign of life, before a guardian ends its rank
     ssh = _times(1.5)  # for a command on another host, before the ranks are started
     ssh_again = _times(0.5)  # for a host that has responded before
     connect = _times(2)  # for the supervisor, before a rank is started

@@ -226,14 +226,14 @@ class TaskSpec(ABC, Generic[Fields]):
         return False
 
     def labels_of(self, options: Fields, uses: Columns, row: Row) -> list[Any]:
-        """Return the labels of a row: a label or a list of them, or names of columns of 0 and 1."""
+        """Return the labels of a row: a label, a list of labels, or names of columns with 1."""
         labels = uses.get("label", ())
         if len(labels) > 1:
             return [name for name in labels if as_flag(row.get(name))]
         return [*flat_labels(row.get(name) for name in labels)]
 
     def has_references(self, options: Fields) -> bool:
-        """Return True if evaluations have a right answer for each row, for users' own metrics."""
+        """Return True if evaluations have a right answer per row that users' metrics can read."""
         return False
 
     def lacks_class_weights(self, options: Fields) -> bool:
@@ -245,7 +245,7 @@ class TaskSpec(ABC, Generic[Fields]):
         return False
 
     def smooths_labels(self, options: Fields) -> bool:
-        """Return True if the loss is over classes or tokens and thus supports label smoothing."""
+        """Return True if the loss supports label smoothing: it is over classes or tokens."""
         return True
 
     def needs_teacher(self, options: Fields) -> bool:
@@ -265,7 +265,7 @@ class TaskSpec(ABC, Generic[Fields]):
         return False
 
     def max_length(self, options: Fields) -> int:
-        """Return the maximum number of tokens of a text, or of a sample that is one text."""
+        """Return the maximum number of tokens of a text, or of a sample with a single text."""
         length: int = options.max_length  # type: ignore[attr-defined]
         return length
 
@@ -315,5 +315,5 @@ class TaskSpec(ABC, Generic[Fields]):
         return None
 
     def why_not_predicted(self) -> tuple[str, str] | None:
-        """Return the reason why `ftcluster predict` has no answer, and advice, or None."""
+        """Return why `ftcluster predict` does not support the task, with advice, or None."""
         return None

@@ -62,7 +62,7 @@ def _answering(options: QuestionAnswering, columns: Sequence[str]) -> CheckRow:
 
 
 def _answering_problem(options: QuestionAnswering, row: Row) -> str:
-    """Return the problem of a row whose answers may not be at their places in the context."""
+    """Return a row's problem, such as an answer that is not at its place; "" if there is none."""
     column = options.answers_column
     problem = check_columns([options.question_column, options.context_column], [column], row)
     if problem:

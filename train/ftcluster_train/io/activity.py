@@ -43,10 +43,13 @@ def activity(
         before: result of the previous call.
 
     Returns:
-        state: T if one of `main` is stopped, D if any thread waits for a disk, R if they have used
-        little CPU time but want some, else S; sleep: sleep of one of `main` in state D, see
-        `sleep_of`, else None; cpu: seconds; wire: bytes over open TCP connections, including local
-        ones, or the previous value while they compute. {} if there are no descendants.
+        {} if there are no descendants, otherwise:
+        state: T if one of `main` is stopped, D if any thread waits for a disk, R if the processes
+            wait for a CPU, else S.
+        sleep: result of `sleep_of` for one of `main` in state D; None if there is none.
+        cpu: CPU seconds that the processes have used.
+        wire: bytes over open TCP connections, including local ones; while the processes are busy,
+            the previous value.
     """
     pids = {*main, *descendants(root)}  # a kernel may not list descendants
     processes = {pid: process for pid in pids if (process := process_state(pid))}
@@ -114,9 +117,10 @@ def thread_states(pid: int) -> list[str]:
 
 
 def sleep_of(pid: int) -> tuple[int, int, str] | None:
-    """Return the sleep of a process: its id, how often it has slept, and the kernel function.
+    """Return a process's id, its number of sleeps so far, and the kernel function it sleeps in.
 
-    The function is "" if the kernel does not report it; None if the process has ended.
+    The function is "" if the kernel does not report it. The result is None if the process has
+    ended.
     """
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
