@@ -1,13 +1,13 @@
 """Cross entropy over many classes, computed for some rows at a time, never with all logits in fp32.
 
 torch keeps the log-softmax of all rows and its gradient in fp32: 0.8 GB for 2,048 tokens of GPT-2.
-Here, rows that fit in the cache are read once for the loss and once for the gradient, which is
-written in the dtype of the logits.
+Here, a block of rows that fits in the cache is read once for the loss and once for the gradient.
+The gradient is written in the dtype of the logits.
 
 This module also fuses the last layer and the loss into one function. transformers keeps the logits
 of all tokens in bf16 and fp32, their log-softmax and its gradient: 1.6 GB for 2,048 tokens of
-GPT-2. Here, logits exist only in bf16 and for at most LOGITS elements at once, and are replaced by
-their own gradient a few rows at a time, within the cache.
+GPT-2. Here, logits exist only in bf16, and at most LOGITS elements at once. Their gradient replaces
+them a few rows at a time, within the cache.
 """
 
 from functools import partial

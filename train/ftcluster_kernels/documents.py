@@ -99,7 +99,7 @@ def layout_of(lengths: tuple[int, ...], together: int) -> DocumentLayout:
 
 
 def similar(lengths: Sequence[int], together: int) -> list[list[int]]:
-    """Return the indices of documents in groups of similar length, the longest first.
+    """Return groups of documents with similar lengths, as indices, the longest documents first.
 
     >>> similar([90, 300, 100, 7, 95], 1024)
     [[1], [2, 4, 0], [3]]

@@ -1,7 +1,7 @@
 """Linear layers with low-rank adapters (LoRA, Hu et al. 2021): W x + scale * B A x.
 
-The layer and its adapter are one function with its own backward pass: the matmul of the adapter
-adds to the layer's output, which is never copied.
+The layer and its adapter are one function with its own backward pass. The adapter's matmul adds
+directly to the layer's output, so no copy of the output is needed.
 """
 
 from dataclasses import dataclass

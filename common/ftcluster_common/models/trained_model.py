@@ -34,8 +34,8 @@ def trained_document(recipe: Recipe, columns: Mapping[str, Any]) -> dict[str, An
     """Return the content of ftcluster.json: recipe, task, and the fields that later uses need.
 
     Args:
-        recipe: name of the training's recipe, or of the recipe for further uses of the model.
-        columns: fields with the columns that were found by their names.
+        recipe: recipe of the training, or the recipe that further uses of the model need.
+        columns: column fields of the task, with the columns that were found by their names.
     """
     options = {**asdict(recipe.options), **columns}
     kept = {

@@ -235,7 +235,7 @@ class InstructionTuningSpec(DecoderTuningSpec[InstructionTuning]):
         return check_by_reading(partial(read_conversation, columns=named, chat_template=template))
 
     def row_form(self, options: InstructionTuning, answered: bool) -> str:
-        """Describe messages, and a prompt with its completion."""
+        """Describe a row with messages, or with a prompt and its completion."""
         prompt = options.prompt_column or "prompt"
         pair = f"{prompt} and {options.completion_column or 'completion'}"
         if not options.chat_template:
@@ -292,7 +292,7 @@ class PreferenceTuningSpec(DecoderTuningSpec[PreferenceTuning]):
         return check_by_reading(partial(read_preference, columns=answers, chat_template=template))
 
     def row_form(self, options: PreferenceTuning, answered: bool) -> str:
-        """Describe a prompt with two answers."""
+        """Describe a row with a prompt and two answers."""
         prompt = options.prompt_column or "prompt"
         answers = f"{options.chosen_column} and {options.rejected_column}"
         if not options.chat_template:

@@ -270,7 +270,7 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
         return _classification(options, answered, columns)
 
     def row_form(self, options: TextClassification, answered: bool) -> str:
-        """Describe texts and label."""
+        """Describe a row with texts and a label."""
         texts = ", ".join(options.text_columns) or "one or two columns of text"
         kind = (
             "a number"

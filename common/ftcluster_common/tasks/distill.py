@@ -76,7 +76,7 @@ class TextDistillationSpec(TaskSpec[TextDistillation]):
         columns: Sequence[str],
         answered: bool,
     ) -> Columns:
-        """Find the texts, and the label if there is one."""
+        """Find the columns with the texts, and with the label if there is one."""
         texts, label = distilled_columns(options, columns)
         return {"text": texts, "label": (label,) if label else ()}
 
@@ -90,7 +90,7 @@ class TextDistillationSpec(TaskSpec[TextDistillation]):
         return partial(_distillation_problem, *distilled_columns(options, columns))
 
     def row_form(self, options: TextDistillation, answered: bool) -> str:
-        """Describe texts with or without a label."""
+        """Describe a row with texts, with or without a label."""
         texts = ", ".join(options.text_columns) or "one or two columns of text"
         return f"each row has {texts} and, if it is known, {options.label_column}"
 

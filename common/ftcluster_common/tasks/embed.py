@@ -257,7 +257,7 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
         return partial(check_columns, [embedded_column(options, columns)], [])
 
     def row_form(self, options: SentenceSimilarity, answered: bool) -> str:
-        """Describe pairs of texts, or single texts."""
+        """Describe a row with a pair of texts, or with a single text."""
         if options.distils or not answered:
             return f"each row has {options.query_column or 'a column of text'}"
         query, positive = options.query_column, options.positive_column

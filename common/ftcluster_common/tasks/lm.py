@@ -106,7 +106,7 @@ class LanguageModelSpec(TaskSpec[Texts]):
         return partial(check_columns, [text_column(options, columns)], [])
 
     def row_form(self, options: Texts, answered: bool) -> str:
-        """Describe text files, and rows with a text."""
+        """Describe text files, or rows with a text."""
         return f"texts in *{TEXT}; or rows with {options.text_column} in {', '.join(TABLES)}"
 
     def metric_names(self, options: Texts) -> tuple[str, ...]:

@@ -114,7 +114,7 @@ class TokenClassificationSpec(TaskSpec[TokenClassification]):
     def columns(
         self, options: TokenClassification, columns: Sequence[str], answered: bool
     ) -> Columns:
-        """Find words and tags, or a text and its spans."""
+        """Find the columns with words and tags, or with texts and spans."""
         named = tagged_columns(options, columns, answered)._asdict()
         return {use: (name,) for use, name in named.items() if name}
 
@@ -126,7 +126,7 @@ class TokenClassificationSpec(TaskSpec[TokenClassification]):
         return partial(_tagging_problem, options, tagged, TagCheck())
 
     def row_form(self, options: TokenClassification, answered: bool) -> str:
-        """Describe words with tags, and a text with spans."""
+        """Describe a row with words and tags, or with a text and spans."""
         tokens, text = options.tokens_column or "tokens", options.text_column or "text"
         tags, spans = options.tags_column or "tags", options.spans_column or "spans"
         if not answered:

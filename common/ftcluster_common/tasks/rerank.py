@@ -155,7 +155,7 @@ class TextRankingSpec(TaskSpec[TextRanking]):
         return check_by_reading(partial(ranked_texts, columns=pairs))
 
     def row_form(self, options: TextRanking, answered: bool) -> str:
-        """Describe query, text, and a label or negatives."""
+        """Describe a row with a query, a text, and a label or negatives."""
         texts = f"{options.query_column or 'query'}, {options.text_column or 'text'}"
         label = (
             f" and either {options.label_column} (from 0 to 1) or negatives (texts that do not "

@@ -133,7 +133,7 @@ class Seq2SeqLmSpec(TaskSpec[Seq2SeqLm]):
         return check_by_reading(partial(source_and_target, columns=both))
 
     def row_form(self, options: Seq2SeqLm, answered: bool) -> str:
-        """Describe source and target."""
+        """Describe a row with a source and a target text."""
         source, target = options.source_column or "source", options.target_column or "target"
         both = f", {target} (the text to write)" if answered else ""
         return (

@@ -115,7 +115,7 @@ class QuestionAnsweringSpec(TaskSpec[QuestionAnswering]):
         return _answering(options, answering_columns(options, answered))
 
     def row_form(self, options: QuestionAnswering, answered: bool) -> str:
-        """Describe question, context and answers."""
+        """Describe a row with a question, a context and answers."""
         texts = f"{options.question_column}, {options.context_column} (text)"
         form = '{"text": [...], "answer_start": [...]}, empty lists where there is no answer'
         answers = f" and {options.answers_column} ({form})" if answered else ""

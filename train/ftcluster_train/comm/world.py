@@ -44,8 +44,8 @@ def join_world() -> World:
     """Create the process group; rank and size come from `bind`, or from Hydra without it.
 
     Raises:
-        TrainError: mpirun or torchrun did not start this process, the backend cannot be loaded, or
-            rank 0's address is a loopback address although there are other hosts.
+        TrainError: neither mpirun nor torchrun has started this process, the backend cannot be
+            loaded, or rank 0 has a loopback address although there are other hosts.
     """
     try:
         rank, size = own_rank(os.environ), own_size(os.environ)

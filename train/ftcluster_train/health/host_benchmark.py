@@ -235,9 +235,10 @@ def weights_of(shapes: Mapping[tuple[int, int], int]) -> int:
 
 
 def product_gflops(shapes: Mapping[tuple[int, int], int], tokens: int, dtype: Any) -> float:
-    """Return 1e9 operations per second of these matmuls' forward pass, with this process' threads.
+    """Return the rate of these matmuls' forward pass, in 1e9 operations per second.
 
-    The best time of each shape counts, because other processes may disturb some.
+    The matmuls use all threads of this process. The best time of each shape counts, because other
+    processes may disturb some runs.
 
     Args:
         tokens: number of tokens that a rank computes at once.

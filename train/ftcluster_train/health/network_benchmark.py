@@ -84,7 +84,7 @@ def next_size(size: int, repeats: int, speed: float, seconds_left: float) -> int
 
 
 def measure_links(place: int, ranks: Sequence[int]) -> list[Link]:
-    """Measure the links to all others of these ranks; all of them must call this.
+    """Measure the links from this rank to the others in `ranks`; each of them must call this.
 
     Args:
         place: index of this rank in `ranks`.

@@ -35,8 +35,8 @@ Row = Mapping[str, Any]
 def relative_speeds(hosts: Sequence[Row]) -> dict[str, float | None]:
     """Return each host's GFLOP/s per core, relative to the median of hosts with the same CPU.
 
-    The precision is that of a training: bf16 if every host has instructions for it, else fp32. The
-    value is None for a host that was not measured, or that is the only host with its CPU.
+    The precision is the same as in a training: bf16 if every host has instructions for it, else
+    fp32. The value is None for a host that was not measured, or that is the only host with its CPU.
     """
     precision = _precision(hosts)
     relative: dict[str, float | None] = {}
@@ -158,10 +158,10 @@ def _measured_reasons(speed: Row, others: Sequence[Row]) -> Iterator[str]:
 def slow_links(links: Sequence[Row], mbits: Mapping[str, int | None]) -> list[Finding]:
     """Return the slow links, slowest first; only one finding for a host whose links are all slow.
 
-    A link is slow if it reaches less than half of the nominal speed of its interfaces, or of the
-    usual speed if the nominal speed is unknown. The usual speed is the median over the hosts of
-    each host's best link. A median over all links would mislead: if one of three hosts is slow,
-    most links are slow.
+    A link is slow if it reaches less than half of the nominal speed of its interfaces. If the
+    nominal speed is unknown, the usual speed takes its place. The usual speed is the median over
+    the hosts of each host's best link. A median over all links would mislead: if one of three hosts
+    is slow, most links are slow.
 
     Args:
         links: rows with hosts (two names), latency_us and mb_per_second.

@@ -61,7 +61,8 @@ def own_stack() -> Path:
 def stack_packages() -> dict[str, Any]:
     """Return this Python's stack and its packages, which added packages must be compatible with.
 
-    For each package only the requirements of its extras are listed: all others are in the stack.
+    For each package only the requirements of its extras are listed, because its other requirements
+    are in the stack already.
     """
     import importlib.metadata  # here, because `hold_stack` delays every rank
     import platform

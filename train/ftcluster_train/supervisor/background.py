@@ -1,9 +1,9 @@
 """The supervisor's background process: one per run, restarted after it was killed.
 
-The process is a systemd unit if possible: a system unit if root starts it, otherwise a unit of the
-account, provided that the account's systemd outlives its logins (`loginctl enable-linger`).
-Otherwise a waiting process starts the supervisor as its child. Each has a session of its own, and
-the run continues if one of them is killed. systemd may end both at logout (KillUserProcesses in
+The process is a systemd unit if possible. If root starts it, it is a system unit. Otherwise it is a
+unit of the account, if the account's systemd continues after logout (`loginctl enable-linger`).
+Without systemd a waiting process starts the supervisor as its child. Each has a session of its own,
+and the run continues if one of them is killed. systemd may end both at logout (KillUserProcesses in
 logind.conf), so the user gets a warning.
 
 If the supervisor is stopped (SIGSTOP) for WATCHDOG_SECONDS, systemd's watchdog or the waiting

@@ -238,10 +238,10 @@ def make_room_for_files(ranks: int, hosts: int) -> None:
 
 
 def launcher_gone(process: "subprocess.Popen[bytes]", lives: Sequence[RankLife]) -> list[Trouble]:
-    """Return a trouble if mpirun was killed by something other than the end of a rank.
+    """Return a Trouble if mpirun was killed although no rank had ended; else an empty list.
 
-    mpirun is a shell script that exits with the code of mpiexec.hydra. If a signal has ended a
-    rank, that code is not SIGKILL's.
+    mpirun is a shell script that exits with the code of mpiexec.hydra. After the end of a rank,
+    mpiexec.hydra never exits with SIGKILL's code.
     """
     code = process.poll()
     if code not in (-signal.SIGKILL, 128 + signal.SIGKILL) or any(live.exit for live in lives):
@@ -328,7 +328,7 @@ def _read(
 
 
 def _read_rest(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
-    """Pass on the output that mpirun had written before it was ended."""
+    """Pass the output that mpirun wrote before its end to the watch."""
     for name, pipe in _pipes(process):
         os.set_blocking(pipe.fileno(), False)
         with contextlib.suppress(BlockingIOError):  # another process has it open

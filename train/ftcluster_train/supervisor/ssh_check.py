@@ -93,7 +93,7 @@ def refusals(
 
 
 def ask_all(hosts: Sequence[Host], ask: Callable[[Host], HostFailure | None]) -> list[HostFailure]:
-    """Call a function for each host, for many at the same time; return the failures."""
+    """Call a function for each host, in parallel threads; return the failures."""
     pool = ThreadPoolExecutor(max_workers=AT_ONCE)
     try:
         return [refusal for refusal in pool.map(ask, hosts) if refusal]
