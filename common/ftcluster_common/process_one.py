@@ -1,4 +1,4 @@
-"""The first process of a container: it must reap orphaned children and forward signals.
+"""Makes a program safe as process 1 of a container: reaps orphaned children, forwards signals.
 
 The kernel makes process 1 the parent of orphaned processes, which stay zombies until it reaps them.
 It also drops signals that process 1 has no handler for, such as SIGTERM. Usage:

@@ -251,7 +251,7 @@ def as_code_error(error: BaseException, import_hint: str, name: str) -> CodeErro
 
 
 def described(error: BaseException) -> str:
-    """Return an error as one line, with its type if the message needs it."""
+    """Return an error as one line, with the error's type if the message alone is unclear."""
     if isinstance(error, SystemExit):
         return "the file ends the program; it may only define things"
     if isinstance(error, SyntaxError):

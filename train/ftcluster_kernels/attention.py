@@ -30,7 +30,7 @@ MANY_KEYS = 0.85  # with a larger fraction of keys it does not pay either
 
 
 class _HeadAttention(torch.autograd.Function):  # type: ignore[misc]
-    """softmax(scale * query key' + bias) value, each of shape (samples, heads, length, size)."""
+    """softmax(scale * query @ key.T + bias) @ value, for shapes (samples, heads, length, size)."""
 
     kernel = "attention"
 
@@ -62,7 +62,7 @@ class _HeadAttention(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """softmax(scale * query key' + bias) value, each of shape (batch * heads, length, size).
+    """softmax(scale * query @ key.T + bias) @ value, for shapes (batch * heads, length, size).
 
     The output is 0 for `masked_rows`.
 
@@ -156,7 +156,7 @@ def _again(
     factors: torch.Tensor | float,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the output of attention; autograd can derive it with respect to the inputs.
+    """Return attention's output for these probabilities, so that autograd can differentiate it.
 
     Args:
         query, key, value, probabilities: matrices, after common leading dimensions.
@@ -377,7 +377,7 @@ def masked(mask: torch.Tensor | None, query: torch.Tensor, keys: int, last: Mask
 
 
 def _without_copies(mask: torch.Tensor) -> torch.Tensor:
-    """Return a mask's values in memory, without repetitions in expanded dimensions."""
+    """Return a mask's stored values, without the repetitions of expanded dimensions."""
     for dim, stride in enumerate(mask.stride()):
         if stride == 0 and mask.shape[dim] > 1:
             mask = mask.narrow(dim, 0, 1)
@@ -395,7 +395,7 @@ def attention(
     p: float,
     exact: bool,
 ) -> torch.Tensor:
-    """Return softmax(scale * query key' + bias) value, after dropout.
+    """Return softmax(scale * query @ key.T + bias) @ value, with dropout of the probabilities.
 
     Args:
         query, key, value: shapes (batch, heads, length, size), in one dtype: bf16 or fp32.

@@ -163,7 +163,8 @@ def backward(
 
     Args:
         grad: gradient of the output.
-        probabilities: probabilities that `forward` returned; the other arguments are the same.
+        probabilities: probabilities that `forward` returned. Pass all other arguments as to
+            `forward`.
     """
     gradients = empty_by_token(query), empty_by_token(key), empty_by_token(value)
     call, kept_alive = _call_of(query, key, value, probabilities, plan)
@@ -204,7 +205,7 @@ def _call_of(
     probabilities: torch.Tensor,
     plan: Plan,
 ) -> tuple[_Heads, Any]:
-    """Return the call, and the tensors that must stay alive until it ends."""
+    """Return the C function's argument, and the tensors that must stay alive during the call."""
     samples, heads, queries, _ = query.shape
     drop, dtype = plan.drop or KEEP_ALL, query.dtype
     count = samples * heads * queries * key.shape[2]

@@ -154,9 +154,9 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
 class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
     """The fused losses of single tokens; the losses' gradients are only known in the backward pass.
 
-    If only the hidden state needs a gradient, the forward pass computes it and the backward pass
-    scales it. The gradient of the weight is a sum over tokens, so if it is needed, the logits are
-    recomputed.
+    If only the hidden state needs a gradient, the forward pass computes this gradient and the
+    backward pass scales it. The gradient of the weight is a sum over tokens with different scales.
+    If it is needed, the backward pass recomputes the logits.
     """
 
     kernel = "cross_entropy"
@@ -218,7 +218,7 @@ def _by_torch(
     reduction: str,
     grad_output: torch.Tensor,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, torch.Tensor | None]:
-    """Return the gradients of the losses, by torch."""
+    """Return the gradients of the losses, computed by torch."""
     formula = partial(_losses, tokens, reduction)
     of_hidden, of_weight, of_bias = by_torch(formula, (hidden, weight, bias), grad_output)
     return of_hidden, of_weight, None, of_bias
@@ -231,7 +231,7 @@ def _losses(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the losses, or their sum, by torch."""
+    """Return the losses, or their sum, computed by torch."""
     bias = None if bias is None else bias.float()
     logits = products.torch_linear(hidden.float(), weight.float(), bias)
     losses: torch.Tensor = torch_cross_entropy(
@@ -352,10 +352,10 @@ def _replace_by_gradients(
 
 
 def _with_aligned_rows(weight: torch.Tensor) -> torch.Tensor:
-    """Return the weight with a multiple of ALIGNMENT rows; no result may depend on the added rows.
+    """Return the weight, extended to a multiple of ALIGNMENT rows; ignore results of added rows.
 
-    The added rows are the memory after the weight, usually the next parameter. At the end of the
-    memory the weight is copied.
+    The added rows are the memory behind the weight, usually the next parameter. If there is no
+    memory behind the weight, the function copies the weight.
     """
     added = -len(weight) % ALIGNMENT
     room = weight.untyped_storage().nbytes() // weight.itemsize - weight.storage_offset()

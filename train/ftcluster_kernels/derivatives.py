@@ -26,7 +26,7 @@ def by_torch(
     inputs: Sequence[torch.Tensor | None],
     *grads: torch.Tensor | None,
 ) -> list[torch.Tensor | None]:
-    """Return the gradients of a formula's inputs, which have gradients themselves if needed.
+    """Return the gradients of a formula's inputs; the result is differentiable again if needed.
 
     Args:
         formula: function of the inputs that returns a tensor for each of `grads`; a single tensor

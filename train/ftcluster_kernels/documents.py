@@ -130,9 +130,9 @@ def split_row(
         per_key: number of query heads that share a head of keys.
 
     Returns:
-        Tensors of shape (heads / per_key, documents, longest * per_key, size): for each token the
-        heads that share keys are beside each other. Padding comes last, where no token sees it with
-        causal attention.
+        Tensors of shape (heads / per_key, documents, longest * per_key, size): the query heads of a
+        token that share keys follow each other. Padding comes last, so that with causal attention
+        no token sees it.
     """
     groups: tuple[torch.Tensor, ...] = _Split.apply(row, layout, per_key)
     return groups

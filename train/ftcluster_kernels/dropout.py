@@ -22,8 +22,8 @@ def drop_of(p: float, seed: int) -> Drop:
     """Return the Drop for a probability near `p`.
 
     The probability is chosen so that bf16 represents the scale 1 / (1 - p) exactly, and the mean of
-    the mask is 1: 0.0986 for 0.1. torch rounds the scale instead, which shifts the mean. Below
-    0.004 the nearest scale is 1, and the probability is `p`.
+    the mask is 1. For p = 0.1 it is 0.0986. torch rounds the scale instead, which shifts the mean.
+    Below 0.004 the nearest scale is 1, and the probability is `p`.
 
     Args:
         p: dropout probability, from 0 to MOST_DROPPED.

@@ -37,7 +37,7 @@ class GradientSums:
         self.filled = True
 
     def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
-        """Add left' right, of shapes (rows, outputs) and (rows, inputs)."""
+        """Add left.T @ right, for shapes (rows, outputs) and (rows, inputs)."""
         products.add_columns(left, right, self.values, self.filled)
         self.filled = True
 

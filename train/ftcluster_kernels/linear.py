@@ -31,7 +31,7 @@ def linear(
     rows_read: torch.Tensor | None = None,
     sums: GradientSums | None = None,
 ) -> torch.Tensor:
-    """Compute `torch.nn.functional.linear`. Tensors of different dtypes are left to autocast.
+    """Compute `torch.nn.functional.linear`; torch computes for tensors of different dtypes.
 
     Args:
         rows_read: indices of the output's rows that are read; the other rows are undefined. None
@@ -120,7 +120,7 @@ def _sum_of_rows(grad: torch.Tensor) -> torch.Tensor:
 
 
 def rows_with_gradient(grad: torch.Tensor) -> torch.Tensor | None:
-    """Return the indices of the rows that are not all zeros, or None if most rows are not.
+    """Return the indices of the rows with a nonzero element, or None if most rows have one.
 
     Args:
         grad: shape (rows, columns).

@@ -146,7 +146,7 @@ class _Copy:
         self._of_graph: torch.Tensor | None = None  # the same as a function of the output
 
     def read(self, output: torch.Tensor) -> torch.Tensor:
-        """Return the values, as a function of the output if that has a graph."""
+        """Return the copy's values; if the output has a graph, the copy is part of the graph."""
         if not (output.requires_grad and torch.is_grad_enabled()):
             return self._values
         if self._of_graph is None:
@@ -186,13 +186,13 @@ class RoundedCopies:
         return len(self._copies)
 
     def keep(self, output: torch.Tensor, values: torch.Tensor) -> None:
-        """Keep the values of an output in bf16, which have no graph."""
+        """Store `values`, the bf16 copy of an output; `values` have no graph."""
         key, copies = id(output), self._copies
         reference = weakref.ref(output, lambda _: copies.pop(key, None))
         copies[key] = reference, _Copy(values)
 
     def of(self, output: torch.Tensor) -> torch.Tensor | None:
-        """Return the output of a norm in bf16.
+        """Return the bf16 copy of a norm's output.
 
         Return None for any other tensor, or if the output was changed or its copy was dropped.
         """

@@ -70,7 +70,7 @@ def is_available() -> bool:
 
 
 def is_fit(*tensors: torch.Tensor | None) -> bool:
-    """Return True if the loops can be called with these tensors, made contiguous."""
+    """Return True if the loops can be called with these tensors once these are contiguous."""
     return are_alike(*tensors) and is_available()
 
 
@@ -162,7 +162,7 @@ def softmax_(scores: torch.Tensor, per_key: int, drop: Drop | None) -> torch.Ten
 def softmax_backward_(
     grad: torch.Tensor, probabilities: torch.Tensor, per_key: int, drop: Drop | None
 ) -> None:
-    """Replace the gradient of the result of `softmax_` by the gradient of its scores.
+    """Replace the gradient of the output of `softmax_` by the gradient of the scores.
 
     Args:
         grad: gradient, contiguous.
@@ -365,7 +365,8 @@ def threads_for(values: torch.Tensor) -> int:
 def address(x: torch.Tensor, dtype: torch.dtype, count: int) -> ctypes.c_void_p:
     """Return the address of a tensor that C reads or fills.
 
-    Tensors reach C in no other way, so each call states the dtype and size that its loop expects.
+    This is the only way to pass tensors to C. Each call states the dtype and the number of elements
+    that its loop expects.
 
     Args:
         dtype, count: dtype and number of consecutive elements that C expects.
@@ -390,12 +391,12 @@ def fp32(x: torch.Tensor, count: int) -> ctypes.c_void_p:
 
 
 def typed(x: torch.Tensor, count: int) -> ctypes.c_void_p:
-    """Return the address of elements of the call's type, which is the tensor's, see `address`."""
+    """Return the address of elements with the tensor's own dtype, see `address`."""
     return address(x, x.dtype, count)
 
 
 def _call_typed(name: str, first: torch.Tensor, *arguments: Argument) -> None:
-    """Call a loop that exists for each of TYPES, in the dtype of a tensor."""
+    """Call the version of a loop for the dtype of `first`, which is one of TYPES."""
     call(name, first, *arguments, types=(TYPES[first.dtype],))
 
 

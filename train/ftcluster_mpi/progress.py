@@ -181,8 +181,8 @@ class Channel:
     def _tell(self, one: Operation) -> None:
         """Report to the store that this rank waits.
 
-        This runs in another thread, because the store is blocked while a script's thread waits for
-        a key.
+        The report runs in another thread, because the store is blocked while a script's thread
+        waits for a key.
         """
         one.told = True
 

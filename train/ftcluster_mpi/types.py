@@ -144,7 +144,7 @@ def describe(values: Sequence[int]) -> str:
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or a copy of it, that MPI can read.
+    """Return the tensor if MPI can read it, else a contiguous copy.
 
     Raises:
         ValueError: the tensor is not a dense tensor in CPU memory.
@@ -214,7 +214,8 @@ def counts_of_sparse(said: Sequence[Sequence[int]]) -> list[int]:
     """Return the number of elements of each rank's sparse tensor.
 
     Args:
-        said: number of elements, sparse dimensions and shape of each rank's tensor.
+        said: for each rank the number of elements, number of sparse dimensions, and shape of its
+            tensor.
 
     Raises:
         DistBackendError: the tensors differ in more than the number of elements.

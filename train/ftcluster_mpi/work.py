@@ -23,8 +23,8 @@ HOLDERS = 3  # references to an unused work: the deque, a variable, an argument
 class CallbackThreads:
     """Threads that run callbacks, because a callback must not block the thread of the MPI calls.
 
-    A callback may wait for another collective, whose callbacks then need another thread. There are
-    as many threads as callbacks block at the same time.
+    A callback may wait for another collective, whose callbacks then need another thread. The number
+    of threads grows with the number of callbacks that block at the same time.
     """
 
     def __init__(self) -> None:

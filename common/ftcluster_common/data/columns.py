@@ -33,7 +33,7 @@ LABELS = (
 
 
 def as_flag(cell: Any) -> bool | None:
-    """Return True or False for a cell with a flag (1 or 0), or None if the cell is not a flag.
+    """Return True for a cell with 1, False for a cell with 0, None for all other cells.
 
     >>> as_flag("1"), as_flag(0.0), as_flag(False), as_flag("2"), as_flag(None)
     (True, False, False, None, None)

@@ -1,8 +1,7 @@
 """Conversations in rows of data: messages, or a prompt and its completion.
 
-The forms are those of OpenAI's and Anthropic's files, ShareGPT (from, value), Alpaca (instruction,
-input, output), Dolly (instruction, context, response) and hh-rlhf (texts with Human: and
-Assistant:).
+Supported forms: OpenAI's and Anthropic's files, ShareGPT (from, value), Alpaca (instruction, input,
+output), Dolly (instruction, context, response) and hh-rlhf (texts with Human: and Assistant:).
 """
 
 from collections.abc import Sequence

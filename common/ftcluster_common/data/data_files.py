@@ -141,7 +141,7 @@ def texts_of(path: Path) -> dict[str, Files]:
 
 
 def _split_of(file: Path) -> str:
-    """Return the split that a file's name stands for, or else the name.
+    """Return the split in a file's name; if it contains none, return the name without its ending.
 
     >>> [_split_of(Path(name)) for name in ("imdb_Train.csv", "dev-00000-of-00002.parquet")]
     ['train', 'validation']
@@ -292,7 +292,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the rows of one document (a list, or the only list in an object) or of JSON lines."""
+    """Yield the rows of JSON lines, or of a document: its list, or the only list in its object."""
     text = path.read_text(encoding="utf-8-sig")
     try:
         document = parse_json(text)
@@ -353,7 +353,7 @@ def _flat(rows: Iterable[Any]) -> Iterator[Any]:
 
 
 def _judged(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield rows of a query and a matching text from BEIR's judgements.
+    """Yield a row for each pair of a query and a matching text in BEIR's judgements.
 
     For an evaluation, the first row has all texts of the corpus as negatives, so that each query
     searches the whole corpus.

@@ -49,7 +49,7 @@ def has_comma(text: str) -> bool:
 
 
 def as_number(cell: Any) -> float | None:
-    """Return the finite number that a cell holds, also as text; None for all else, such as True.
+    """Return a cell's finite number, which may be written as text; None for others, such as True.
 
     >>> as_number(" 2.5 "), as_number(3), as_number("1_000"), as_number(True), as_number(None)
     (2.5, 3.0, None, None, None)
@@ -64,7 +64,7 @@ def as_number(cell: Any) -> float | None:
 
 
 def why_no_number(cell: Any) -> str:
-    """Return why a cell is no number, and how to write it as one if that is clear.
+    """Return why a cell is no number, with advice how to write the number if that is clear.
 
     >>> why_no_number("1,500")
     'not a number: write a decimal point, and nothing between thousands'

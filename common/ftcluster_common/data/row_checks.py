@@ -10,7 +10,7 @@ CheckRow = Callable[[Row], str]  # returns the problem of a row, or ""
 
 
 def check_by_reading(read: Callable[[Row], object]) -> CheckRow:
-    """Return a check that reports the error of reading a row."""
+    """Return a check that calls `read` with a row, and reports its error."""
     return partial(_reading_problem, read)
 
 

@@ -1,9 +1,9 @@
-"""Words with their tags: the rows of token classification, and the tagging schemes.
+"""Reads rows of words with tags for token classification, and converts between tagging schemes.
 
 An entity is a run of words of one type. IOB2 tags the first word of an entity B- and its other
-words I-. IOB1 uses B- only if an entity follows another one of the same type. IOBES also has E- for
-the last word of an entity, and S- for an entity of a single word. BILOU and BMES are read as IOBES.
-Tags without such prefixes are plain tags, such as parts of speech. Standard library only.
+words I-. IOB1 uses B- only if an entity directly follows an entity of the same type. IOBES also has
+E- for the last word of an entity, and S- for an entity of a single word. BILOU and BMES are read as
+IOBES. Tags without such prefixes are plain tags, such as parts of speech. Standard library only.
 """
 
 import re
@@ -107,9 +107,10 @@ def plain_tag(tag: str) -> str:
 
 
 def _spans(cell: Any, text: str) -> tuple[Entity, ...]:
-    """Return the spans of a cell: objects with start, end and label, or lists of these three.
+    """Return a cell's spans: objects with start, end and label, or lists of these three values.
 
-    doccano's exports have start_offset and end_offset; Label Studio's have a list of labels.
+    Exports of doccano have start_offset and end_offset; exports of Label Studio have a list of
+    labels.
     """
     if not isinstance(cell, list):
         raise DataError(f"{short(cell)} is not a list of spans, objects with start, end and label")

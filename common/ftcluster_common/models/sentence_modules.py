@@ -142,7 +142,7 @@ def _pooling(config: Mapping[str, Any]) -> str:
 def module_files(
     modules: SentenceModules, width: int, length: int, versions: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the files by name, in the format that all releases from 3 on read.
+    """Return the files by name, in a format for sentence-transformers 3 and all later releases.
 
     Args:
         width: dimensions of an embedding.

@@ -34,7 +34,7 @@ def trained_document(recipe: Recipe, columns: Mapping[str, Any]) -> dict[str, An
     """Return the content of ftcluster.json: recipe, task, and the fields that later uses need.
 
     Args:
-        recipe: recipe of the training, or the recipe that further uses of the model need.
+        recipe: recipe of the training, or a recipe for further uses of the model.
         columns: column fields of the task, with the columns that were found by their names.
     """
     options = {**asdict(recipe.options), **columns}
@@ -66,7 +66,7 @@ def read_rows(folder: Path) -> set[int]:
 
 
 def read_trained(folder: Path) -> dict[str, Any]:
-    """Return the content of the file in a model's folder; empty if it cannot be read.
+    """Return the content of ftcluster.json in a model's folder; empty if it cannot be read.
 
     Raises:
         GivenFileError: a newer ftcluster has written the file.

@@ -1,9 +1,9 @@
 """Format versions of the documents that ftcluster keeps or sends to other hosts. Pure functions.
 
 The field `format` of a document holds the number of its format; without it the format is 0.
-Increase a kind's format when an older reader would fail on the new documents or misread them, and
-make the kind's reader migrate the previous format. A new optional field needs no new format if it
-is omitted at its default, see `Kind.first_fields`.
+Increase a kind's format if an older reader would fail on the new documents or misread them. Then
+make the kind's reader migrate documents of the previous format. A new optional field needs no new
+format if it is omitted at its default, see `Kind.first_fields`.
 """
 
 from collections.abc import Mapping

@@ -61,8 +61,8 @@ MPI_VARIABLES = {
 def may_hold_credentials(name: str, value: str) -> bool:
     """Return True if a variable may hold a credential.
 
-    This is the case if its name looks like one, or if its value is a URL with more than scheme,
-    host and path: user information, a query or a fragment. The URL of a proxy needs no scheme.
+    A variable may hold a credential if its name contains a word like TOKEN, or if its value is a
+    URL with user information, a query or a fragment. The URL of a proxy needs no scheme.
 
     >>> may_hold_credentials("MLFLOW_TRACKING_URI", "https://me:secret@tracking/")
     True

@@ -40,7 +40,7 @@ class RdmaDevice:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "RdmaDevice":
-        """Read a device from the module's result; unknown keys are ignored."""
+        """Read a device from the result of `host_facts`; unknown keys are ignored."""
         values = {key.name: data[key.name] for key in fields(cls) if key.name in data}
         return cls(**{**values, "interfaces": tuple(values["interfaces"])})
 

@@ -54,7 +54,7 @@ class Interval:
 
 
 def interval_between(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> Interval:
-    """Return the interval between two events `communication`, whose values are totals.
+    """Return the interval between two events `communication`; the events contain totals.
 
     Args:
         before: previous event, or None if `after` is the first event since the start.

@@ -79,7 +79,7 @@ FIELDS = {field.name: field.default is MISSING for field in fields(RunState)}
 def run_state_of(data: Mapping[str, Any]) -> RunState:
     """Return a run's state from its JSON; unknown fields are ignored.
 
-    An older node package omits fields that have a default here.
+    The JSON of an older node package may lack fields that have a default here.
 
     Raises:
         KeyError: a field is missing.

@@ -1,4 +1,4 @@
-"""A check which hosts can connect to each other by TCP, before a collective waits for them.
+"""Checks which hosts can connect to each other by TCP, before a collective waits for them.
 
 gloo connects every rank with every other rank. A firewall between two hosts makes all ranks wait
 for minutes, and no message names the hosts.

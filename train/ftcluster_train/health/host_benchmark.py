@@ -43,7 +43,7 @@ MOST_SHAPES = 8  # the shapes with the most weights
 
 
 def measure_host(folder: str, cores: int, bf16: bool) -> dict[str, Any]:
-    """Return this host's rates of computing, copying and writing, with possible reasons."""
+    """Return this host's rates of computing, copying and writing, and reasons for low rates."""
     return {
         **measure_speed(cores, bf16),
         "memory_gb_per_second": measure_memory(cores),
@@ -52,7 +52,7 @@ def measure_host(folder: str, cores: int, bf16: bool) -> dict[str, Any]:
 
 
 def measure_speed(cores: int, bf16: bool) -> dict[str, Any]:
-    """Return the GFLOP/s of a matmul on one thread per physical core, with possible reasons.
+    """Return the GFLOP/s of a matmul on one thread per physical core, and reasons for a low rate.
 
     Args:
         cores: number of threads, or 0 for one per physical core of this process.
@@ -176,7 +176,7 @@ def measure_disk(folder: Path) -> float | None:
 
 
 def kernel_used(bf16: bool) -> str:
-    """Return oneDNN's name, from its log, for the kernel of a matmul as in a training step."""
+    """Return the name of oneDNN's kernel for a matmul as in a training step, from oneDNN's log."""
     import torch
 
     matrix = torch.ones(PRODUCT, PRODUCT)
@@ -208,7 +208,7 @@ def captured_output() -> Iterator[Path]:
 
 
 def kernel_of(log: str) -> str:
-    """Return the last kernel in oneDNN's log that is no reorder; "" if there is none."""
+    """Return the last kernel in oneDNN's log, apart from reorders; "" if there is none."""
     fields = [line.split(",") for line in log.splitlines() if ",primitive,exec,cpu," in line]
     names = [entry[6] for entry in fields if len(entry) > 6 and entry[5] != "reorder"]
     return names[-1] if names else ""

@@ -110,7 +110,7 @@ def slow_memory_and_disks(hosts: Sequence[Row]) -> list[Finding]:
 
 
 def reasons(host: Row, others: Sequence[Row]) -> list[str]:
-    """Return measured reasons for a slow host, or else advice on what to compare."""
+    """Return the measured reasons for a slow host; if there are none, return what to compare."""
     measured = list(_measured_reasons(host["speed"], [other["speed"] for other in others]))
     return measured or [
         f"nothing measured explains it (load average {host['speed']['load_average']:g}); "

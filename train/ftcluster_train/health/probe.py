@@ -176,8 +176,8 @@ def describe_host(address: str) -> dict[str, Any]:
 def name_and_version(package: Distribution) -> tuple[str, str]:
     """Return a package's name in lower case and its version.
 
-    This parses only the head of METADATA: importlib.metadata would parse the whole description of
-    the package, once for each field.
+    The function parses only the head of METADATA. importlib.metadata would parse the whole
+    description of the package, once for each field.
     """
     head = (package.read_text("METADATA") or "").partition("\n\n")[0]
     fields = dict(line.partition(": ")[::2] for line in head.splitlines())
@@ -240,7 +240,7 @@ def time_all_reduce(group: Any, size: int) -> float:
 def time_backends(answer: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
     """Return each backend's time for TIMED_BYTES and, on a fast network, for LARGE_BYTES.
 
-    impi is included if all ranks can use it; otherwise the answer gets the reason.
+    The result includes impi if all ranks can use impi; otherwise `answer` gets the reason.
     """
     import torch.distributed as dist
 

@@ -95,7 +95,8 @@ def children(pid: int) -> list[int]:
 def process_state(pid: int) -> dict[str, Any]:
     """Return a process's state as in ps, its CPU seconds, and its start in clock ticks since boot.
 
-    The CPU seconds include those of ended children. {} if there is no such process.
+    The CPU seconds include the time of ended children. The result is {} if there is no such
+    process.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -245,7 +246,7 @@ class HostCondition:
 
 
 def cpu_ticks(without: Collection[int]) -> dict[tuple[int, str], int]:
-    """Return CPU ticks of each visible process that is not in `without`, by id and name."""
+    """Return the CPU ticks of each visible process by id and name, without those in `without`."""
     ticks = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal() and int(folder.name) not in without:

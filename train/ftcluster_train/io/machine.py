@@ -107,7 +107,7 @@ def cpu_quota(read: Read = _read) -> float | None:
 
 
 def _of_cgroups(read: Read) -> Iterator[int]:
-    """Yield the memory that each of this process's cgroups has left, from its own to the root."""
+    """Yield the free memory in each of this process's cgroups, from the innermost to the root."""
     for folder in _cgroups("memory", read):
         for limit, usage, reclaimable in FILES:
             most, used = read(folder / limit).strip(), read(folder / usage).strip()

@@ -104,7 +104,7 @@ class Splitter:
     def feed(self, data: bytes) -> list[tuple[int | None, bytes]]:
         """Return pairs of rank and text in order; rank None is mpirun itself.
 
-        The end of the data is held back if it may be part of a label.
+        The function holds the end of the data back if it may be part of a label.
         """
         data = self._held + data
         pieces: list[tuple[int | None, bytes]] = []

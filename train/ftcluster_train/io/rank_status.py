@@ -1,4 +1,4 @@
-"""Reports from a rank to its guardian and on to the supervisor, and the stacks of hung ranks.
+"""Reports from a rank to its guardian and the supervisor, and requests for stacks of hung ranks.
 
 Standard library only.
 """

@@ -39,7 +39,8 @@ torch_attention = functional.scaled_dot_product_attention
 def cast_as_torch(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return the tensors in autocast's dtype, as torch's function casts its arguments.
 
-    Rotary positions and norms in fp32 make queries and keys fp32, but not values.
+    This is needed because rotary positions and norms in fp32 make queries and keys fp32, but not
+    values.
     """
     if not torch.is_autocast_enabled("cpu"):
         return tensors

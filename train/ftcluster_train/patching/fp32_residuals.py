@@ -48,7 +48,7 @@ def layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """Compute `torch.nn.functional.layer_norm` of the input in fp32, like the weight."""
+    """Compute `torch.nn.functional.layer_norm` with input and weight in fp32."""
     input = input.float()
     if (
         weight is not None
@@ -92,7 +92,7 @@ EMBEDDING = FunctionPatch(functional, torch_embedding, _is_plain_embedding, embe
 
 
 class _Embedding(torch.autograd.Function):  # type: ignore[misc]
-    """A lookup of rows in fp32; the gradient belongs to the weight, in its dtype.
+    """A lookup of rows in fp32; the weight's gradient has the weight's dtype.
 
     Gradients of equal tokens are summed in fp32. If `row_gradients` is set, it gets the gradients
     of single rows, because a batch uses few rows of a large vocabulary.

@@ -151,7 +151,7 @@ def kernels_in_use(loss: torch.Tensor, model: nn.Module) -> list[str]:
 
 
 def left_alone(model: nn.Module, used: Collection[str]) -> str:
-    """Return the classes of a model that have no kernel, with reasons; "" if all have one.
+    """Return a text with the model's classes that have no kernel and the reasons; "" for none.
 
     The result includes classes that look like attention, norms, gated MLPs or rotary positions.
     Call this after a training step.

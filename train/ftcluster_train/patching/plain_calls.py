@@ -1,7 +1,8 @@
 """The calls of torch's functions that a kernel may compute, and their requirements.
 
-Every entry of `script_functions` has a `Plain`, which is checked before the entry's guard. It
-allows only known arguments, so anything that torch or a library adds later goes to torch.
+Every entry of `script_functions` has a `Plain`, which is checked before the entry's guard. A
+`Plain` allows only known arguments, so calls with arguments that torch or a library adds later go
+to torch.
 """
 
 from collections.abc import Mapping, Sequence

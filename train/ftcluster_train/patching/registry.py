@@ -1,4 +1,4 @@
-"""Definition of an entry: what it changes, on which object, and its mandatory guard.
+"""Defines an entry: the changed object, the change, and a guard that each entry must have.
 
 Rank 0 reports each kind of unsupported call once.
 """
@@ -27,7 +27,7 @@ BF16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
 def always(*_: Any, **__: Any) -> None:
     """Accept every call.
 
-    tests/engine/test_patching.py lists such entries, each with the reason.
+    tests/engine/test_patching.py lists the entries with this guard, each with the reason.
     """
 
 

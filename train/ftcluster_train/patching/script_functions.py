@@ -190,7 +190,7 @@ def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def replace_functions() -> bool:
-    """Replace the functions.
+    """Replace torch's functions by SCRIPT_FUNCTIONS in the whole process.
 
     Returns:
         True at the first call, if this torch is new enough.

@@ -128,9 +128,10 @@ def open_end(pid: int) -> int | None:
 
 
 def readable(sources: Sequence[Any], wait_seconds: float) -> list[Any]:
-    """Return the sockets and descriptors that can be read, ignoring None.
+    """Return the sources that can be read; a source None is ignored.
 
-    select() accepts no descriptor above 1023, and Hydra leaves descriptors of all its hosts open.
+    The function does not use select(), which accepts no descriptor above 1023: Hydra leaves
+    descriptors of all its hosts open.
     """
     waiting, sources_by_number = select.poll(), {}
     for source in sources:

@@ -225,7 +225,7 @@ class Heartbeats:
             connection.socket.send(b"beat\n")
 
     def _refuse(self, connection: _Connection, now: float) -> None:
-        """Close the connection of a stranger; log that from time to time."""
+        """Close a stranger's connection; log the refusals at intervals."""
         self._strangers += 1
         if now >= self._say_at:
             self._say_at = now + SAY_SECONDS

@@ -51,8 +51,8 @@ class Leases:
     ) -> list[HostFailure]:
         """Take the leases of a launch's hosts; if a host refuses, give back all new leases.
 
-        The head comes first, so that of two runs waiting for the same hosts, only one continues.
-        The first call also needs the leases of the idle hosts; a restart can do without these.
+        The head comes first, so that of two runs waiting for the same hosts, only one continues. At
+        the first call the idle hosts must grant their leases too; a restart continues without them.
 
         Args:
             stack: folder of the stack, which every host must have.

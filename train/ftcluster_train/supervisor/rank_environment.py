@@ -160,7 +160,7 @@ def _hold(ports: range, needed_by: str) -> socket.socket:
 def users_of(ports: range) -> list[str]:
     """Return how many of these ports each user listens at, such as `50: nobody`.
 
-    Only root sees the processes of others, but every account sees the users of sockets.
+    Only root can read which process of another user listens, but every account can read which user.
     """
     ports_by_user: dict[int, set[int]] = {}
     for name in ("tcp", "tcp6"):
@@ -235,7 +235,7 @@ def _give(path: Path, content: str, launch: Launch) -> list[HostFailure]:
 
 
 def left_secrets(run_dir: Path) -> list[Path]:
-    """Return the secret files on this host, and partial files of writers that were killed."""
+    """Return the paths of secret files on this host, with partial files of killed writers."""
     # plugins/module_utils/safe_path.py first writes to a file with such a name
     paths = (*(run_dir / name for name in SECRETS), *run_dir.glob(".ftcluster-*"))
     return [path for path in paths if path.exists()]

@@ -219,7 +219,7 @@ def listen_for_guardians(launch: Launch) -> Heartbeats:
 
 
 def make_room_for_files(ranks: int, hosts: int) -> None:
-    """Let this process and mpirun open as many files as the ranks and hosts need.
+    """Raise the file limit of this process and mpirun to what the ranks and hosts need.
 
     Raises:
         TrainError: the account may not open so many files.

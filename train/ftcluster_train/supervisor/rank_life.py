@@ -250,5 +250,5 @@ def _trouble(life: RankLife, cause: str, what: str, hint: str = "") -> Trouble:
 
 
 def at_step(life: RankLife) -> str:
-    """Return the end of a message that names a rank's step; a script reports none."""
+    """Return a message's ending that names a rank's step; "" for a script, which reports none."""
     return "" if life.doing == SCRIPT else f" at step {life.step}"

@@ -26,7 +26,7 @@ SAY_SECONDS = 15.0  # between two events that name the awaited hosts
 def run_with_restarts(
     launch: Launch, run: SupervisedRun, again: bool, rebooted: bool = False
 ) -> Ending:
-    """Run the ranks; restart them, as often as allowed, after failures not caused by the program.
+    """Run the ranks; after failures that the program has not caused, restart them if allowed.
 
     A training resumes by itself from its newest checkpoint or snapshot. A spare host replaces a
     lost host. Without a spare, the run continues without the lost host if the launch allows that,

@@ -1,4 +1,4 @@
-"""The runs that are known to a head, for any control node that reaches the head.
+"""Lists and removes the runs of a head, for any control node that can reach the head.
 
     M=ftcluster_train.host.runs
     python -m $M list RUNS_DIR SKIP MOST [RUN ...]   print a page of the runs whose ids begin with

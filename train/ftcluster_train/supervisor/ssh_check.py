@@ -1,7 +1,7 @@
 """Commands on all other hosts over the mesh, such as a check for the same stack before a launch.
 
-mpirun calls `ssh -q`: its own error names no host, and it waits minutes for a host that is off.
-Standard library only.
+mpirun alone is not enough: it calls `ssh -q`, so its error names no host, and it waits minutes for
+a host that is off. Standard library only.
 """
 
 import hashlib
@@ -112,7 +112,7 @@ def no_ssh(host: Host) -> HostFailure:
 
 
 def failed(host: Host, code: int, stderr: str) -> HostFailure:
-    """Return the failure of the command on the host, or of ssh."""
+    """Return the failure of the command on the host, or of ssh itself."""
     if code == SSH_FAILED:
         return HostFailure(host, f"ssh from the head fails: {_words(stderr)}", True)
     return HostFailure(host, _words(stderr), False)

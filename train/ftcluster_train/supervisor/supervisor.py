@@ -9,7 +9,7 @@
 
 `start` does nothing if the run has a supervisor or has ended. root may run `start RUN_DIR --user
 NAME` for an account. This command exits with NO_UNIT if the supervisor cannot be a systemd unit. A
-supervisor that follows a killed one restarts the ranks.
+supervisor that replaces a killed supervisor restarts the ranks.
 
 Standard library only: the supervisor starts at once and does not depend on the programs that it
 watches.
