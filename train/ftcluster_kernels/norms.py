@@ -179,7 +179,7 @@ class RoundedCopies:
     """
 
     def __init__(self) -> None:
-        # by the output's id, which no other tensor has before the reference's callback was called
+        # keys: ids of outputs; no other tensor gets the id before the reference's callback has run
         self._copies: dict[int, tuple[weakref.ref[torch.Tensor], _Copy]] = {}
 
     def __len__(self) -> int:

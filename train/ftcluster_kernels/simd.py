@@ -24,7 +24,7 @@ LIBRARIES = {
 }
 TYPES = {torch.bfloat16: 0, torch.float32: 1}  # see native/vectors.h
 LONGEST = 4096  # maximum length of a row, see native/softmax.c
-FEW_ELEMENTS = 1 << 14  # computed on one thread: starting others would take longer
+FEW_ELEMENTS = 1 << 14  # up to this size one thread computes: starting threads takes longer
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 

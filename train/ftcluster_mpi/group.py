@@ -62,7 +62,7 @@ def told(method: Callable[..., MpiWork]) -> Callable[..., MpiWork]:
         try:
             return method(self, *args, **kwargs)
         except ValueError as error:
-            if not hasattr(error, "told"):  # unless an inner call did it
+            if not hasattr(error, "told"):  # no inner collective has informed the others
                 error.told = True  # type: ignore[attr-defined]
                 self._operation(REFUSED, lambda _: None, (), signature(REFUSED))
             raise

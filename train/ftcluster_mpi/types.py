@@ -214,8 +214,7 @@ def counts_of_sparse(said: Sequence[Sequence[int]]) -> list[int]:
     """Return the number of elements of each rank's sparse tensor.
 
     Args:
-        said: for each rank the number of elements, number of sparse dimensions, and shape of its
-            tensor.
+        said: element count, number of sparse dimensions, and shape of the tensor on each rank.
 
     Raises:
         DistBackendError: the tensors differ in more than the number of elements.

@@ -92,7 +92,7 @@ class ClassReport:
         counted = [c for c in self.classes if self.several or c.support or c.predicted]
         equal, sizes = [1] * len(counted), [scores.support for scores in counted]
         averages = {"macro": _mean(counted, equal), "weighted": _mean(counted, sizes)}
-        if self.several:  # with one class per row, all micro averages equal the accuracy
+        if self.several:  # if each row has one class, all micro averages equal the accuracy
             return {"micro": _scores(_total(counted)), **averages}
         return averages
 

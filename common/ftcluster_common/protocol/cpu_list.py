@@ -42,7 +42,7 @@ def format_cpus(cpus: Iterable[int]) -> str:
         while count < len(numbers) and numbers[count] == first + step * count:
             count += 1
         if count < 3 and step > 1:
-            count = 1  # two CPUs are not written as a stride
+            count = 1  # two CPUs are written separately, not as a stride
         last = numbers[count - 1]
         stride = f":{step}" if step > 1 and count > 1 else ""
         parts.append(f"{first}-{last}{stride}" if count > 1 else str(first))

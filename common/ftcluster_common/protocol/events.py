@@ -45,7 +45,7 @@ EVENTS: dict[str, dict[str, Any]] = {
         "grad_norm": Number,
         "learning_rate": Number,
         "samples_per_second": Number,
-        # includes steps before a restart; excludes evaluation and checkpoints
+        # excludes all evaluations and checkpoints, also those from before a restart
         "train_seconds": Number,
         "remaining_seconds": Number,
     },

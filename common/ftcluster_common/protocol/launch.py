@@ -18,9 +18,10 @@ from ftcluster_common.given_files import GivenFileError, read_form
 from ftcluster_common.protocol.formats import LAUNCH, opened, stamped
 from ftcluster_common.protocol.timeouts import DEFAULT_SECONDS, TIMEOUT_VARIABLE, Timeouts
 
-# TCP ports, in this order: all ports that the role firewall closes, torch's rendezvous, and mpirun
-# with its ranks. The last two ranges are only for the cluster's account. They do not include the
-# default ports of torch and accelerate, which other local users may use.
+# TCP ports, in this order: all ports that the role firewall closes (apart from local ports),
+# torch's rendezvous, and mpirun with its ranks. The last two ranges are only for the cluster's
+# account. They do not include the default ports of torch and accelerate, which other local users
+# may use.
 CLUSTER_PORTS = range(29500, 30000)
 RENDEZVOUS_PORTS = range(29550, 29600)
 MPI_PORTS = range(29600, 29800)
@@ -41,7 +42,7 @@ GLOO, IMPI = "gloo", "impi"  # torch's own backend, and the backend of ftcluster
 CCL = "ccl"  # backend of oneccl_bind_pt
 MPI = "mpi"  # MPI_Allreduce itself, for comparison with backends
 
-# file in the run's folder on each host by which a guardian authenticates to the supervisor
+# file in the run's folder on each host with the secret that a guardian sends to the supervisor
 GUARD_FILE = "guard"
 LAUNCH_FILE = "launch.json"
 PLANNED_FILE = "planned.json"  # name of launch.json until model and data are complete
@@ -321,7 +322,7 @@ def mpirun_command(launch: Launch) -> MpirunCommand:
     python = f"{launch.stack}/bin/python"
     argv = (
         f"{launch.stack}/bin/mpirun",
-        "-machinefile", launch.hostfile_path,  # -f fills the first host, whatever its count is
+        "-machinefile", launch.hostfile_path,  # -f would ignore the counts and fill the first host
         "-n", str(len(launch.rank_hosts)),
         "-prepend-pattern", label_pattern(launch.run),
         python, "-m", "ftcluster_train.host.bind",

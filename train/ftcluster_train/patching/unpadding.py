@@ -17,7 +17,7 @@ from ftcluster_train.patching.batch_context import current_rows
 from ftcluster_train.patching.registry import ObjectPatch
 from ftcluster_train.patching.rows import Rows
 
-# for each model type the class of its stack of layers; their attention uses no positions
+# keys: model types whose attention uses no positions; values: class of the stack of layers
 STACKS = {
     "bert": "BertEncoder",
     "camembert": "CamembertEncoder",

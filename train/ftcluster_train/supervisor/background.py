@@ -56,7 +56,7 @@ MOST_TASKS = "50%"  # of all tasks the host allows; systemd's 15 % may be too fe
 NOTIFY_SOCKET = "NOTIFY_SOCKET"  # variable that systemd sets, sd_notify(3)
 SYSTEMD = Path("/run/systemd/system")  # exists if systemd runs this host, sd_booted(3)
 LINGER = Path("/var/lib/systemd/linger")
-# limits that the role tuning writes; PAM applies them to sessions, systemd does not to units
+# limits that the role tuning writes; PAM applies them to sessions, but systemd ignores them
 LIMITS = Path("/etc/security/limits.d/ftcluster.conf")
 UNIT_LIMITS = {"nofile": "LimitNOFILE", "memlock": "LimitMEMLOCK"}
 
@@ -202,7 +202,7 @@ def unit_command(
         system: True for a system unit, False for a unit of the account.
     """
     properties = [
-        "WorkingDirectory=/",  # Python imports from it, and another user may own it
+        "WorkingDirectory=/",  # not a folder of another user: Python imports from it
         "Restart=on-abnormal",  # after a signal, not after an exit code
         f"RestartSec={PAUSE_SECONDS:g}",
         f"WatchdogSec={WATCHDOG_SECONDS:g}",

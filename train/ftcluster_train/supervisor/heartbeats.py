@@ -117,7 +117,7 @@ class Heartbeats:
         for key, _ in self._selector.select(0):
             if key.data is None:
                 self._accept(now)
-            elif key.data.socket.fileno() >= 0:  # otherwise it was closed for a newer connection
+            elif key.data.socket.fileno() >= 0:  # else a newer connection has replaced it
                 self._read(key.data, now)
         while self._ungreeted and now - next(iter(self._ungreeted)).since > GREETING_SECONDS:
             self._refuse(next(iter(self._ungreeted)), now)

@@ -53,7 +53,7 @@ def hold(runs: Path, run: str, silence_seconds: float, share: bool) -> None:
         silence_seconds: the supervisor counts as gone after this long without a line.
         share: True if the run starts without the lease, and takes it when it is free.
     """
-    # these signals may be sent to the supervisor and all its children
+    # a signal for the supervisor may also reach its children, but must not end them
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     lease = os.open(runs / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o640)

@@ -148,7 +148,7 @@ class _Holder:
     def __init__(self, host: Host, command: list[str], timeouts: Timeouts) -> None:
         self._host, self._timeouts = host, timeouts
         self.held = self.is_open = False
-        # the process must not count as one of the run's processes, because it outlives them
+        # The process must not count as a process of the run, because it outlives these processes.
         environment = {key: value for key, value in os.environ.items() if key != RUN_VARIABLE}
         self.process = subprocess.Popen(
             command, env=environment, cwd="/", bufsize=0, stdin=subprocess.PIPE,

@@ -233,7 +233,7 @@ class _ScriptWatch(Watch):
 
     def ending(self, exit_code: int) -> Ending:
         output = self._output
-        if output.errors:  # from the process that starts the script
+        if output.errors:  # errors of the process that starts the script
             return Ending("failed", exit_code or 1, output.errors)
         failure = output.failure or output.killed()
         if failure:

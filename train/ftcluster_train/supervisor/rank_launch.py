@@ -105,7 +105,7 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
     if notice:
         events.write("notice", message=notice)
     sourced = torch_backends.variables_for(launch.env, host_path())
-    _refuse(give_secrets(run.secrets, launch))  # before the start, whose time is limited
+    _refuse(give_secrets(run.secrets, launch))  # now, because the time of the start is limited
     beats = listen_for_guardians(launch)  # takes its port before the rendezvous takes one
     command = mpirun_command(launch)
     write_atomically(Path(launch.hostfile_path), command.hostfile)

@@ -86,7 +86,7 @@ def list_runs(
     some = names[skip : skip + most if most else None]
     page = [index.read(name, name in alive) for name in some]
     index.keep(None if beginnings else names)
-    return page, max(0, len(names) - skip - len(page))  # some may have been removed since page 1
+    return page, max(0, len(names) - skip - len(page))  # page 1 may be older than a removal
 
 
 def listed(folder: Path, beginnings: Sequence[str] = (), skip: int = 0, most: int = 0) -> str:

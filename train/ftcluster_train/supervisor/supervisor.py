@@ -252,7 +252,7 @@ def force_stop(run_dir: Path) -> str:
             _signal(pid, signal.SIGKILL)
         time.sleep(0.1)
     processes.kill_all(run_dir.name)
-    if not has_ended(run_dir):  # no new supervisor was started, or that one hangs too
+    if not has_ended(run_dir):  # the supervisor was not replaced, or the new one hangs too
         if (pid := background.supervisor_of(run_dir)) is not None:
             _signal(pid, signal.SIGKILL)
         seconds = round(seconds_since_first(run_dir), 2)
