@@ -67,8 +67,8 @@ class Plan(NamedTuple):
             keys. For packed sequences: 1 if causal, else 0.
         lengths: number of keys that each sample's queries see; None: all.
         kept: factor of the output, which makes up for dropped probabilities.
-        documents: lengths of packed sequences, whose tokens see no tokens of other sequences; None:
-            each sample is one sequence.
+        documents: lengths of packed sequences, or None if each sample is one sequence. A token sees
+            no tokens of other sequences.
     """
 
     per_key: int

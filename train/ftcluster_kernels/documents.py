@@ -51,8 +51,8 @@ class Group:
 
     Attributes:
         count: number of documents.
-        tokens: row index of each of their tokens, shape (count * longest,); padding repeats a
-            document's last token.
+        tokens: index in the row of each of the documents' tokens, shape (count * longest,); padding
+            repeats a document's last token.
         padding: True for each padding token, shape (count, longest, 1, 1); None without padding.
     """
 

@@ -30,7 +30,7 @@ class Kind:
         oldest: oldest format that can be read.
         older_hint: advice for a document that is too old.
         newer_hint: advice for a document of a newer ftcluster.
-        required: fields that all readable formats have; a document without a number and without one
+        required: fields that all readable formats have; a document that lacks both `format` and one
             of these fields is older than all formats.
         first_fields: fields of format 0, for kinds whose old readers reject unknown fields; later
             fields are written only if they are set. Empty if readers ignore unknown fields.

@@ -30,7 +30,7 @@ class Job:
         must_resume: True if the run must not start without a saved state of one of these runs.
         snapshot_seconds: interval between snapshots of the training's state; 0 for none.
         log_samples: True if each rank logs the samples of each step.
-        nodes: number of hosts with ranks; further hosts are spares.
+        nodes: number of hosts that get ranks; all further hosts are spares.
         shard_optimizer: True if the plan shards the optimizer's state over the ranks.
         shared_folder: True if all hosts share the prefix on a network file system.
         hardware: description of the hosts for the model card.

@@ -18,10 +18,10 @@ from ftcluster_common.given_files import GivenFileError, read_form
 from ftcluster_common.protocol.formats import LAUNCH, opened, stamped
 from ftcluster_common.protocol.timeouts import DEFAULT_SECONDS, TIMEOUT_VARIABLE, Timeouts
 
-# TCP ports, in this order: all ports that the role firewall closes (apart from local ports),
-# torch's rendezvous, and mpirun with its ranks. The last two ranges are only for the cluster's
-# account. They do not include the default ports of torch and accelerate, which other local users
-# may use.
+# TCP ports, in this order: all ports that the role firewall closes (apart from the kernel's local
+# ports), torch's rendezvous, and mpirun with its ranks. The last two ranges are only for the
+# cluster's account. They do not include the default ports of torch and accelerate, which other
+# local users may use.
 CLUSTER_PORTS = range(29500, 30000)
 RENDEZVOUS_PORTS = range(29550, 29600)
 MPI_PORTS = range(29600, 29800)
@@ -197,7 +197,7 @@ class RankHost(Host):
     """One host of a launch.
 
     Attributes:
-        ranks: placement of the host's ranks, by local rank.
+        ranks: cores and memory of the host's ranks, by local rank.
         preload: libraries for LD_PRELOAD; relative paths are below the stack.
         env: additional variables of the host's ranks.
     """
@@ -212,7 +212,8 @@ class Launch:
     """The run that the supervisor on the head starts; `mpirun_command` renders it.
 
     Attributes:
-        program: arguments of the stack's Python for each rank, once it is bound to its cores.
+        program: arguments of the stack's Python that each rank executes after it is bound to its
+            cores.
         env: variables of mpirun and all ranks.
         hosts: hosts with ranks, the head first.
         stack: the link to the stack in use, or the stack's folder.
@@ -221,11 +222,12 @@ class Launch:
         max_restarts: maximum number of restarts after failures that the ranks did not cause.
         idle: prepared hosts without ranks: spares, and hosts that a restart dropped.
         spares: number of hosts without ranks if all hosts respond.
-        min_nodes: minimum number of hosts after a restart without lost hosts; 0 waits for them.
+        min_nodes: minimum number of hosts that a restart needs if it drops lost hosts; 0 makes it
+            wait for lost hosts.
         wait: True to wait while other runs use the hosts, False to fail.
         share_hosts: True to start on hosts that other runs use.
         timeout_seconds: see Timeouts.
-        hang_seconds: maximum time without progress of any rank; 0 for no limit, None for
+        hang_seconds: maximum time in which no rank makes progress; 0 for no limit, None for
             timeout_seconds.
         slurm_job: id of the Slurm job whose hosts share the run's folder, or "".
         grace_seconds: time for the current step and its checkpoint after a request to stop.

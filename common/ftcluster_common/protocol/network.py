@@ -51,7 +51,7 @@ class HostNetwork:
 
     Attributes:
         interface: the host's network interface in the cluster, or "".
-        asked: value of ftcluster_network_provider in the inventory.
+        asked: provider requested by ftcluster_network_provider in the inventory.
         libraries: members of LIBRARIES that are installed.
         locks_memory: True if the ranks' account may lock all memory, as RDMA requires.
     """

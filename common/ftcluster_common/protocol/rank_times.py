@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RankTimes:
-    """Seconds of one rank, which add up to the time of its training.
+    """The training time of one rank in seconds, split into four parts.
 
     Attributes:
         compute: time in forward and backward passes and the optimizer, with overlapped
@@ -37,9 +37,9 @@ class Interval:
     Attributes:
         step: number of the last step.
         steps: number of steps.
-        ended: end in seconds since 1970.
+        ended: end time, in seconds since 1970.
         seconds: duration without evaluation and checkpoints.
-        ranks: times of the ranks, by number.
+        ranks: times of each rank, by rank number.
         tokens: tokens of all ranks, without padding.
         sent_bytes: bytes sent by rank 0.
     """

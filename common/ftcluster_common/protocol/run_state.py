@@ -50,7 +50,7 @@ class RunState:
         checkpoint: folder of the newest checkpoint on the head, or "".
         started_by: user and machine that started the run, such as `ops on bastion`; "" if unknown.
         tags: tags such as `team=nlp ticket=42`, or "".
-        doing: hosts that the run waits for, or INTERRUPTED, or "".
+        doing: text that names the hosts that the run waits for, or INTERRUPTED, or "".
     """
 
     run: str

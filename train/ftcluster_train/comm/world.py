@@ -32,7 +32,7 @@ class World:
     """The place of this process among all processes of the run.
 
     Attributes:
-        rank: number of this process; rank 0 is on the head.
+        rank: rank of this process; rank 0 is on the head.
     """
 
     rank: int
@@ -257,7 +257,7 @@ class Worker:
 
     Attributes:
         ranks: ranks of this worker.
-        world_size: number of ranks of all workers.
+        world_size: total number of ranks, over all workers.
         steps: the worker's process group for gradients; None for a single rank.
         exchange: second group of the same ranks, for another thread; None for a single rank.
         leaders: group of the first ranks of all workers; None on other ranks.

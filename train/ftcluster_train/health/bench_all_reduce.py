@@ -40,12 +40,12 @@ class Times:
     """The times of all-reduces of one size, or the reason why the size was skipped.
 
     Attributes:
-        type: one of TYPES.
+        type: dtype of the elements, one of TYPES.
         milliseconds: median over all turns of the slowest rank's time, for each backend.
         left_out: reason why the size was not measured; "" if it was.
         spread: interquartile range of the turns as a fraction of the median, for each backend.
-        load: load of the busiest host before the first size, as processes per CPU in the last
-            minute.
+        load: load average of the busiest host before the measurement, in processes per CPU over the
+            last minute.
     """
 
     bytes: int

@@ -71,7 +71,7 @@ class IncomingConnections:
 
     Attributes:
         seconds: time that the ports were open.
-        came: addresses that connected, for each port that could be opened.
+        came: source addresses of the connections, for each port that could be opened.
     """
 
     seconds: float = 0.0

@@ -25,7 +25,7 @@ class Loop:
 
     Attributes:
         kind: number of the loop in native/peak.c.
-        operations: multiplications and additions of a round.
+        operations: number of multiplications and additions in a round of the loop.
         bf16: True if the loop multiplies bf16 values, False for fp32.
     """
 

@@ -58,19 +58,20 @@ PRINT_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """A description of the checks to make.
+    """The request of the control node: hosts to check, and checks to make.
 
     Attributes:
         hosts: all hosts, the head first.
         cores: number of physical cores of each host, as far as known.
         mbits: known nominal speeds of network interfaces, by host and interface. If there are any,
             links are measured even without `measure`.
-        networks: facts for HostNetwork of each host, as far as known.
+        networks: facts of each host that HostNetwork reads, as far as known.
         ports: ports of each host that the control node tries to reach meanwhile.
-        firewall: True if a host whose ports the control node reaches is a problem.
+        firewall: True if it is a problem that the control node can reach ports of a host.
         firewalls: firewall program of each host, as far as known.
         folder: folder of the runs, whose disk is measured; "": no disk is measured.
-        guarded: hosts with rules of setup that close these ports, loaded or not.
+        guarded: hosts on which setup has installed rules that close these ports, even if the rules
+            are not loaded.
     """
 
     hosts: tuple[Host, ...]

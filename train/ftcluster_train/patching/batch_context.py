@@ -27,7 +27,7 @@ RowGradients = list[tuple[torch.Tensor, torch.Tensor]]  # indices of rows, and f
 
 @dataclass(frozen=True)
 class GradientSinks:
-    """Destinations of gradients of parameters, instead of their attribute `grad`.
+    """The places where gradients of parameters go, instead of the attribute `grad`.
 
     Attributes:
         sums: memory that the matmul of a weight's gradient adds to, for each weight.
@@ -47,11 +47,11 @@ class BatchContext:
     Attributes:
         fp32_weights: values in fp32 that norms and embeddings read, for each parameter.
         exact_weights: parameters of layers that are computed in fp32.
-        adapters: adapter of the layer of each weight.
+        adapters: low-rank adapter of the layer that a weight belongs to, by weight.
         sinks: destinations of gradients.
         pending_gathers: functions that wait for weights that may not be read yet, for each weight.
         rows: rows of the batch that layers compute; None means all.
-        copies: outputs of norms in bf16; None if norms keep none.
+        copies: bf16 copies of norms' outputs; None if norms keep no copies.
     """
 
     fp32_weights: Mapping[torch.Tensor, torch.Tensor] = field(default_factory=dict)

@@ -48,13 +48,12 @@ class Optimizations:
     """The optimizations of a training; each can be disabled to measure it (bench/engine).
 
     Attributes:
-        dropout: masks from a generator that all threads run together, see
-            `ftcluster_kernels.dropout`.
+        dropout: dropout masks that all threads compute together, see `ftcluster_kernels.dropout`.
         attention: attention by matrix multiplications for short sequences, see
             `ftcluster_kernels.attention`.
         activations: one loop for each activation, RMSNorm and rotary position; see `activations`,
             `norms` and `rotary` in `ftcluster_kernels`.
-        cross_entropy: no logits in fp32, see `ftcluster_kernels.cross_entropy`.
+        cross_entropy: cross entropy without logits in fp32, see `ftcluster_kernels.cross_entropy`.
         bf16_weights: bf16 copy of fp32 master weights, see
             `ftcluster_train.engine.optim.flat_params`.
         group_by_length: batches of similar length, see `ftcluster_train.engine.data.sampler`.

@@ -37,7 +37,7 @@ class FunctionPatch:
 
     Attributes:
         owner: module or class that has the function.
-        original: the function, as the owner has it before it is patched.
+        original: the owner's function before the patch.
         guard: function of a call's arguments. It returns None if the kernel computes the same as
             the original. Otherwise it returns the reason for users, or "" if there is nothing to
             report.

@@ -15,7 +15,7 @@ class Rows:
         padded_shape: the shape before `unpad`; None if that was not called.
         shown: True if the caller gets the hidden states of each layer.
         tokens: indices of the rows that are not padding.
-        lengths: the number of these rows in each sample.
+        lengths: the number of rows that are not padding in each sample.
         real: the same indices as `tokens`; None if skipping the padding would not pay.
         usual: rows that most layers compute; None means all.
         last: rows that layers behind the last attention compute.

@@ -54,7 +54,7 @@ class Place:
 
     Attributes:
         host: number of the rank's host in the plan; the head is 0.
-        memory: NUMA nodes that the rank prefers; none: the kernel's default policy.
+        memory: NUMA nodes that the rank prefers; empty for the kernel's default policy.
         env: variables of the rank's host.
     """
 

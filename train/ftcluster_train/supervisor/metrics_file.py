@@ -59,7 +59,7 @@ class RunNumbers:
         began: time of the first event, in seconds since 1970.
         restarts: number of restarts of the ranks.
         step: step that the ranks are in.
-        interval: difference between the last two reports of the ranks.
+        interval: steps and times between the last two reports of the ranks.
         before: seconds of training in the runs that this run continues.
         steps_since_restart: True if the ranks have reported a step since their last start.
     """

@@ -55,7 +55,8 @@ class Ending:
         exit_code: exit code of mpirun, or of the script on the rank that failed first.
         errors: fields of each event `error`.
         seconds: time from the first launch to the end of the last rank; 0 if no rank was started.
-        restartable: True if the program itself did not cause the failure.
+        restartable: True if a restart may help, because the program itself did not cause the
+            failure.
     """
 
     state: str

@@ -72,7 +72,7 @@ class SupervisedRun:
     """State that all starts of a run's ranks share.
 
     Attributes:
-        secrets: see `take_secrets`.
+        secrets: contents of the secret files by file name, see `take_secrets`.
     """
 
     leases: Leases

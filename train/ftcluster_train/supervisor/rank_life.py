@@ -41,7 +41,7 @@ class RankLife:
         stopped: time since which the rank is stopped (state T); None: it is not.
         sleep: uninterruptible sleep of the rank (state D), see `activity.sleep_of`; None: there is
             none.
-        asleep: time when the rank was first seen in that sleep.
+        asleep: time when the supervisor first saw the rank in this `sleep`.
         cpu: CPU seconds that the rank's processes had used at `since`.
         wire: bytes that the processes had sent and received at `since`.
         since: start of the window over which `cpu` and `wire` are compared.

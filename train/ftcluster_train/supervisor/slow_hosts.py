@@ -33,8 +33,8 @@ class Behind:
         step: last step of the measured window.
         seconds: work time per step of the host's slowest rank, in seconds.
         usual: time in seconds that `seconds` is compared with.
-        others: True if `usual` is the median of the other hosts, False if it is from the host's
-            earlier steps.
+        others: True if `usual` is the median of the other hosts; False if `usual` comes from
+            earlier steps of this host.
         ratio: `seconds` / `usual`; 0 if the host is not slow any more.
     """
 
