@@ -1,4 +1,4 @@
-"""The contract of control node and hosts, in both of their packages. Standard library only."""
+"""Code shared by the packages of the control node and of the hosts. Standard library only."""
 
 RELEASE = "0.1.0"  # version of both packages and of galaxy.yml; tag v0.1.0
 

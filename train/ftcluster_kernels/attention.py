@@ -249,7 +249,7 @@ def _by_torch(
     scale: float,
     p: float,
 ) -> torch.Tensor:
-    """Return the result of `attention` by torch, for transforms, which need each operation."""
+    """Return the result of `attention` computed by torch's operations, as transforms need it."""
     scores = scale * (query.float() @ key.float().mT)
     queries, keys = scores.shape[-2:]
     if mask.bias is not None:

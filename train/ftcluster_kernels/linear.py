@@ -96,7 +96,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
             else:
                 grad_input = _at_rows(chosen, grad_input, input.shape[:-1])
         grad_weight = None
-        if of_weight:  # in the weight's order in memory
+        if of_weight:  # the gradient gets the memory layout of the weight
             in_order, sums = weight.is_contiguous(), unless_hooked(ctx.sums, weight)
             factors = (grad, rows) if in_order else (rows, grad)
             if sums is not None and sums.takes(*factors):

@@ -38,8 +38,8 @@ class Drop(NamedTuple):
 
     Attributes:
         seed: seed of SplitMix64, 64 bits.
-        threshold: element k is kept if lane k % 4 of word k // 4, an integer from -2^15 to 2^15 -
-            1, is at least the threshold.
+        threshold: minimum value of a kept element's lane. The lane of element k is lane k % 4 of
+            word k // 4, an integer from -2^15 to 2^15 - 1.
         scale: factor of kept elements, in fp32.
     """
 

@@ -55,7 +55,7 @@ Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]  # destination, source
 
 
 def told(method: Callable[..., MpiWork]) -> Callable[..., MpiWork]:
-    """Decorate a collective so that wrong arguments on one rank are an error on all, not a hang."""
+    """Decorate a collective: wrong arguments on one rank raise an error on all ranks."""
 
     @wraps(method)
     def checked(self: "MpiGroup", *args: Any, **kwargs: Any) -> MpiWork:

@@ -197,7 +197,7 @@ class DecoderTuningSpec(TaskSpec[Chats]):
         return options.load_in_4bit
 
     def why_not_predicted(self) -> tuple[str, str]:
-        """Name transformers' pipeline, which writes texts."""
+        """Return advice to use transformers' pipeline, which generates texts."""
         return use_pipeline(self.pipeline)
 
 
@@ -229,7 +229,7 @@ class InstructionTuningSpec(DecoderTuningSpec[InstructionTuning]):
         answered: bool,
         columns: Sequence[str],
     ) -> CheckRow:
-        """Check that a conversation can be read."""
+        """Return a check that a row's conversation can be read."""
         named = conversation_columns(options, columns)
         template = options.chat_template
         return check_by_reading(partial(read_conversation, columns=named, chat_template=template))
@@ -286,7 +286,7 @@ class PreferenceTuningSpec(DecoderTuningSpec[PreferenceTuning]):
         answered: bool,
         columns: Sequence[str],
     ) -> CheckRow:
-        """Check that both conversations can be read."""
+        """Return a check that both conversations of a row can be read."""
         answers = preference_columns(options, columns)
         template = options.chat_template
         return check_by_reading(partial(read_preference, columns=answers, chat_template=template))
@@ -307,11 +307,11 @@ class PreferenceTuningSpec(DecoderTuningSpec[PreferenceTuning]):
         return ("loss", "accuracy", "margin")
 
     def texts_of_a_sample(self, options: PreferenceTuning) -> int:
-        """Return 2, for both answers."""
+        """Return 2, because the model reads both answers."""
         return 2
 
     def why_not_evaluated(self, model: str) -> tuple[str, str]:
-        """Name the loss on answers, which `ftcluster evaluate` can measure instead."""
+        """Return advice to measure the loss on answers, which `ftcluster evaluate` supports."""
         return (
             "preferences are measured relative to the model before its training",
             "see the evaluations of its training; for the loss on answers: ftcluster evaluate "

@@ -266,7 +266,7 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
     def row_check(
         self, options: TextClassification, answered: bool, columns: Sequence[str]
     ) -> CheckRow:
-        """Check the texts, and that all labels are of the same kind as in the first row."""
+        """Return a check of a row's texts, and of its label's kind against the first row."""
         return _classification(options, answered, columns)
 
     def row_form(self, options: TextClassification, answered: bool) -> str:
@@ -287,7 +287,7 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
         return True
 
     def metric_names(self, options: TextClassification) -> tuple[str, ...]:
-        """Return the metrics; with several validation sets, the metrics of each."""
+        """Return the metrics; with several validation sets, return those of each set."""
         default = REGRESSION_METRICS if options.regression else CLASS_METRICS
         names = (*(options.metrics or default), "loss")
         if len(options.validation_splits) == 1:
@@ -314,7 +314,7 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
                     yield "class_weights", f"the weight of {name} is {weight}, not a number above 0"
 
     def implied(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the values that a task of GLUE sets."""
+        """Return the field values that the recipe's GLUE task implies."""
         glue = values.get("glue_task")
         return {**vars(GLUE[glue]), "data_config": glue} if glue else {}
 
@@ -329,7 +329,7 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
         return _check_scores(files, options) or _check_labels(files, options, trains)
 
     def validation_splits(self, options: TextClassification) -> tuple[str, ...]:
-        """Return the sets that the recipe names."""
+        """Return the names of the validation sets in the recipe."""
         return options.validation_splits
 
     def counts_classes(self, options: TextClassification) -> bool:

@@ -86,7 +86,7 @@ class TextDistillationSpec(TaskSpec[TextDistillation]):
         answered: bool,
         columns: Sequence[str],
     ) -> CheckRow:
-        """Check the texts, and that a label is a class or empty."""
+        """Return a check that a row has texts, and that its label is a class or empty."""
         return partial(_distillation_problem, *distilled_columns(options, columns))
 
     def row_form(self, options: TextDistillation, answered: bool) -> str:

@@ -105,7 +105,7 @@ class SentenceSimilarity(Adapters):
 
     @property
     def distils(self) -> bool:
-        """True if the embeddings of single texts are trained on a teacher's."""
+        """True if the loss compares embeddings of single texts with a teacher's embeddings."""
         return self.loss in DISTILL_LOSSES
 
 
@@ -250,7 +250,7 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
     def row_check(
         self, options: SentenceSimilarity, answered: bool, columns: Sequence[str]
     ) -> CheckRow:
-        """Check that pairs can be read, or that there is a text."""
+        """Return a check that a row's pair can be read, or that a row has a text."""
         if answered and not options.distils:
             pair = search_columns(options, columns)
             return check_by_reading(partial(search_texts, columns=pair))
@@ -289,7 +289,7 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
         return options.distils
 
     def compares_batch(self, options: SentenceSimilarity) -> bool:
-        """Return False if each text is compared with the teacher's embedding alone."""
+        """Return False if the loss compares each text only with the teacher's embedding."""
         return not options.distils
 
     def reads_modules(self, options: SentenceSimilarity) -> bool:
@@ -297,7 +297,7 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
         return "auto" in (options.pooling, options.normalize)
 
     def texts_of_a_sample(self, options: SentenceSimilarity) -> int:
-        """Return the texts of a row, without columns of negatives that are found by their names."""
+        """Return the number of texts per row, without negative columns found by their names."""
         if options.distils:
             return 1
         return 2 + len(options.negative_columns) + options.hard_negatives

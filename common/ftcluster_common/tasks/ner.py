@@ -121,7 +121,7 @@ class TokenClassificationSpec(TaskSpec[TokenClassification]):
     def row_check(
         self, options: TokenClassification, answered: bool, columns: Sequence[str]
     ) -> CheckRow:
-        """Check that all rows have tags of the same scheme."""
+        """Return a check that a row's tags follow the same scheme as all earlier rows."""
         tagged = tagged_columns(options, columns, answered)
         return partial(_tagging_problem, options, tagged, TagCheck())
 

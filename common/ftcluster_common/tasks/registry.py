@@ -44,7 +44,7 @@ def register(spec: AnyTask) -> None:
 
 
 def forget(spec: AnyTask) -> None:
-    """Remove a task for recipes that are read from now on; earlier recipes keep it."""
+    """Remove a task, so that new recipes cannot name it; recipes read earlier keep it."""
     if TASKS.get(spec.name) is spec:
         del TASKS[spec.name]
 

@@ -150,7 +150,7 @@ class TextRankingSpec(TaskSpec[TextRanking]):
         return {**uses, "label": (label,) if label else ()}
 
     def row_check(self, options: TextRanking, answered: bool, columns: Sequence[str]) -> CheckRow:
-        """Check that texts and labels can be read."""
+        """Return a check that a row's texts and labels can be read."""
         pairs = ranking_columns(options, columns, answered)
         return check_by_reading(partial(ranked_texts, columns=pairs))
 

@@ -192,7 +192,7 @@ def decimal_commas(names: Iterable[str]) -> list[str]:
 
 
 def _parts(separators: "re.Pattern[str]", name: str) -> list[str]:
-    """Split a name and strip its parts; blanks in the expression would take quadratic time."""
+    """Split a name and strip its parts; a pattern that matches blanks would take quadratic time."""
     return [part.strip() for part in separators.split(name)]
 
 

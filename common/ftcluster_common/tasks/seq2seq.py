@@ -128,7 +128,7 @@ class Seq2SeqLmSpec(TaskSpec[Seq2SeqLm]):
         return {"source": (both.source,), "target": (both.target,) if both.target else ()}
 
     def row_check(self, options: Seq2SeqLm, answered: bool, columns: Sequence[str]) -> CheckRow:
-        """Check that both texts can be read."""
+        """Return a check that both texts of a row can be read."""
         both = source_target_columns(options, columns, answered)
         return check_by_reading(partial(source_and_target, columns=both))
 

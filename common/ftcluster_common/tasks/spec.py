@@ -57,7 +57,7 @@ class Adapters(Options):
 
     @property
     def alpha(self) -> float:
-        """lora_alpha, or its default."""
+        """The value of lora_alpha, or its default 2 * lora_r."""
         return 2 * (self.lora_r or 0) if self.lora_alpha is None else self.lora_alpha
 
 
@@ -176,7 +176,7 @@ class TaskSpec(ABC, Generic[Fields]):
         return tuple(name for name in self.metric_names(options) if name not in others)
 
     def contradictions(self, options: Fields) -> Iterator[Contradiction]:
-        """Yield errors of fields that are valid alone but not together."""
+        """Yield an error for each field whose value contradicts other fields."""
         if not isinstance(options, Adapters) or options.lora_r is not None:
             return
         plain = {field.name: field.default for field in fields(options)}

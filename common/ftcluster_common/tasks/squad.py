@@ -111,7 +111,7 @@ class QuestionAnsweringSpec(TaskSpec[QuestionAnswering]):
         answered: bool,
         columns: Sequence[str],
     ) -> CheckRow:
-        """Check that answers are at their places in the context."""
+        """Return a check that a row's answers are at their places in the context."""
         return _answering(options, answering_columns(options, answered))
 
     def row_form(self, options: QuestionAnswering, answered: bool) -> str:

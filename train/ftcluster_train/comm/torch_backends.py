@@ -1,4 +1,4 @@
-"""Backends that torch.distributed itself does not have: impi, and ccl of oneccl_bind_pt.
+"""Backends that torch.distributed lacks: impi, and ccl from the binding oneccl_bind_pt.
 
 The binding contains oneCCL and an MPI library. Its env/setvars.sh sets variables that locate both.
 The supervisor therefore sources this file before mpirun starts the ranks (torch-ccl's README).

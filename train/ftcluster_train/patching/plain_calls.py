@@ -26,7 +26,7 @@ def is_plain(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Plain:
-    """The ordinary calls of a function: calls with tensors in memory, to be computed now.
+    """The ordinary calls of a function, with tensors in memory and without tracing or transforms.
 
     Attributes:
         tensors: names of the function's first arguments, which must be tensors.
