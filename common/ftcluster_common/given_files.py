@@ -1,4 +1,4 @@
-"""Reads small files that others may have made: regular files of text with a bounded size.
+"""Reads small files that other users may have written: regular text files of limited size.
 
 Standard library only.
 """
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 MAX_BYTES = 64 << 20  # the largest tokenizer_config.json that we know of has 20 MB
-MAX_DIGITS = 300  # larger integers are no float either (IEEE 754, 1.8e308)
+MAX_DIGITS = 300  # larger integers do not fit into a float either (IEEE 754, 1.8e308)
 
 
 class GivenFileError(ValueError):
@@ -21,7 +21,7 @@ class GivenFileError(ValueError):
 
 
 class FormatError(ValueError):
-    """The document's format is not supported; callers put the file's name before the text."""
+    """The document's format is not supported; callers put the file's name before the message."""
 
 
 def read_given(
@@ -29,7 +29,7 @@ def read_given(
     max_bytes: int = MAX_BYTES,
     check: Callable[[os.stat_result], None] = lambda _: None,
 ) -> str:
-    """Return the text of a file. The path may be a link, because the user named it or its folder.
+    """Return the text of a file; the path may be a link.
 
     Args:
         check: function that gets owner and mode of the open file and raises an error to refuse it.
@@ -52,7 +52,7 @@ def read_given(
     except ValueError as error:
         if isinstance(error, GivenFileError):
             raise
-        raise GivenFileError(f"{str(path)!a}: {error}") from error  # the path has a NUL
+        raise GivenFileError(f"{str(path)!a}: {error}") from error  # the path contains a NUL
     if len(content) > max_bytes:
         raise GivenFileError(f"{path} has more than {max_bytes:,} bytes")
     try:
@@ -108,7 +108,7 @@ def read_json(path: Path, max_bytes: int = MAX_BYTES) -> Any:
 
 
 def read_form(path: Path, form: Callable[[Any], T]) -> T:
-    """Return the result of `form` for a file's JSON document, whose texts may be file names.
+    """Return the result of `form` for a file's JSON document; its texts can be used as file names.
 
     Args:
         form: function that raises ValueError, LookupError, TypeError or AttributeError if the

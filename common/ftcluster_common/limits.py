@@ -11,7 +11,7 @@ class Limits:
     Attributes:
         above: exclusive lower bound.
         below: exclusive upper bound.
-        at_most: largest value, or maximum length of a list.
+        at_most: largest allowed value of a number, or maximum length of a list.
     """
 
     at_least: float | None = None

@@ -1,11 +1,11 @@
-"""The first process of a container: it must reap orphaned children and forward signals.
+"""Makes a program safe as process 1 of a container: reaps orphaned children, forwards signals.
 
 The kernel makes process 1 the parent of orphaned processes, which stay zombies until it reaps them.
 It also drops signals that process 1 has no handler for, such as SIGTERM. Usage:
 
     python -m ftcluster_common.process_one PROGRAM ARGUMENTS ...
 
-This also works beside a process 1 that reaps nothing, such as `sleep infinity`.
+This also works if another program is process 1 and reaps nothing, such as `sleep infinity`.
 Standard library only.
 """
 
@@ -26,12 +26,12 @@ def leave_process_one() -> None:
 
 
 def go_on_in_a_child() -> None:
-    """Return in a child only. This process becomes the parent of all orphans of the child.
+    """Return in a child only; this process stays behind and adopts all orphans of the child.
 
     This process exits with the child's exit code, or 128+n after signal n.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, no exit codes are kept
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # SIG_IGN would discard exit codes
     # sigwait gets blocked signals, also those that the kernel drops for process 1
     awaited = signal.valid_signals() - STOPS
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
@@ -45,7 +45,7 @@ def _code_of(child: int, awaited: set[signal.Signals]) -> int:
     """Forward signals and reap children until the child has ended; return its exit code."""
     while True:
         received = signal.sigwaitinfo(awaited)
-        if received.si_signo != signal.SIGCHLD and received.si_code <= 0:  # from a process
+        if received.si_signo != signal.SIGCHLD and received.si_code <= 0:  # sent by a process
             os.kill(child, received.si_signo)  # Ctrl-C reaches the child directly
         ended = dict(_ended())
         if child in ended:

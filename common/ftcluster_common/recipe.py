@@ -1,9 +1,9 @@
 """The recipe of a training: what the control node checks and the hosts read. Standard library only.
 
 The fields of each task are in `tasks`. Names, meanings and defaults of `Training` are those of
-transformers 5.23; the description of a field names the default of transformers where it differs.
-The `Attributes:` of these dataclasses are what `ftcluster recipes --fields`, the JSON schema and
-docs/recipe-fields.md print.
+transformers 5.23; where a default differs, the description of the field names the default of
+transformers. The `Attributes:` of these dataclasses are what `ftcluster recipes --fields`, the JSON
+schema and docs/recipe-fields.md print.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from ftcluster_common.tasks.registry import DEFAULT_TASK, AnyTask, spec_of
 from ftcluster_common.tasks.spec import Adapters, Options
 
 Strategy = Literal["no", "steps", "epoch"]
-# the schedules of transformers that depend only on the number of the step
+# the schedules of transformers that depend only on the step number
 Schedule = Literal[
     "linear",
     "cosine",
@@ -257,7 +257,7 @@ class Recipe:
 
     @property
     def max_length(self) -> int:
-        """The maximum number of tokens of a text, or of a sample that is one text."""
+        """The maximum number of tokens of a text, or of the whole sample if it is one text."""
         return self.spec.max_length(self.options)
 
     @property
@@ -277,5 +277,5 @@ class Recipe:
 
     @property
     def texts_of_a_sample(self) -> int:
-        """The number of texts of a sample that the model encodes, without columns found later."""
+        """The number of texts that the model encodes per sample, without columns found later."""
         return self.spec.texts_of_a_sample(self.options)

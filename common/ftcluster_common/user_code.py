@@ -1,7 +1,8 @@
-"""Python files of users that a run executes: a task, or a metric. Standard library only.
+"""Users' Python files that a run executes: a task or metrics. Standard library only.
 
-A file has the rights of whoever executes it. The control node executes the file of `--task` alone,
-never one that a recipe, a model or a host names; the hosts execute the copies in a run's folder.
+A file runs with the rights of the account that executes it. The control node executes only the file
+of `--task`, never a file that a recipe, a model or a host names. The hosts execute the copies in a
+run's folder.
 """
 
 import ast
@@ -20,8 +21,8 @@ from ftcluster_common.tasks.spec import Options
 ON_HOSTS = "on_hosts"  # function in a task's file that needs torch
 COMPUTE = "compute_metrics"  # function in a file with metrics
 NAMES = "METRICS"  # tuple of metric names in that file
-MAX_BYTES = 1 << 16  # the job is one argument of a command: at most 128 KiB in Linux
-NEEDED_FIELDS = ("max_length", "validation_split_percentage")  # required of each task
+MAX_BYTES = 1 << 16  # the job with the file is one argument of a command, in Linux at most 128 KiB
+NEEDED_FIELDS = ("max_length", "validation_split_percentage")  # fields that each task must have
 NO_TORCH = (
     "the control node has no torch and imports none of your modules: import from ftcluster_common "
     f"and the standard library here, and all else in {ON_HOSTS}()"
@@ -96,7 +97,7 @@ class OwnTask:
     spec: AnyTask
 
 
-_tasks: dict[str, OwnTask] = {}  # by digest: a file is executed once in a process
+_tasks: dict[str, OwnTask] = {}  # by digest, so that a process executes each file once
 _current: OwnTask | None = None
 _names: dict[str, str] = {}  # names of executed files for messages, by the path in tracebacks
 
@@ -119,7 +120,7 @@ def code_file(name: str, text: str) -> CodeFile:
 
 
 def code_of(data: Mapping[str, Any] | None) -> UserCode:
-    """Return the user's files in job.json.
+    """Return the users' files from their entry in job.json.
 
     Raises:
         ValueError, TypeError, LookupError, AttributeError: the entry has another form, or a digest
@@ -140,12 +141,12 @@ def code_of(data: Mapping[str, Any] | None) -> UserCode:
 
 
 def load_task(file: CodeFile | None, path: Path) -> AnyTask | None:
-    """Make the task of a file available under its name, in place of the last file's task.
+    """Register the task of a file under its name, in place of the previous file's task.
 
     The file is executed unless this process has executed it before.
 
     Args:
-        file: content of the file; None only removes the last file's task.
+        file: content of the file; None only removes the previous file's task.
         path: location of the file, for tracebacks.
 
     Returns:
@@ -170,7 +171,7 @@ def load_task(file: CodeFile | None, path: Path) -> AnyTask | None:
 
 
 def current_task() -> OwnTask | None:
-    """Return the task of a user's file that recipes can name now, if there is one."""
+    """Return the user's task that is registered now, or None."""
     return _current
 
 
@@ -239,7 +240,7 @@ def as_code_error(error: BaseException, import_hint: str, name: str) -> CodeErro
     """Return an error of a user's file as a CodeError with its place and a hint.
 
     Args:
-        name: place of an error without a line, such as code that is nested too deeply.
+        name: place to name if the error has no line, for example in code that is nested too deeply.
     """
     if isinstance(error, CodeError):
         return error
@@ -250,7 +251,7 @@ def as_code_error(error: BaseException, import_hint: str, name: str) -> CodeErro
 
 
 def described(error: BaseException) -> str:
-    """Return an error as one line, with its type if the message needs it."""
+    """Return an error as one line, with the error's type if the message alone is unclear."""
     if isinstance(error, SystemExit):
         return "the file ends the program; it may only define things"
     if isinstance(error, SyntaxError):
@@ -262,7 +263,8 @@ def described(error: BaseException) -> str:
 def error_place(error: BaseException) -> str:
     """Return FILE.py:LINE for an error that a user's file raised; "" for other errors.
 
-    The innermost line of the file counts, even if a function that it calls raised the error.
+    The result is the innermost line of the file, even if that line called a function that raised
+    the error.
     """
     if isinstance(error, SyntaxError) and error.filename in _names:
         return f"{_names[error.filename]}:{error.lineno or 1}"

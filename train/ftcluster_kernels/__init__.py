@@ -1,1 +1,1 @@
-"""Functions of torch that run faster on CPUs; they know no model and replace nothing in torch."""
+"""Faster CPU versions of torch functions; they depend on no model and replace nothing in torch."""

@@ -20,7 +20,7 @@ TORCH = {
 
 
 class _Activation(torch.autograd.Function):  # type: ignore[misc]
-    """factor * activation(input); all contiguous, of the same shape and dtype."""
+    """factor * activation(input); all tensors are contiguous, with the same shape and dtype."""
 
     kernel = "activations"
 
@@ -42,7 +42,7 @@ class _Activation(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _activated(name: str, input: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
-    """Return the loop's result, computed by torch."""
+    """Return the same result as the loop, computed by torch."""
     output: torch.Tensor = TORCH[name](input.float())
     return (output if factor is None else output * factor).to(input.dtype)
 

@@ -1,9 +1,9 @@
 """Attention as matrix multiplications: by our own loops if possible, otherwise by torch.
 
-On CPUs these take a quarter to a half of the time of torch's flash kernel and its backward pass.
-With attention dropout torch leaves that kernel for a path of many passes in fp32. The matmuls keep
-a matrix of (batch, heads, length, length) in bf16 for the backward pass, so very long sequences use
-the flash kernel.
+On CPUs this takes a quarter to a half of the time of torch's flash kernel, forward and backward.
+With attention dropout torch does not use its flash kernel, but many passes in fp32. The matmuls
+here keep a matrix of (batch, heads, length, length) in bf16 for the backward pass, so very long
+sequences use torch's flash kernel.
 """
 
 import math
@@ -21,16 +21,16 @@ from ftcluster_kernels.dropout import draw_seed, drop_of, exact_drop_of
 from ftcluster_kernels.private_torch import is_transformed
 from ftcluster_kernels.simd import Drop
 
-MASKED = -1e30  # added to a masked score: its probability is 0, and a fully masked row is not NaN
+MASKED = -1e30  # added to masked scores: not -inf, which would make a fully masked row NaN
 TINY = 1e-45  # fp32's smallest positive value
 CAUSAL_BLOCK = 128  # minimum number of query rows that are computed together
 CAUSAL_BLOCKS = 8  # maximum number of blocks
-FEW_SCORES = 1 << 16  # with fewer scores per sample, going by samples does not pay
-MANY_KEYS = 0.85  # with a larger fraction of keys, going by samples does not pay either
+FEW_SCORES = 1 << 16  # with fewer scores per sample, computing each sample alone does not pay
+MANY_KEYS = 0.85  # with a larger fraction of keys it does not pay either
 
 
 class _HeadAttention(torch.autograd.Function):  # type: ignore[misc]
-    """softmax(scale * query key' + bias) value, each of shape (samples, heads, length, size)."""
+    """softmax(scale * query @ key.T + bias) @ value, for shapes (samples, heads, length, size)."""
 
     kernel = "attention"
 
@@ -62,13 +62,13 @@ class _HeadAttention(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """softmax(scale * query key' + bias) value, each of shape (batch * heads, length, size).
+    """softmax(scale * query @ key.T + bias) @ value, for shapes (batch * heads, length, size).
 
     The output is 0 for `masked_rows`.
 
-    Causal attention goes by blocks of query rows, and skips the keys behind each block; each key
-    may have several query rows, one after the other. With `lengths` it goes by samples, and skips
-    the keys behind a sample's last one.
+    Causal attention computes blocks of query rows, and skips the keys behind each block. Each key
+    may have several query rows, one after the other. With `lengths` the function computes each
+    sample alone, and skips the keys behind the sample's last key.
     """
 
     kernel = "attention"
@@ -156,7 +156,7 @@ def _again(
     factors: torch.Tensor | float,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the output of attention with these probabilities, as a function of its inputs.
+    """Return attention's output for these probabilities, so that autograd can differentiate it.
 
     Args:
         query, key, value, probabilities: matrices, after common leading dimensions.
@@ -190,7 +190,7 @@ def _of_heads(
     def of_matrices(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, begin: int
     ) -> torch.Tensor:
-        """Return the output; the probabilities begin at `begin`."""
+        """Return the output of a group whose probabilities begin at `begin`."""
         sizes = (*query.shape[:-1], key.shape[-2])
         here = slice(begin, begin + math.prod(sizes))
         by = factors[here].view(sizes) if isinstance(factors, torch.Tensor) else factors
@@ -249,7 +249,7 @@ def _by_torch(
     scale: float,
     p: float,
 ) -> torch.Tensor:
-    """Return the result of `attention` by torch, for transforms, which need each operation."""
+    """Return the result of `attention` computed by torch's operations, as transforms need it."""
     scores = scale * (query.float() @ key.float().mT)
     queries, keys = scores.shape[-2:]
     if mask.bias is not None:
@@ -285,7 +285,7 @@ def _sum_to(grad: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> tor
 def _parts(
     queries: int, keys: int, heads: int, causal: bool, lengths: Sequence[int] | None
 ) -> Iterator[tuple[slice, slice, slice, slice]]:
-    """Yield what is computed at once: sample, its heads, query rows, and the keys that they see.
+    """Yield the parts that are computed at once: sample, its heads, query rows, and their keys.
 
     Without `lengths` all samples are one part.
     """
@@ -315,13 +315,14 @@ class Masked:
     """The properties of a mask that attention needs.
 
     Attributes:
-        values: copy of the mask's values; None: not kept. Values are compared because writes
-            through numpy, `data` or inference mode change neither a tensor nor its version.
+        values: copy of the mask's values; None: not kept. The values of the next mask are compared
+            with it, because writes through numpy, `data` or inference mode do not change a tensor's
+            version.
         made_for: shape and type of the mask and of queries, and the number of keys.
         bias: term added to the scores; None if only keys behind `lengths` are masked.
         rows: query rows without any key, for which torch returns 0; None if there are none.
-        lengths: number of keys that each sample's queries see; None if going by samples does not
-            pay.
+        lengths: number of keys that each sample's queries see; None if computing each sample alone
+            does not pay.
     """
 
     values: torch.Tensor | None
@@ -376,7 +377,7 @@ def masked(mask: torch.Tensor | None, query: torch.Tensor, keys: int, last: Mask
 
 
 def _without_copies(mask: torch.Tensor) -> torch.Tensor:
-    """Return a mask's values in memory, without repetitions in expanded dimensions."""
+    """Return a mask's stored values, without the repetitions of expanded dimensions."""
     for dim, stride in enumerate(mask.stride()):
         if stride == 0 and mask.shape[dim] > 1:
             mask = mask.narrow(dim, 0, 1)
@@ -394,12 +395,12 @@ def attention(
     p: float,
     exact: bool,
 ) -> torch.Tensor:
-    """Return softmax(scale * query key' + bias) value, after dropout.
+    """Return softmax(scale * query @ key.T + bias) @ value, with dropout of the probabilities.
 
     Args:
         query, key, value: shapes (batch, heads, length, size), in one dtype: bf16 or fp32.
-        causal: True if a query sees the keys up to its own; each key may have several queries, one
-            after the other.
+        causal: True if a query sees only its own and earlier keys; each key may have several
+            queries, one after the other.
         scale: factor of the scores; None: 1 / sqrt(size).
         p: dropout probability.
         exact: True for the exact dropout probability, see `dropout.drop_of`.

@@ -1,6 +1,6 @@
-"""Attention of one head of one sample at a time, by threads that each take the next head.
+"""Attention in which each thread computes one head of one sample, then takes the next head.
 
-It runs on AMX tiles, otherwise by multiply-adds: in fp32, and in bf16 with AVX512-BF16.
+It runs on AMX tiles, or else by multiply-adds: in fp32, and in bf16 with AVX512-BF16.
 
 Scores stay in a core's cache. Vectors are read and written in the layout of the surrounding layers,
 without copies.
@@ -66,9 +66,9 @@ class Plan(NamedTuple):
             all keys, the `per_key` before them one key fewer, and so on. 0: all queries see all
             keys. For packed sequences: 1 if causal, else 0.
         lengths: number of keys that each sample's queries see; None: all.
-        kept: factor of the output.
-        documents: lengths of packed sequences, whose tokens see no tokens of other sequences; None:
-            each sample is one sequence.
+        kept: factor of the output, which makes up for dropped probabilities.
+        documents: lengths of packed sequences, or None if each sample is one sequence. A token sees
+            no tokens of other sequences.
     """
 
     per_key: int
@@ -120,14 +120,15 @@ def forward(
     hidden: torch.Tensor | None,
     plan: Plan,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output, and each sample's probabilities (heads, queries, keys) as `query`'s dtype.
+    """Return the output, and each sample's probabilities (heads, queries, keys) in `query`'s dtype.
 
     Args:
         query, key, value: bf16 or fp32, shape (samples, heads, length, size), with a contiguous
             last dimension.
-        bias: term of the scores, of a shape that can be expanded to theirs.
-        hidden: True for queries that see no key and get 0, expanded likewise, with a last dimension
-            of 1.
+        bias: term to add to the scores, with a shape that can be expanded to the shape of the
+            scores.
+        hidden: True for queries that see no key and get 0; expanded like `bias`, with a last
+            dimension of 1.
     """
     (samples, heads, queries, _), keys = query.shape, key.shape[2]
     count = samples * heads * queries * keys
@@ -162,7 +163,8 @@ def backward(
 
     Args:
         grad: gradient of the output.
-        probabilities: probabilities that `forward` returned; the other arguments are the same.
+        probabilities: probabilities that `forward` returned. Pass all other arguments as to
+            `forward`.
     """
     gradients = empty_by_token(query), empty_by_token(key), empty_by_token(value)
     call, kept_alive = _call_of(query, key, value, probabilities, plan)
@@ -203,7 +205,7 @@ def _call_of(
     probabilities: torch.Tensor,
     plan: Plan,
 ) -> tuple[_Heads, Any]:
-    """Return the call, and the tensors that must stay alive until it ends."""
+    """Return the C function's argument, and the tensors that must stay alive during the call."""
     samples, heads, queries, _ = query.shape
     drop, dtype = plan.drop or KEEP_ALL, query.dtype
     count = samples * heads * queries * key.shape[2]

@@ -1,13 +1,13 @@
-"""Cross entropies of many classes, some rows at a time, without all logits in fp32.
+"""Cross entropy over many classes, computed for some rows at a time, never with all logits in fp32.
 
 torch keeps the log-softmax of all rows and its gradient in fp32: 0.8 GB for 2,048 tokens of GPT-2.
-Here, rows that fit in the cache are read once for the loss and once for the gradient, which is
-written in the dtype of the logits.
+Here, a block of rows that fits in the cache is read once for the loss and once for the gradient.
+The gradient is written in the dtype of the logits.
 
 This module also fuses the last layer and the loss into one function. transformers keeps the logits
 of all tokens in bf16 and fp32, their log-softmax and its gradient: 1.6 GB for 2,048 tokens of
-GPT-2. Here, logits exist only in bf16 and for at most LOGITS elements at once, and are replaced by
-their own gradient a few rows at a time, within the cache.
+GPT-2. Here, logits exist only in bf16, and at most LOGITS elements at once. Their gradient replaces
+them a few rows at a time, within the cache.
 """
 
 from functools import partial
@@ -25,7 +25,7 @@ CHUNK = 1 << 20  # elements at once: 4 MB in fp32
 ROWS = 16  # tokens at once: 3 MB in fp32 with GPT-2's vocabulary
 # approximate tokens per matmul: with some larger sizes, such as 766, oneDNN is a quarter slower
 PRODUCT_ROWS = 256
-torch_cross_entropy = functional.cross_entropy  # also where `ftcluster_train.fast` has replaced it
+torch_cross_entropy = functional.cross_entropy  # `ftcluster_train.fast` may have replaced it
 LOGITS = 1 << 27  # elements at once: 268 MB in bf16, 2,670 tokens with GPT-2's vocabulary
 ALIGNMENT = 64  # columns: rows that begin on a cache line make matmuls up to a third faster
 
@@ -39,7 +39,7 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any, logits: torch.Tensor, targets: torch.Tensor, ignored: int
     ) -> torch.Tensor:
-        # kept apart, because their sum would lose the second one's digits if all logits are large
+        # two values, because their sum would lose digits of the second if all logits are large
         largest, totals = simd.empty(2, len(logits))
         for rows in _row_chunks(logits):
             part = logits[rows].float()
@@ -87,7 +87,7 @@ def cross_entropy(
     Args:
         logits: shape (rows, classes), bf16 or fp32.
         targets: class of each row, shape (rows,).
-        ignored: class of rows that do not count.
+        ignored: class of rows that do not contribute to the loss.
         reduction: "mean", "sum" or "none".
     """
     if is_transformed() or not simd.are_alike(logits):
@@ -152,11 +152,11 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
-    """The fused losses of tokens, whose gradients are only known in the backward pass.
+    """The fused losses of single tokens; the losses' gradients are only known in the backward pass.
 
-    If only the hidden state needs a gradient, the forward pass computes it and the backward pass
-    scales it. The gradient of the weight is a sum over tokens, so if it is needed, the logits are
-    recomputed.
+    If only the hidden state needs a gradient, the forward pass computes this gradient and the
+    backward pass scales it. The gradient of the weight is a sum over tokens with different scales.
+    If it is needed, the backward pass recomputes the logits.
     """
 
     kernel = "cross_entropy"
@@ -218,7 +218,7 @@ def _by_torch(
     reduction: str,
     grad_output: torch.Tensor,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, torch.Tensor | None]:
-    """Return the gradients of the losses, by torch."""
+    """Return the gradients of the losses, computed by torch."""
     formula = partial(_losses, tokens, reduction)
     of_hidden, of_weight, of_bias = by_torch(formula, (hidden, weight, bias), grad_output)
     return of_hidden, of_weight, None, of_bias
@@ -231,7 +231,7 @@ def _losses(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the losses, or their sum, by torch."""
+    """Return the losses, or their sum, computed by torch."""
     bias = None if bias is None else bias.float()
     logits = products.torch_linear(hidden.float(), weight.float(), bias)
     losses: torch.Tensor = torch_cross_entropy(
@@ -243,10 +243,11 @@ def _losses(
 def _add_product(
     sums: torch.Tensor | None, logits: torch.Tensor, hidden: torch.Tensor, whole: bool
 ) -> torch.Tensor:
-    """Return `logits.T @ hidden` added to `sums` of earlier tokens; None: there are none.
+    """Return `logits.T @ hidden`, added to `sums` of earlier tokens unless `sums` is None.
 
     Args:
-        whole: True if these are all tokens; a sum of several products is kept in fp32, not in bf16.
+        whole: True if these are all tokens; otherwise the sum over several parts is kept in fp32,
+            not bf16.
     """
     if products.has_sums(logits.dtype, logits.shape[1], hidden.shape[1]):
         adds = sums is not None
@@ -266,7 +267,7 @@ def _of_weight(
     sums: GradientSums | None,
     factor: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """Return a factor times the gradient, without its extra rows; None if the sums got it."""
+    """Return a factor times the gradient, without its extra rows; None if `sums` receives it."""
     gradient, sums = gradient[: len(weight)], unless_hooked(sums, weight)
     if sums is not None and gradient.dtype == torch.float32:
         sums.add(gradient, 1.0 if factor is None else float(factor))
@@ -275,7 +276,7 @@ def _of_weight(
         return gradient.to(weight.dtype)
     # not in place: a second backward pass (`retain_graph`) reads the gradient again
     output = torch.empty_like(gradient, dtype=weight.dtype)
-    size = max(CHUNK // max(gradient.shape[1], 1), 1)  # rows; all at once would double the memory
+    size = max(CHUNK // max(gradient.shape[1], 1), 1)  # all rows at once would double the memory
     for part, rows in zip(output.split(size), gradient.split(size), strict=True):
         part.copy_(rows * factor)
     return output
@@ -300,7 +301,7 @@ def _logits(hidden: torch.Tensor, padded: torch.Tensor, bias: torch.Tensor | Non
 
 
 def _add_rows(sums: torch.Tensor, logits: torch.Tensor) -> None:
-    """Add the sum of the rows in chunks; torch would convert all rows to fp32."""
+    """Add the sum of the rows to `sums`, in chunks: torch would convert all rows to fp32."""
     for rows in logits.split(ROWS):
         sums += rows[:, : len(sums)].sum(0, dtype=torch.float32)
 
@@ -351,10 +352,10 @@ def _replace_by_gradients(
 
 
 def _with_aligned_rows(weight: torch.Tensor) -> torch.Tensor:
-    """Return the weight with a multiple of ALIGNMENT rows; no result may depend on the added rows.
+    """Return the weight, extended to a multiple of ALIGNMENT rows; ignore results of added rows.
 
-    The added rows are the memory after the weight, usually the next parameter. At the end of the
-    memory the weight is copied.
+    The added rows are the memory behind the weight, usually the next parameter. If there is no
+    memory behind the weight, the function copies the weight.
     """
     added = -len(weight) % ALIGNMENT
     room = weight.untyped_storage().nbytes() // weight.itemsize - weight.storage_offset()

@@ -1,9 +1,9 @@
-"""Derivatives of the kernels by torch's own functions, if a loop's gradients do not suffice.
+"""Derivatives of the kernels by torch's own functions, for cases that the loops do not support.
 
-The loops compute gradients of tensors in memory, and these gradients have no gradients themselves.
-Torch therefore computes a backward pass with `create_graph`, of batched gradients
-(`is_grads_batched`, vectorized Jacobians) or under a transform, from a formula for the kernel's
-output.
+The loops compute gradients only of tensors in memory, and these gradients have no gradients
+themselves. In three cases torch computes the backward pass instead, from a formula for the kernel's
+output: with `create_graph`, for batched gradients (`is_grads_batched`, vectorized Jacobians), and
+under a transform.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from ftcluster_kernels.private_torch import has_memory, is_transformed
 
 
 def needs_torch(*grads: torch.Tensor | None) -> bool:
-    """Return True if torch must compute a backward pass for these gradients of outputs."""
+    """Return True if torch must compute the backward pass for these gradients of the outputs."""
     if torch.is_grad_enabled() or is_transformed():
         return True
     return not all(grad is None or has_memory(grad) for grad in grads)
@@ -26,7 +26,7 @@ def by_torch(
     inputs: Sequence[torch.Tensor | None],
     *grads: torch.Tensor | None,
 ) -> list[torch.Tensor | None]:
-    """Return the gradients of a formula's inputs, which have gradients themselves if needed.
+    """Return the gradients of a formula's inputs; the result is differentiable again if needed.
 
     Args:
         formula: function of the inputs that returns a tensor for each of `grads`; a single tensor

@@ -1,7 +1,8 @@
 """Packed sequences: several documents in one row, whose tokens do not attend to other documents.
 
 Documents of similar length are computed together, padded to the longest of them. For documents of
-some hundred tokens, causal attention one by one takes 1.7 times as long, mostly for the calls.
+some hundred tokens, causal attention for each document alone takes 1.7 times as long, mostly
+because of the many calls.
 """
 
 from collections.abc import Sequence
@@ -19,21 +20,22 @@ SIMILAR = 0.8  # minimum length of a group's documents, relative to the longest
 
 
 class DocumentMask(torch.Tensor):  # type: ignore[misc]
-    """A mask that holds the lengths of documents, whose tokens see all of their document.
+    """A mask that holds the lengths of documents; each token sees all tokens of its document.
 
-    Attention recognizes such a mask by its type, whatever its dtype, because views and copies of a
-    mask keep its type.
+    Attention recognizes such a mask by its class, because views and copies of a mask keep the
+    class.
     """
 
 
 class CausalDocumentMask(DocumentMask):
-    """A DocumentMask whose tokens see themselves and earlier tokens of their document."""
+    """A DocumentMask for causal attention: a token sees only itself and earlier tokens."""
 
 
 def document_mask(lengths: Sequence[int], causal: bool = True) -> torch.Tensor:
     """Return the mask of a row of packed sequences, for attention inside each of them.
 
-    transformers passes a mask with four dimensions on unchanged, and torch refuses integers.
+    The mask has four dimensions, because transformers passes such masks on unchanged. Its elements
+    are integers, so that torch's own attention raises an error instead of misreading it.
 
     Args:
         lengths: lengths of the documents, in tokens; below 2^31.
@@ -49,8 +51,8 @@ class Group:
 
     Attributes:
         count: number of documents.
-        tokens: row index of each of their tokens, shape (count * longest,); padding repeats a
-            document's last token.
+        tokens: index in the row of each of the documents' tokens, shape (count * longest,); padding
+            repeats a document's last token.
         padding: True for each padding token, shape (count, longest, 1, 1); None without padding.
     """
 
@@ -77,7 +79,8 @@ def layout_of(lengths: tuple[int, ...], together: int) -> DocumentLayout:
 
     Args:
         lengths: lengths of the documents, in tokens.
-        together: maximum length of documents that are computed with others, in tokens.
+        together: maximum length in tokens of documents that are grouped; each longer document is a
+            group.
     """
     groups, places, begin = [], _integers([0] * sum(lengths)), 0
     starts = list(accumulate(lengths, initial=0))
@@ -96,7 +99,7 @@ def layout_of(lengths: tuple[int, ...], together: int) -> DocumentLayout:
 
 
 def similar(lengths: Sequence[int], together: int) -> list[list[int]]:
-    """Return the indices of documents in groups of similar length, the longest first.
+    """Return groups of documents with similar lengths, as indices, the longest documents first.
 
     >>> similar([90, 300, 100, 7, 95], 1024)
     [[1], [2, 4, 0], [3]]
@@ -127,9 +130,9 @@ def split_row(
         per_key: number of query heads that share a head of keys.
 
     Returns:
-        Tensors of shape (heads / per_key, documents, longest * per_key, size): for each token the
-        heads that share keys are beside each other. Padding comes last, where no token sees it with
-        causal attention.
+        Tensors of shape (heads / per_key, documents, longest * per_key, size): the query heads of a
+        token that share keys follow each other. Padding comes last, so that with causal attention
+        no token sees it.
     """
     groups: tuple[torch.Tensor, ...] = _Split.apply(row, layout, per_key)
     return groups
@@ -138,7 +141,7 @@ def split_row(
 def join_documents(
     groups: Sequence[torch.Tensor], layout: DocumentLayout, per_key: int = 1
 ) -> torch.Tensor:
-    """Return the row that `split_row` has split; padding has no gradient."""
+    """Return the row that `split_row` has split; padding gets no gradient."""
     row: torch.Tensor = _Join.apply(layout, per_key, *groups)
     return row
 

@@ -2,8 +2,8 @@
 
 torch draws a number for each element, on one thread (`bernoulli_`). Here word k of a mask is
 SplitMix64's output for counter k (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
-generators"), so a mask is elementwise arithmetic, and each word decides on four elements. Nothing
-is kept for the backward pass, which draws the mask again.
+generators"). All threads can therefore compute the mask elementwise; each word decides on four
+elements. Nothing is kept for the backward pass, which computes the mask again.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from ftcluster_kernels import simd
 from ftcluster_kernels.private_torch import has_memory, is_transformed
 from ftcluster_kernels.simd import Drop
 
-DROP_LEVELS = 1 << 16  # number of steps of a probability
+DROP_LEVELS = 1 << 16  # dropout probabilities are multiples of 1 / DROP_LEVELS
 MOST_DROPPED = 1 - 1 / DROP_LEVELS  # the largest probability
 
 
@@ -22,8 +22,8 @@ def drop_of(p: float, seed: int) -> Drop:
     """Return the Drop for a probability near `p`.
 
     The probability is chosen so that bf16 represents the scale 1 / (1 - p) exactly, and the mean of
-    the mask is 1: 0.0986 for 0.1. torch rounds the scale instead, which shifts the mean. Below
-    0.004 the nearest scale is 1, and the probability is `p`.
+    the mask is 1. For p = 0.1 it is 0.0986. torch rounds the scale instead, which shifts the mean.
+    Below 0.004 the nearest scale is 1, and the probability is `p`.
 
     Args:
         p: dropout probability, from 0 to MOST_DROPPED.
@@ -62,8 +62,8 @@ class _Dropout(torch.autograd.Function):  # type: ignore[misc]
 def dropout(values: torch.Tensor, p: float, exact: bool = False) -> torch.Tensor:
     """Return the values with each element either 0 or multiplied by the scale.
 
-    The mask depends on torch's default generator, as that of torch's dropout, so gradient
-    checkpointing draws the same one again.
+    The mask depends on the state of torch's default generator, as in torch's dropout. So gradient
+    checkpointing draws the same mask again.
 
     Args:
         values: any tensor; torch computes if `simd.is_fit` refuses it.

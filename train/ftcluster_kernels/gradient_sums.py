@@ -1,8 +1,8 @@
-"""Gradients of weights that their matmul adds directly to the training's fp32 sums.
+"""Gradients of weights whose matmul adds them directly to the training's fp32 sums.
 
-Autograd would return a tensor, rounded if in bf16, which is written and read once more. The
-functions of this package take such sums as their argument `sums`; without it autograd gets the
-gradient.
+Autograd would return each gradient as a tensor, rounded in bf16, which costs another write and
+read. The functions of this package take such sums as their argument `sums`; without `sums` they
+return the gradient to autograd.
 """
 
 import torch
@@ -16,7 +16,7 @@ class GradientSums:
     Attributes:
         values: the sums, fp32, of the weight's shape.
         dtype: dtype of the factors, bf16 or fp32.
-        filled: True once `values` have a part of the step's gradient; before that they are
+        filled: True once `values` hold a part of the step's gradient; before, `values` are
             undefined.
     """
 
@@ -37,7 +37,7 @@ class GradientSums:
         self.filled = True
 
     def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
-        """Add left' right, of shapes (rows, outputs) and (rows, inputs)."""
+        """Add left.T @ right, for shapes (rows, outputs) and (rows, inputs)."""
         products.add_columns(left, right, self.values, self.filled)
         self.filled = True
 

@@ -1,9 +1,9 @@
 """Linear layers that skip rows: output rows that nothing reads, and gradient rows of zeros.
 
-A classifier reads one token of each sample. So in its last layer, queries, the attention's output
-and the two layers behind it have a gradient in one row of each sample. Padding has no gradient in
-any layer, and a prompt has none in the last layer. Skipping rows of zeros leaves the result the
-same up to rounding.
+A classifier reads one token of each sample. So in the last block, only one row of each sample has a
+gradient in the queries, the attention's output and the two layers behind it. Padding has no
+gradient in any layer, and a prompt has none in the last layer. Skipping rows of zeros leaves the
+result the same up to rounding.
 """
 
 from typing import Any
@@ -18,7 +18,8 @@ from ftcluster_kernels.products import product, product_of_columns, torch_linear
 
 MANY_ROWS = 0.75  # fraction above which selecting rows costs as much as it saves
 MUCH_WORK = 1 << 26  # multiplications of a matmul below which checking the rows costs more
-# rows that are checked first: a prime apart, so that they are not the same token of each sample
+# step between the rows that are checked first: a prime, so that these are different tokens of the
+# samples
 LOOKED_AT = torch.arange(32, dtype=torch.int64, device="cpu") * 7919
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # keys: size in bytes
 
@@ -30,7 +31,7 @@ def linear(
     rows_read: torch.Tensor | None = None,
     sums: GradientSums | None = None,
 ) -> torch.Tensor:
-    """Compute `torch.nn.functional.linear`. Tensors of different dtypes are left to autocast.
+    """Compute `torch.nn.functional.linear`; torch computes for tensors of different dtypes.
 
     Args:
         rows_read: indices of the output's rows that are read; the other rows are undefined. None
@@ -95,7 +96,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
             else:
                 grad_input = _at_rows(chosen, grad_input, input.shape[:-1])
         grad_weight = None
-        if of_weight:  # in the weight's order in memory
+        if of_weight:  # the gradient gets the memory layout of the weight
             in_order, sums = weight.is_contiguous(), unless_hooked(ctx.sums, weight)
             factors = (grad, rows) if in_order else (rows, grad)
             if sums is not None and sums.takes(*factors):
@@ -119,7 +120,7 @@ def _sum_of_rows(grad: torch.Tensor) -> torch.Tensor:
 
 
 def rows_with_gradient(grad: torch.Tensor) -> torch.Tensor | None:
-    """Return the indices of the rows that are not all zeros, or None if most rows are not.
+    """Return the indices of the rows with a nonzero element, or None if most rows have one.
 
     Args:
         grad: shape (rows, columns).
@@ -132,6 +133,6 @@ def rows_with_gradient(grad: torch.Tensor) -> torch.Tensor | None:
 
 
 def _is_some(rows: torch.Tensor) -> torch.Tensor:
-    """Return True for each row with bits other than 0; `any` takes 20 times as long for bf16."""
+    """Return True for each row with any bit set; torch's `any` takes 20 times as long for bf16."""
     bits = rows.view(INTEGERS[rows.itemsize])
     return (bits.amax(1) != 0).logical_or_(bits.amin(1) != 0)

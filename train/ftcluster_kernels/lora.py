@@ -1,7 +1,7 @@
 """Linear layers with low-rank adapters (LoRA, Hu et al. 2021): W x + scale * B A x.
 
-The layer and its adapter are one function with its own backward pass: the matmul of the adapter
-adds to the layer's output, which is never copied.
+The layer and its adapter are one function with its own backward pass. The adapter's matmul adds
+directly to the layer's output, so no copy of the output is needed.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Adapter:
     Attributes:
         down: A, shape (rank, inputs).
         up: B, shape (outputs, rank); 0 at first.
-        scale: factor of the product of both.
+        scale: factor of B A.
         dropout: dropout probability of the adapter's input.
     """
 
@@ -53,7 +53,7 @@ def linear_with_adapter(
 
     Args:
         sums: sums that get the gradients of the adapter's A and B; None means that autograd gets
-            the gradient, as it does if the factor has another dtype than the weight.
+            the gradient. Autograd also gets it if A or B has another dtype than the weight.
     """
     # before and after a training the adapter is in fp32
     dtype = dtype_of(weight)
@@ -74,7 +74,7 @@ def linear_with_adapter(
 
 
 class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
-    """The weight and the bias are frozen."""
+    """The function behind `linear_with_adapter`; the weight and the bias are frozen."""
 
     kernel = "low_rank"
 

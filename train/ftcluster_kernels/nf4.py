@@ -1,7 +1,7 @@
-"""Linear layers whose frozen weight is in NF4 (QLoRA, Dettmers et al. 2023), by bitsandbytes.
+"""Linear layers with a frozen weight in NF4 (QLoRA, Dettmers et al. 2023), by bitsandbytes.
 
-Such a weight is an `Nf4Weight`, a parameter of bytes with two values each. Its values are
-recomputed for each matmul, so only those of one layer are in memory.
+Such a weight is an `Nf4Weight`, a parameter whose bytes hold two values each. Each matmul
+dequantizes its weight again, so the values of only one layer are in memory.
 """
 
 import copy
@@ -53,7 +53,7 @@ def in_nf4(quantized: torch.Tensor, state: Any) -> Nf4Weight:
 
 
 def dense(weight: torch.Tensor) -> torch.Tensor:
-    """Return the values of a weight, shape (outputs, inputs): the weight itself unless in NF4."""
+    """Return a weight, shape (outputs, inputs); if it is in NF4, return its dequantized values."""
     if type(weight) is not Nf4Weight:
         return weight
     from bitsandbytes.functional import dequantize_4bit
@@ -86,7 +86,7 @@ def linear_in_nf4(
 
 
 class _Nf4Linear(torch.autograd.Function):  # type: ignore[misc]
-    """The weight and the bias are frozen."""
+    """The function behind `linear_in_nf4`; the weight and the bias are frozen."""
 
     kernel = ""
 

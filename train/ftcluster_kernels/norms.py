@@ -1,7 +1,7 @@
 """LayerNorm and RMSNorm in one pass over memory.
 
-If matmuls are computed in bf16, residuals are fp32 and the layers behind a norm read bf16. So in a
-training a norm rounds its output while it computes it, see `RoundedCopies`.
+If matmuls are computed in bf16, a norm reads fp32 residuals, and the layers behind it need bf16. So
+in training a norm also writes a bf16 copy of its output in the same pass, see `RoundedCopies`.
 """
 
 import weakref
@@ -16,7 +16,7 @@ from ftcluster_kernels.private_torch import is_transformed, version_of
 
 
 class _Norm(torch.autograd.Function):  # type: ignore[misc]
-    """Returns the output in fp32, and in bf16 or None."""
+    """Returns the output in fp32, and its bf16 copy or None."""
 
     kernel = "norm"
 
@@ -146,7 +146,7 @@ class _Copy:
         self._of_graph: torch.Tensor | None = None  # the same as a function of the output
 
     def read(self, output: torch.Tensor) -> torch.Tensor:
-        """Return the values, as a function of the output if that has a graph."""
+        """Return the copy's values; if the output has a graph, the copy is part of the graph."""
         if not (output.requires_grad and torch.is_grad_enabled()):
             return self._values
         if self._of_graph is None:
@@ -155,7 +155,7 @@ class _Copy:
 
 
 class _Round(torch.autograd.Function):  # type: ignore[misc]
-    """Rounds an output to bf16, whose rounded values exist already.
+    """Returns the bf16 copy of an output that the norm has already rounded.
 
     The gradient goes to the output itself, so that its hooks see it.
     """
@@ -172,27 +172,27 @@ class _Round(torch.autograd.Function):  # type: ignore[misc]
 
 
 class RoundedCopies:
-    """The outputs of norms in bf16, by the output in fp32; a copy goes when its output does.
+    """Maps norms' fp32 outputs to their bf16 copies; a copy is freed together with its output.
 
     Writes to an output through `data` or numpy do not change its version, so the owner of the
     copies calls `forget` for each tensor that such a write may reach.
     """
 
     def __init__(self) -> None:
-        # by the output's id, which no other tensor has before the reference's callback was called
+        # keys: ids of outputs; no other tensor gets the id before the reference's callback has run
         self._copies: dict[int, tuple[weakref.ref[torch.Tensor], _Copy]] = {}
 
     def __len__(self) -> int:
         return len(self._copies)
 
     def keep(self, output: torch.Tensor, values: torch.Tensor) -> None:
-        """Keep the values of an output in bf16, which have no graph."""
+        """Store `values`, the bf16 copy of an output; `values` have no graph."""
         key, copies = id(output), self._copies
         reference = weakref.ref(output, lambda _: copies.pop(key, None))
         copies[key] = reference, _Copy(values)
 
     def of(self, output: torch.Tensor) -> torch.Tensor | None:
-        """Return the output of a norm in bf16.
+        """Return the bf16 copy of a norm's output.
 
         Return None for any other tensor, or if the output was changed or its copy was dropped.
         """

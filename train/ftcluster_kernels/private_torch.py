@@ -19,8 +19,8 @@ def version_of(tensor: torch.Tensor) -> int:
 def is_transformed() -> bool:
     """Return True if torch must see each operation, so that no kernel may replace it.
 
-    A transform of torch.func, forward-mode differentiation or a dispatch mode, such as
-    FlopCounterMode, is active.
+    This is so while a transform of torch.func, forward-mode differentiation or a dispatch mode,
+    such as FlopCounterMode, is active.
     """
     return bool(
         forward_ad._current_level >= 0
@@ -89,7 +89,7 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
 def _ordinary_states() -> frozenset[int]:
     """Return the dispatch keys that a thread adds to each call, with and without inference mode.
 
-    They are read in a new thread, in which no mode is active.
+    The function reads them in a new thread, because no mode is active there.
     """
     states: set[int] = set()
 

@@ -1,8 +1,11 @@
 """Matrix multiplications: by our own loops where these are faster, otherwise by torch.
 
-On AMX tiles: oneDNN gives all threads equal shares, so each matmul waits for the slowest core, and
-it copies the factors of a weight's gradient element by element. By multiply-adds in vector
-registers on CPUs that are not Intel's: MKL reaches 85 to 88 % of the peak there.
+One set of loops uses AMX tiles. oneDNN is slower there for two reasons. It gives all threads equal
+shares, so each matmul waits for the slowest core. For a weight's gradient it copies the factors
+element by element.
+
+The other loops use multiply-adds in vector registers, on CPUs that are not Intel's. MKL reaches
+only 85 to 88 % of the peak there.
 """
 
 import ctypes
@@ -26,14 +29,14 @@ TILES, PACKED_ROWS = 12 * 56 * 512, 56 * 32
 PANEL, PANEL_ROWS = (768 << 10) // 2, 48  # likewise, with a minimum of rows: native/product.c
 GROUP = (16 << 20) // 2  # likewise, for all threads together
 MULTIPLE = 32  # tiles require weights whose sizes are multiples of this
-# With fewer rows, packing the weight takes too long. With smaller weights oneDNN is faster, by a
-# third with 384 x 384.
+# Minimum number of rows: with fewer rows packing the weight takes too long. Minimum size of a
+# weight: with 384 x 384 oneDNN is faster by a third.
 FEWEST_ROWS, NARROWEST = 512, 512
 NARROWEST_WITH_ADAPTER = 128  # smaller, because separate matmuls of the adapter are slow
 
 MUCH_WORK = 1 << 28  # multiplications of a matmul below which packing takes too long
 
-torch_linear = functional.linear  # also where `ftcluster_train.fast` has replaced it
+torch_linear = functional.linear  # `ftcluster_train.fast` may have replaced it
 
 
 @cache
@@ -74,7 +77,7 @@ def _knows_bf16() -> bool:
 
 
 def _is_allowed(*names: str) -> bool:
-    """Return True if oneDNN's limit, if it is set, has one of these in its name."""
+    """Return True if no limit is set for oneDNN, or if the limit contains one of these names."""
     limit = next(filter(None, map(os.environ.get, LIMITS)), "ALL").upper()
     return limit in ("ALL", "DEFAULT") or any(name in limit for name in names)
 
@@ -82,7 +85,7 @@ def _is_allowed(*names: str) -> bool:
 def weight_gradient_(
     gradient: torch.Tensor, input: torch.Tensor, sums: torch.Tensor, adds: bool
 ) -> None:
-    """Compute the gradient of a linear layer's weight, gradient' input, on AMX.
+    """Compute the gradient of a linear layer's weight, gradient.T @ input, on AMX.
 
     Args:
         gradient, input: bf16, shapes (rows, outputs) and (rows, inputs); these sizes are multiples
@@ -99,7 +102,7 @@ def weight_gradient_(
     (rows, outputs), inputs = gradient.shape, input.shape[1]
     turned = (
         outputs == 1 or not gradient.is_contiguous()
-    )  # one output is both: it is no multiple of 32
+    )  # with one output both hold, but 1 is no multiple of 32
     packed_size = inputs * min(PACKED_ROWS, -(-rows // 32) * 32)
     own_size = TILES * simd.threads_for(gradient)
     bf16, factor = torch.bfloat16, gradient.T if turned else gradient
@@ -117,7 +120,7 @@ def product_by_fma(
     sums: torch.Tensor | None = None,
     adds: bool = False,
 ) -> torch.Tensor:
-    """Return left right + bias, computed by multiply-adds in vector registers and summed in fp32.
+    """Return left @ right + bias by multiply-adds in vector registers, summed in fp32.
 
     Args:
         left: shape (rows, depth), contiguous or with a contiguous transpose, like `right`; fp32, or
@@ -158,7 +161,7 @@ def product_by_fma(
 
 
 class LowRank(NamedTuple):
-    """The term of an adapter in a matmul: low up, with low = scale left down.
+    """The adapter's term in a matmul: low @ up, with low = scale * left @ down.
 
     Attributes:
         down, up: bf16, shapes (depth, rank) and (rank, columns), stored in the order of `right`;
@@ -178,7 +181,7 @@ def product_on_tiles(
     bias: torch.Tensor | None,
     added: LowRank | None = None,
 ) -> torch.Tensor:
-    """Return left right + bias + the adapter's term, computed on AMX, summed in fp32, rounded once.
+    """Return left @ right + bias + the adapter's term, on AMX; sums in fp32 are rounded once.
 
     Args:
         left: contiguous bf16, shape (rows, depth).
@@ -218,14 +221,14 @@ def fits_tiles(outputs: int, inputs: int) -> bool:
 def product(
     left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return left right + bias.
+    """Return left @ right + bias.
 
     Args:
         left: shape (..., depth).
         right: shape (depth, columns), of the same dtype.
         bias: shape (columns,), or a scalar; of the same dtype.
     """
-    if bias is not None:  # both kernels require it contiguous: oneDNN would read beyond its end
+    if bias is not None:  # the kernels need it contiguous, else oneDNN reads beyond its end
         bias = bias.expand(right.shape[1]).contiguous()
     if takes(left, right, bias):
         rows = left.flatten(0, -2).contiguous()
@@ -237,7 +240,7 @@ def product(
         return output.view(*left.shape[:-1], -1)
     if bias is None:
         return left @ right
-    # on a CPU that MKL does not know, it is slower than oneDNN
+    # MKL is slower than oneDNN on CPUs that are not Intel's
     by_onednn = left.dtype == torch.bfloat16 or left.dtype == bias.dtype in fma_dtypes()
     if by_onednn and left.dtype == right.dtype and has_onednn_linear(left.dtype):
         return onednn_linear(left, right.T, bias)
@@ -250,7 +253,7 @@ def is_own(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _fma_takes(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Return True if our multiply-adds compute a matmul; in bf16 oneDNN is as fast."""
+    """Return True if our multiply-adds compute this matmul; for bf16 oneDNN is as fast."""
     if left.dtype != torch.float32 or left.dtype not in fma_dtypes() or right.ndim != 2:
         return False
     in_order = right.is_contiguous() or right.T.is_contiguous()
@@ -260,7 +263,7 @@ def _fma_takes(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | Non
 
 
 def _deep_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return left right for rows that are too long for L2, in several parts of the depth."""
+    """Return left @ right for rows too long for the L2 cache, in several parts of the depth."""
     sums = simd.empty(len(left), right.shape[1])
     weight_gradient_(left.T, right, sums, adds=False)
     return sums.to(left.dtype)
@@ -306,7 +309,7 @@ def product_with_adapter(
     up: torch.Tensor,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return left right + bias + low up, and low, which is scale left down.
+    """Return left @ right + bias + low @ up, and low = scale * left @ down.
 
     Args:
         left: shape (rows, depth).
@@ -325,7 +328,7 @@ def product_with_adapter(
 
 
 def product_of_columns(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return left' right, of shapes (rows, outputs) and (rows, inputs); our loops return fp32."""
+    """Return left.T @ right, shapes (rows, outputs) and (rows, inputs); our loops return fp32."""
     outputs, inputs = left.shape[1], right.shape[1]
     if left.dtype != right.dtype or not has_sums(left.dtype, outputs, inputs):
         return left.T @ right
@@ -341,7 +344,7 @@ def has_sums(dtype: torch.dtype, outputs: int, inputs: int) -> bool:
 
 
 def add_columns(left: torch.Tensor, right: torch.Tensor, sums: torch.Tensor, adds: bool) -> None:
-    """Compute the gradient of a linear layer's weight, left' right.
+    """Compute the gradient of a linear layer's weight, left.T @ right.
 
     Args:
         left, right: shapes (rows, outputs) and (rows, inputs), of a dtype that `has_sums` accepts.

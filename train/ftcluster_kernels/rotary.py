@@ -1,6 +1,6 @@
 """Rotary positions (Su et al. 2021) in one loop.
 
-transformers multiplies, swaps and adds in eight passes, in fp32; attention then rounds the result.
+transformers needs eight passes in fp32 to multiply, swap and add; attention then rounds the result.
 """
 
 from typing import Any
@@ -43,7 +43,7 @@ class _Rotary(torch.autograd.Function):  # type: ignore[misc]
 def _turn(
     values: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, back: bool
 ) -> torch.Tensor:
-    """Return turned values, with tokens as the outer dimension in memory, as models split heads."""
+    """Return turned values in the memory layout of split heads: tokens are the outer dimension."""
     by_token = simd.in_order(values.transpose(1, 2))
     return simd.rotary(by_token, cosines, sines, back).transpose(1, 2)
 

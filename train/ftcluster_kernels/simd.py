@@ -1,8 +1,8 @@
 """Loops in C over vector registers, for operations that take torch several passes over memory.
 
-The loops are in the folder `native`; bench/notes/engine.md has their speedups. Data that can be
-drawn again, such as a mask, is not kept for the backward pass. Unless stated otherwise, values are
-bf16 or fp32, and all tensors of a call have the same dtype.
+The loops are in the folder `native`; bench/notes/engine.md has their speedups. Random data that can
+be computed again, such as a dropout mask, is not kept for the backward pass. Unless stated
+otherwise, values are bf16 or fp32, and all tensors of a call have the same dtype.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ LIBRARIES = {
 }
 TYPES = {torch.bfloat16: 0, torch.float32: 1}  # see native/vectors.h
 LONGEST = 4096  # maximum length of a row, see native/softmax.c
-FEW_ELEMENTS = 1 << 14  # computed on one thread: starting others would take longer
+FEW_ELEMENTS = 1 << 14  # up to this size one thread computes: starting threads takes longer
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 
@@ -38,8 +38,8 @@ class Drop(NamedTuple):
 
     Attributes:
         seed: seed of SplitMix64, 64 bits.
-        threshold: element k is kept if lane k % 4 of word k // 4, an integer from -2^15 to 2^15 -
-            1, is at least the threshold.
+        threshold: minimum value of a kept element's lane. The lane of element k is lane k % 4 of
+            word k // 4, an integer from -2^15 to 2^15 - 1.
         scale: factor of kept elements, in fp32.
     """
 
@@ -52,7 +52,7 @@ KEEP_ALL = Drop(0, -(1 << 15), 1.0)
 
 
 def library_path() -> Path | None:
-    """Return the library for this CPU; None without AVX2.
+    """Return the path of the library for this CPU; None without AVX2.
 
     The file does not exist if there was no C compiler. A limit that is set for torch's own loops,
     ATEN_CPU_CAPABILITY, also applies here.
@@ -70,7 +70,7 @@ def is_available() -> bool:
 
 
 def is_fit(*tensors: torch.Tensor | None) -> bool:
-    """Return True if the loops can be called with these tensors, made contiguous."""
+    """Return True if the loops can be called with these tensors once these are contiguous."""
     return are_alike(*tensors) and is_available()
 
 
@@ -86,7 +86,7 @@ def are_alike(*tensors: torch.Tensor | None) -> bool:
 
 
 def is_in_memory(x: torch.Tensor) -> bool:
-    """Return True if the elements are in this CPU's memory as `x` shows them, at its strides.
+    """Return True if the elements of `x` are in this CPU's memory, unchanged and at its strides.
 
     False for other devices and layouts, for batched gradients, and for negative views, whose sign
     is not in memory.
@@ -128,7 +128,7 @@ def load(path: Path) -> ctypes.CDLL | None:
 
 
 def dropout(values: torch.Tensor, drop: Drop) -> torch.Tensor:
-    """Return each element times 0 or the scale."""
+    """Return each element multiplied by 0 or by the scale of `drop`."""
     values = in_order(values)
     output, count = torch.empty_like(values), values.numel()
     _call_typed("dropout", values, typed(values, count), typed(output, count), count, *drop)
@@ -162,7 +162,7 @@ def softmax_(scores: torch.Tensor, per_key: int, drop: Drop | None) -> torch.Ten
 def softmax_backward_(
     grad: torch.Tensor, probabilities: torch.Tensor, per_key: int, drop: Drop | None
 ) -> None:
-    """Replace the gradient of the result of `softmax_` by the gradient of its scores.
+    """Replace the gradient of the output of `softmax_` by the gradient of the scores.
 
     Args:
         grad: gradient, contiguous.
@@ -179,7 +179,7 @@ def cross_entropy_(
     vocab_size: int,
     factors: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Replace logits by the gradients of their cross entropies, and return these, in fp32.
+    """Replace logits by the gradients of their cross entropies; return the cross entropies in fp32.
 
     Args:
         logits: contiguous, shape (tokens, vocab_size or more columns).
@@ -316,7 +316,7 @@ def adamw_(
 
     Args:
         weights, gradients: fp32, contiguous, like all other tensors.
-        means, squares: exp_avg and exp_avg_sq of torch's AdamW.
+        means, squares: the states exp_avg and exp_avg_sq of torch's AdamW.
         copy: bf16 copy of the weights, which is updated too; None: there is none.
         numbers: see `Numbers` in native/adamw.c.
     """
@@ -327,7 +327,7 @@ def adamw_(
 
 
 def widen(input: torch.Tensor, output: torch.Tensor) -> None:
-    """Copy bf16 to fp32 past the caches.
+    """Convert bf16 to fp32; the writes bypass the caches.
 
     Args:
         input: contiguous.
@@ -365,7 +365,8 @@ def threads_for(values: torch.Tensor) -> int:
 def address(x: torch.Tensor, dtype: torch.dtype, count: int) -> ctypes.c_void_p:
     """Return the address of a tensor that C reads or fills.
 
-    Tensors reach C in no other way, so each call states the dtype and size that its loop expects.
+    This is the only way to pass tensors to C. Each call states the dtype and the number of elements
+    that its loop expects.
 
     Args:
         dtype, count: dtype and number of consecutive elements that C expects.
@@ -390,12 +391,12 @@ def fp32(x: torch.Tensor, count: int) -> ctypes.c_void_p:
 
 
 def typed(x: torch.Tensor, count: int) -> ctypes.c_void_p:
-    """Return the address of elements of the call's type, which is the tensor's, see `address`."""
+    """Return the address of elements with the tensor's own dtype, see `address`."""
     return address(x, x.dtype, count)
 
 
 def _call_typed(name: str, first: torch.Tensor, *arguments: Argument) -> None:
-    """Call a loop that exists for each of TYPES, in the dtype of a tensor."""
+    """Call the version of a loop for the dtype of `first`, which is one of TYPES."""
     call(name, first, *arguments, types=(TYPES[first.dtype],))
 
 

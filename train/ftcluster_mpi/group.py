@@ -55,14 +55,14 @@ Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]  # destination, source
 
 
 def told(method: Callable[..., MpiWork]) -> Callable[..., MpiWork]:
-    """Decorate a collective so that wrong arguments on one rank are an error on all, not a hang."""
+    """Decorate a collective: wrong arguments on one rank raise an error on all ranks."""
 
     @wraps(method)
     def checked(self: "MpiGroup", *args: Any, **kwargs: Any) -> MpiWork:
         try:
             return method(self, *args, **kwargs)
         except ValueError as error:
-            if not hasattr(error, "told"):  # a collective may call another one
+            if not hasattr(error, "told"):  # no inner collective has informed the others
                 error.told = True  # type: ignore[attr-defined]
                 self._operation(REFUSED, lambda _: None, (), signature(REFUSED))
             raise
@@ -71,7 +71,7 @@ def told(method: Callable[..., MpiWork]) -> Callable[..., MpiWork]:
 
 
 class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
-    """One rank's membership of a group: joins it, runs its collectives in MPI's thread, leaves it.
+    """One rank's member of a group: it joins, runs collectives in MPI's thread, and leaves.
 
     The methods have the names and arguments that torch calls. Tensors may have any layout; tensors
     that are not contiguous are copied.
@@ -80,7 +80,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
         timeout: time limit of operations that have no timeout of their own.
 
     Attributes:
-        segment: size in bytes of the parts that an all-reduce is split into, one after the other.
+        segment: size in bytes of the segments that an all-reduce sends one after the other.
 
     Raises:
         DistBackendError: see `open_channel`.
@@ -97,7 +97,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._collectives = 0
         track(self._channel, self._leave)
 
-    def _get_backend(self, _: torch.device) -> "MpiGroup":  # called by torch 2.14 and newer
+    def _get_backend(self, _: torch.device) -> "MpiGroup":  # torch 2.14 and newer calls this
         return self
 
     def getBackendName(self) -> str:
@@ -193,7 +193,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
             with record_function(
                 f"{NAME}:{CALLS[values[0]] if values else name.split()[0]}"
             ) as event:
-                work.profile(event)  # before it starts: the event ends in another thread
+                work.profile(event)  # first: the event ends in another thread
         progress().submit(self._channel, one)
         if self._together is not None:
             self._together.append(work)
@@ -445,7 +445,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
         input_splits: Sequence[int],
         opts: Any = None,
     ) -> MpiWork:
-        """Exchange parts; splits are rows, and without them all ranks get equal parts."""
+        """Exchange parts; splits are numbers of rows, and without splits all parts are equal."""
         data = contiguous(source)
         result = apart_from(data, output)
         sends = elements_of(source, input_splits, self._ranks)

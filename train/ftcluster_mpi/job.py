@@ -23,16 +23,17 @@ from ftcluster_mpi.progress import Channel, Progress
 from ftcluster_mpi.types import MPI, check_bfloat16
 from ftcluster_mpi.work import Operation
 
-# needed by each rank: 8 ranks took 6 MB for all-reduces of 100 MB (Intel MPI 2021.18)
+# shared memory that each rank needs: 8 ranks took 6 MB for 100 MB (Intel MPI 2021.18)
 SHARED_BYTES = 2 << 20
-# Intel MPI's own choice between hosts takes 1.4 times as long at 4 KiB and 1.25 times at 25 MiB.
-# Small: recursive doubling. Large: a ring (4), or for more than RING_RANKS ranks fewer rounds (7).
+# All-reduce algorithms between hosts, by message size. Intel MPI's own choice takes 1.4 times as
+# long at 4 KiB and 1.25 times at 25 MiB. Small messages use recursive doubling (1). Large ones use
+# a ring (4), or for more than RING_RANKS ranks an algorithm with fewer rounds (7).
 ALGORITHMS, RING_RANKS = "1:0-16384;{}:1048576-2147483647", 16
-# Bytes. Larger segments exceed a host's caches (25 MiB: 7.6 ms in 8 MiB segments, 4.8 in 1 MiB);
-# between hosts each segment adds the network's latency.
+# Sizes in bytes. Larger segments exceed a host's caches: 25 MiB take 7.6 ms in segments of 8 MiB,
+# and 4.8 ms in segments of 1 MiB. Between hosts each segment adds the network's latency.
 SEGMENT, SEGMENT_BETWEEN_HOSTS = 1 << 20, 8 << 20
 LOST = "ended without the other ranks, because a collective had failed and MPI cannot continue"
-PRINT_SECONDS = 1.0  # for ranks that know that this rank has left
+PRINT_SECONDS = 1.0  # time for other ranks to print their errors after this rank has left
 
 _progress: Progress | None = None
 _lock = threading.Lock()
@@ -80,9 +81,9 @@ def ranks_here() -> tuple[int, int]:
 
 
 def check_shared_memory(ranks: int, folder: str = "/dev/shm") -> None:
-    """Check that this host has the shared memory that Intel MPI's ranks need.
+    """Check that this host has enough free shared memory for Intel MPI's ranks.
 
-    Without it the ranks would be killed by SIGBUS some time later.
+    If there is too little, SIGBUS kills the ranks some time later.
 
     Raises:
         DistBackendError: the host has less free shared memory.
@@ -100,8 +101,8 @@ def open_channel(store: dist.Store, rank: int, size: int, timeout: timedelta) ->
     """Create a communicator for the ranks of a group; all of them must call this.
 
     Raises:
-        DistBackendError: a rank does not call this in time, was not started by mpirun, or has
-            different versions.
+        DistBackendError: a rank does not call this in time, was not started by mpirun, or has other
+            versions of the packages.
     """
     thread = progress()
     members = meet(store, rank, size, timeout)
@@ -170,7 +171,7 @@ def check(members: Sequence[Member]) -> None:
 
 
 def track(channel: Channel, leaving: Callable[[], Operation]) -> None:
-    """Call `leaving` when the process ends, unless `leave` is called before."""
+    """Call `leaving` at the end of the process, unless `leave` has been called before."""
     _open[channel] = leaving
 
 
@@ -187,10 +188,10 @@ def abandon() -> None:
 
 
 def finalize() -> None:
-    """Leave all groups and MPI, once all their ranks do so.
+    """Leave all groups and MPI; wait until the other ranks do so too.
 
-    A rank that has failed does not call MPI_Finalize: it would wait for ranks that wait for it.
-    mpirun ends the other ranks when this one has ended.
+    A rank that has failed does not call MPI_Finalize: the call would wait for ranks that wait for
+    this rank. mpirun ends the other ranks when this rank has ended.
     """
     if hasattr(sys, "last_value"):  # an exception has ended the program
         return

@@ -1,8 +1,8 @@
 """Collectives in flight over MPI: one thread makes all MPI calls.
 
 The collectives of a group start in the order of their calls. Before data moves, the ranks compare
-their calls by a small all-gather. So a difference is an error on each rank and not a hang, and no
-rank polls at full speed for another rank that still computes.
+their calls by a small all-gather. If the calls differ, each rank therefore raises an error instead
+of hanging. And no rank polls at full speed while it waits for a rank that still computes.
 """
 
 import contextlib
@@ -21,25 +21,26 @@ import torch.distributed as dist
 from ftcluster_mpi.types import MPI, describe
 from ftcluster_mpi.work import Operation, Transfer, callback_threads, timed_out
 
-# Seconds between two polls: a fraction of the wait so far, up to LONGEST. In a long wait the
-# fraction is smaller, up to PATIENT: a rank that waits for a hung rank must not seem to compute
+# Seconds between two polls: a fraction of the wait so far, up to LONGEST. A long wait uses a
+# smaller fraction of it, up to PATIENT: a rank that waits for a hung rank must not seem to compute
 # (see rank_life.IDLE_CPU). A poll takes 2 us, and several times as long if it moves data.
 SHORTEST, LONGEST, PART_OF_WAIT = 10e-6, 500e-6, 0.125
 PATIENT, PART_OF_LONG_WAIT = 50e-3, 0.02
-# MPI needs several polls for a message, and the shortest sleep is longer than a message between
+# MPI needs several polls for a message, and the shortest sleep takes longer than a message between
 # hosts. While the script waits, polls follow each other without a sleep for AT_ONCE seconds. A
-# longer time, or sched_yield, would make ranks that share a core compete for it.
+# longer time, or sched_yield, would make ranks on the same core compete for the core.
 LOOKS, AT_ONCE = 3, 60e-6
-PR_SET_TIMERSLACK, SLACK = 29, 1000  # prctl(2), ns: by default sleeps take 50 us longer
+PR_SET_TIMERSLACK, SLACK = 29, 1000  # prctl(2); in ns: by default each sleep takes 50 us longer
 # A poll that takes longer than this has moved data, so the next poll follows at once. After a long
 # pause the caches are cold, so the limit is higher.
 MOVED, MOVED_COLD = 15e-6, 150e-6
 TOLD_AFTER = 2.0  # seconds after which a waiting rank informs the others
-ANSWER_SECONDS = 3.0  # for the store, when an operation has timed out
+ANSWER_SECONDS = 3.0  # longest wait for the store after an operation has timed out
 
 Result = TypeVar("Result")
 
-# Buffers that MPI may still write to after a failure; freed memory could belong to other objects.
+# Buffers that MPI may still write to after a failure. They are never freed, because the memory
+# could then belong to other objects.
 _unfinished: list[tuple[object, ...]] = []
 
 
@@ -58,7 +59,7 @@ class Channel:
     def __init__(self, comm: MPI.Intracomm, hosts: Sequence[str], store: dist.Store) -> None:
         self.comm, self._agreements = comm, comm.Dup()
         self.broken: Exception | None = None
-        self.queue: deque[Operation] = deque()  # collectives; the ranks are agreeing on the first
+        self.queue: deque[Operation] = deque()  # collectives; the ranks now compare the first one
         self._messages: deque[Operation] = deque()  # between two ranks, independent of collectives
         self._hosts, self._store = hosts, store
         self.moving: list[Transfer] = []
@@ -129,7 +130,7 @@ class Channel:
         except StopIteration:
             self._agreement = None
             return True
-        except ValueError as error:  # raised on all ranks alike, so the next call may succeed
+        except ValueError as error:  # all ranks raise this error, so their next call may succeed
             self._agreement = None
             self.queue.popleft().end(dist.DistBackendError(str(error)))
         return False
@@ -180,8 +181,8 @@ class Channel:
     def _tell(self, one: Operation) -> None:
         """Report to the store that this rank waits.
 
-        This runs in another thread, because the store is blocked while a script's thread waits for
-        a key.
+        The report runs in another thread, because the store is blocked while a script's thread
+        waits for a key.
         """
         one.told = True
 

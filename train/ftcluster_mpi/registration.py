@@ -17,7 +17,7 @@ report_lost: Callable[[str, str], None] = _print_lost
 
 
 def report_lost_with(report: Callable[[str, str], None]) -> None:
-    """Call `report(message, hint)` when this process ends without the other ranks.
+    """Have `report(message, hint)` called if this process ends without the other ranks.
 
     By default both are printed to stderr. A launcher that parses its ranks' output can format them.
     """
@@ -37,8 +37,8 @@ def rendezvous_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return torch's variables for `env://`, derived from mpirun's variables.
 
     Hydra, the launcher of Intel MPI and MPICH, sets PMI_RANK and PMI_SIZE for each rank. If all
-    ranks are on this host, the rendezvous is also here, at a port that differs between jobs. A
-    launcher that sets RANK has also set the other variables, so nothing is added then.
+    ranks are on this host, the rendezvous is also here, at a port that differs between jobs. If
+    RANK is set, the launcher has set the other variables too, and the result is empty.
     """
     if "RANK" in environ or not {"PMI_RANK", "PMI_SIZE"} <= environ.keys():
         return {}

@@ -15,7 +15,7 @@ mpi4py.rc.initialize = mpi4py.rc.finalize = False
 
 from mpi4py import MPI as MPI  # noqa: E402 - the import acts on the settings above
 
-INTEL_BFLOAT16 = 0x4C000247  # MPIX_C_BF16 in mpi.h of Intel MPI 2021.18; MPI 5 has a type
+INTEL_BFLOAT16 = 0x4C000247  # MPIX_C_BF16 in mpi.h of Intel MPI 2021.18; MPI 5 defines bf16 itself
 
 TYPES = {
     torch.float64: MPI.DOUBLE, torch.float32: MPI.FLOAT, torch.float16: MPI.FLOAT16_T,
@@ -61,7 +61,7 @@ def kind_of(reduction: dist.ReduceOp) -> Any:
 
 
 def check_bfloat16() -> None:
-    """Disable bf16 reductions if MPI's type for bf16 is another; MPI must be initialized."""
+    """Disable bf16 reductions if MPI's type does not add bf16; MPI must be initialized."""
     if not adds_bfloat16(TYPES[torch.bfloat16]):
         TYPES[torch.bfloat16] = MPI.DATATYPE_NULL
 
@@ -126,7 +126,7 @@ def signature(
 
 
 def describe(values: Sequence[int]) -> str:
-    """Return the text for a signature.
+    """Return the description of a signature, for messages.
 
     >>> describe(signature("all_reduce", torch.zeros(3), dist.ReduceOp.SUM))
     'all_reduce (sum) of 3 float32'
@@ -144,7 +144,7 @@ def describe(values: Sequence[int]) -> str:
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or a copy of it, that MPI can read.
+    """Return the tensor if MPI can read it, else a contiguous copy.
 
     Raises:
         ValueError: the tensor is not a dense tensor in CPU memory.
@@ -166,7 +166,7 @@ def empty_for(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def apart_from(data: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the result of `empty_for`, but never in the memory of `data`."""
+    """Return a buffer like `empty_for`, but never one that shares memory with `data`."""
     shared = tensor.untyped_storage().data_ptr() == data.untyped_storage().data_ptr()
     return torch.empty_like(tensor) if shared else empty_for(tensor)
 
@@ -214,7 +214,7 @@ def counts_of_sparse(said: Sequence[Sequence[int]]) -> list[int]:
     """Return the number of elements of each rank's sparse tensor.
 
     Args:
-        said: number of elements, sparse dimensions and shape of each rank's tensor.
+        said: element count, number of sparse dimensions, and shape of the tensor on each rank.
 
     Raises:
         DistBackendError: the tensors differ in more than the number of elements.
@@ -229,8 +229,8 @@ def counts_of_sparse(said: Sequence[Sequence[int]]) -> list[int]:
 def set_sparse(
     tensor: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, divisor: int
 ) -> None:
-    """Set a sparse tensor to the sum of elements whose indices have shape (elements, dims)."""
+    """Set a sparse tensor to the sum of elements; `indices` has shape (elements, dimensions)."""
     values = values / divisor if divisor != 1 else values
     total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
-    with torch.no_grad():  # a result of detach() would have its own indices and values
+    with torch.no_grad():  # detach() would return a tensor with separate indices and values
         tensor.copy_(total)

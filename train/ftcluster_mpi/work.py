@@ -16,15 +16,15 @@ import torch.distributed as dist
 
 from ftcluster_mpi.types import MPI
 
-RECENT = 64  # number of works that keep the caller's tensors
+RECENT = 64  # number of recent works that keep the caller's tensors alive
 HOLDERS = 3  # references to an unused work: the deque, a variable, an argument
 
 
 class CallbackThreads:
-    """Threads for callbacks, which may block, beside the thread that makes all MPI calls.
+    """Threads that run callbacks, because a callback must not block the thread of the MPI calls.
 
-    A callback may wait for another collective, whose callbacks then need another thread. There are
-    as many threads as callbacks block at the same time.
+    A callback may wait for another collective, whose callbacks then need another thread. The number
+    of threads grows with the number of callbacks that block at the same time.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class CallbackThreads:
         self._work: SimpleQueue[Sequence[Callable[[], None]]] = SimpleQueue()
 
     def run(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Call the callbacks in order, in a thread that nothing blocks."""
+        """Call the callbacks in order, in a thread that no other callback blocks."""
         with self._lock:
             if self._idle:
                 self._idle -= 1
@@ -52,7 +52,7 @@ callback_threads = CallbackThreads()
 
 
 def timed_out(name: str, seconds: float, where: str = "") -> str:
-    """Return gloo's message of a timeout, which scripts compare with to catch timeouts."""
+    """Return gloo's message for a timeout; scripts detect timeouts by this text."""
     return f"{name}: Timed out waiting {seconds * 1000:.0f}ms{' on ' * bool(where)}{where}"
 
 
@@ -70,12 +70,12 @@ class Operation:
 
     Attributes:
         name: name of torch's function with its data, for messages.
-        start: function that starts the transfers, if any, each when the previous one is complete.
+        start: function that starts the transfers, one after the other; it may start none.
         finish: function that is called when the transfer is complete.
         signature: properties that must be the same on all ranks; empty for a message between two
             ranks.
         splits: elements for each rank and from each rank, for all-to-all.
-        deadline: time limit on the clock of time.monotonic(); infinite: none.
+        deadline: time limit in seconds on the clock of time.monotonic(); infinite if there is none.
         number: number of this call in the group; 0 for a message between two ranks.
         source: rank that sent a message.
         waited_for: True if a thread waits for the operation.
@@ -104,7 +104,7 @@ class Operation:
         with self._lock:
             self.error = error
             self.done.set()
-        self.start, self.finish = _no_transfer, _nothing  # these kept the caller's tensors alive
+        self.start, self.finish = _no_transfer, _nothing  # frees the caller's tensors
         if self.callbacks:
             callback_threads.run(self.callbacks)
 
@@ -138,7 +138,7 @@ class Transfer:
 
 
 class MpiWork(dist.Work):  # type: ignore[misc]
-    """A handle for operations that were called together.
+    """A handle for one or more operations of a single call.
 
     Args:
         outputs: the caller's tensors, which are the value of the future.
@@ -169,7 +169,7 @@ class MpiWork(dist.Work):  # type: ignore[misc]
         return next((operation.error for operation in self.operations if operation.error), None)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for completion or the group's timeout; a `timeout` of 0 adds no other limit."""
+        """Wait for completion, at most for the group's timeout and for a `timeout` other than 0."""
         seconds = timeout.total_seconds()
         for operation in self.operations:
             operation.waited_for = True
@@ -195,8 +195,8 @@ class MpiWork(dist.Work):  # type: ignore[misc]
     def get_future(self) -> Any:
         """Return a future whose value is the outputs, also for torch's C++ code.
 
-        `set_exception` would set an exception as the value for C++ code. An exception that a
-        callback raises is an error there too.
+        C++ code would see an exception of `set_exception` as the future's value. It sees an
+        exception that a callback raises as an error.
         """
         if self._future is None:
             done = [torch.futures.Future() for _ in self.operations]

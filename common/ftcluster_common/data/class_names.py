@@ -15,7 +15,8 @@ SHOWN = 8
 WHOLE = re.compile(r"-?[0-9]+(\.0*)?")
 NUMBER = re.compile(r"\+?(-?)([0-9]+)(?:\.([0-9]*))?")
 GENERIC = re.compile(r"LABEL_\d+")  # names that transformers gives to unnamed classes
-# lowercase Cyrillic and Greek letters, and the Latin letters that they or their capitals resemble
+# lowercase Cyrillic and Greek letters, and the Latin letters that look like them or like their
+# capitals
 LETTERS = str.maketrans("авекмнорстухіѕјһαεζηικμνορτυχ", "abekmhopctyxisjhaezhikmnoptyx")
 QUOTES = "\"'`\u201c\u201d\u201e\u2018\u2019\u00ab\u00bb"
 LIST = re.compile(r"\[.*\]|\(.*,.*\)|\{.*\}", re.DOTALL)
@@ -36,7 +37,7 @@ def as_word(label: Any) -> str:
 
 
 def name_key(name: str) -> str:
-    """Return a key that is equal for names that people take for the same.
+    """Return a key that is equal for names that people read as the same name.
 
     Such names differ only in case, blanks, Unicode form, or characters without a width.
 
@@ -51,7 +52,7 @@ def name_key(name: str) -> str:
 def look_key(name: str) -> str:
     """Return a key that is equal for names that look alike.
 
-    Such names have letters that print alike, are the same number, or differ in their quotes.
+    Such names have letters that print alike, are equal numbers, or differ only in quotes.
 
     >>> look_key("c\\u043ede") == look_key("Code"), look_key("1.0") == look_key("01")
     (True, True)
@@ -68,7 +69,7 @@ def look_key(name: str) -> str:
 def match_names(wanted: Sequence[str], names: Sequence[str]) -> list[int | None]:
     """Return the index in `names` of each wanted name, or None if `names` does not have it.
 
-    Names with the same `name_key` match if there is only one such candidate.
+    A wanted name also matches a name with the same `name_key` if there is only one.
 
     >>> match_names(["Neutral", "entailment"], ["ENTAILMENT", "NEUTRAL", "CONTRADICTION"])
     [1, 0]
@@ -106,7 +107,7 @@ def few(names: Sequence[str]) -> str:
 
 
 def is_list_as_text(word: str) -> bool:
-    """Return True if a label is a list that was written into a cell as text.
+    """Return True if a label is a list (or an object) that was written into a cell as text.
 
     >>> is_list_as_text("['a', 'b']"), is_list_as_text("[SEP]"), is_list_as_text("{'a': 1}")
     (True, False, True)

@@ -1,4 +1,4 @@
-"""Columns of data: usual names of columns with texts, pairs and labels, and how to read them."""
+"""Usual names of columns with texts, pairs and labels, and functions that read these columns."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ LABELS = (
 
 
 def as_flag(cell: Any) -> bool | None:
-    """Return True or False for a cell with a flag (1 or 0), or None if the cell is not a flag.
+    """Return True for a cell with 1, False for a cell with 0, None for all other cells.
 
     >>> as_flag("1"), as_flag(0.0), as_flag(False), as_flag("2"), as_flag(None)
     (True, False, False, None, None)
@@ -89,7 +89,7 @@ def number_in(cell: Any) -> float | None:
 def find_search(
     query: str | None, text: str | None, columns: Sequence[str]
 ) -> tuple[str | None, str | None]:
-    """Return the columns with query and text: the requested names, or usual names for None."""
+    """Return the columns with query and text; for None find the column by usual names."""
     names = {name.lower(): name for name in columns}
     for search in SEARCHES:
         present = tuple(names.get(name, "") for name in search)
@@ -101,11 +101,11 @@ def find_search(
 def search_texts(row: Row, columns: SearchColumns) -> list[str]:
     """Return a row's query, the matching text, and the texts that do not match.
 
-    A cell of negatives has a text, a list of texts, or nothing.
+    A cell of negatives contains a text, a list of texts, or nothing.
 
     Raises:
-        DataError: a column is missing, is not a text, or is empty, or the label is that of a pair
-            that does not match. The message names the column.
+        DataError: a column is missing, is not a text, or is empty, or the label marks the pair as
+            not matching. The message names the column.
     """
     missing = [name for name in (*columns[:2], *columns.negatives) if name not in row]
     if missing:
@@ -150,7 +150,7 @@ def score_of(row: Row, columns: SearchColumns) -> float:
 
 
 def named_column(wanted: str, candidates: Sequence[str], columns: Sequence[str]) -> str:
-    """Return the requested column; for the field's default name, also a usual name; else ""."""
+    """Return the wanted column, or for the default name a column with a usual name; else ""."""
     if wanted in columns or wanted != candidates[0]:
         return wanted if wanted in columns else ""
     names = {name.lower(): name for name in columns}

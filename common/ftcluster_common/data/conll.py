@@ -10,7 +10,7 @@ from itertools import chain, islice
 DOCUMENT = "-DOCSTART-"  # marks the start of a document in CoNLL-2003
 TAG = re.compile(r"O|[BIOLUESM]-\S+")
 LOOKED_AT = 20  # number of first lines that are checked
-# column names by number of cells; those with four cells are named as in CoNLL-2003 on the Hub
+# column names by number of cells; for four cells the names of CoNLL-2003 on the Hub
 COLUMNS = {1: ("tokens",), 4: ("tokens", "pos_tags", "chunk_tags", "ner_tags")}
 
 Sentence = dict[str, list[str]]  # words and tags of a sentence, by column
@@ -30,7 +30,7 @@ def looks_like_conll(lines: Iterable[str]) -> bool:
 
 
 def sentences(lines: Iterable[str]) -> Iterator[tuple[int, Sentence | str]]:
-    """Yield each sentence, or the problem of a line, with the number of its first line.
+    """Yield each sentence with the number of its first line, or a line's problem with its number.
 
     The word is in the first cell of a line and its tag in the last one; cells are divided by tabs
     or else by spaces. Lines with -DOCSTART- and comments before a sentence are skipped.

@@ -1,8 +1,7 @@
 """Conversations in rows of data: messages, or a prompt and its completion.
 
-The forms are those of OpenAI's and Anthropic's files, ShareGPT (from, value), Alpaca (instruction,
-input, output), Dolly (instruction, context, response) and hh-rlhf (texts with Human: and
-Assistant:).
+Supported forms: OpenAI's and Anthropic's files, ShareGPT (from, value), Alpaca (instruction, input,
+output), Dolly (instruction, context, response) and hh-rlhf (texts with Human: and Assistant:).
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from ftcluster_common.data.messages import (
 
 
 class ConversationColumns(NamedTuple):
-    """The column with messages, or the columns of a prompt and a completion; unused ones are "".
+    """The column with messages, or the columns of prompt and completion; unused columns are "".
 
     Attributes:
         context: column with the text that the prompt refers to, which is appended to the prompt; ""
@@ -59,7 +58,7 @@ class Conversation:
     def learned(self) -> list[int]:
         """Return the indices of the messages that contribute to the loss.
 
-        Messages with `weight: 0` (OpenAI) or `train: false` (axolotl) do not.
+        Messages with `weight: 0` (OpenAI) or `train: false` (axolotl) do not contribute.
         """
         return [
             number
@@ -120,7 +119,7 @@ def _need(row: Row, columns: Sequence[str]) -> None:
 def _prompt(
     row: Row, columns: "ConversationColumns | PreferenceColumns", chat_template: bool
 ) -> list[Message]:
-    """Return the messages before the answer; without a template, one text."""
+    """Return the messages before the answer; without a chat template, a single text."""
     cell = row[columns.prompt]
     if not isinstance(cell, str) and chat_template:
         return [*_system(row, columns.system), *read_messages(columns.prompt, cell)]
@@ -141,7 +140,7 @@ def _system(row: Row, column: str) -> list[Message]:
 
 
 class PreferenceColumns(NamedTuple):
-    """The columns of two answers and of their prompt; "" if the answers contain the prompt.
+    """The columns of two answers and their prompt; `prompt` is "" if the answers contain it.
 
     Attributes:
         context: column with context, see `ConversationColumns`.
@@ -165,7 +164,7 @@ def read_preference(
 ) -> tuple[Conversation, Conversation]:
     """Return the conversations of a row with the chosen and with the rejected answer.
 
-    Answers that are lists of messages may include the prompt, which is their common beginning.
+    If the answers are lists of messages that begin alike, the common beginning is the prompt.
 
     Args:
         chat_template: False if prompt and answers must be plain texts.

@@ -1,4 +1,4 @@
-"""Data files: the split of each file, and the rows. Standard library only.
+"""Finds the data files of each split, and reads their rows. Standard library only.
 
 Parquet files are read in `ftcluster_train.engine.data.sources`.
 """
@@ -22,7 +22,7 @@ CONLL = ".conll"
 TABLES = (".csv", ".tsv", ".json", ".jsonl", PARQUET)
 SENTENCES = (TEXT, ".tsv", ".bio", ".iob", ".iob2")  # extensions that may hold CoNLL
 TRAIN, VALIDATION = "train", "validation"
-WORDS = {  # in file names, as in `datasets`
+WORDS = {  # words in file names, as in `datasets`
     "train": TRAIN, "training": TRAIN,
     "validation": VALIDATION, "valid": VALIDATION, "val": VALIDATION, "dev": VALIDATION,
     "test": "test", "testing": "test", "eval": "test",
@@ -32,7 +32,7 @@ CORPUS, QUERIES, JUDGEMENTS = "corpus.jsonl", "queries.jsonl", "qrels"
 INDEX = "Unnamed: 0"  # pandas' name for an index column without a name
 SEPARATOR = re.compile(r"\ufeff?sep=(.)\r?\n")
 BLOCK = 1 << 20  # bytes per read
-# JSON escape of half of a surrogate pair
+# a JSON escape that is half of a surrogate pair
 HALF = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -40,9 +40,9 @@ HALF = re.compile(
 SHARD = re.compile(r"-\d+-of-\d+$")  # suffix of a file that the Hub has in parts
 
 WESTERN = "cp1252"
-ACCENTED = bytes(range(0xC0, 0x100))  # its letters outside ASCII
+ACCENTED = bytes(range(0xC0, 0x100))  # letters of this encoding outside ASCII
 LETTERS = ascii_letters.encode()
-MOST_ACCENTED = 0.25  # maximum share of all letters; below 0.05 in French and German texts
+MOST_ACCENTED = 0.25  # maximum share of all letters; French and German texts are below 0.05
 CONVERT = "convert it: iconv -f ENCODING -t UTF-8 FILE > NEW"
 
 SHOWN = 60  # maximum characters of a value in a message
@@ -52,7 +52,7 @@ Files = tuple[Path, ...]
 
 
 class DataError(ValueError):
-    """A file or a row cannot be used; says which one, with its line, and why."""
+    """A file or a row cannot be used; the message names the file, its line, and the reason."""
 
 
 def short(value: Any) -> str:
@@ -80,8 +80,8 @@ def kind_of(path: Path) -> str:
 def files_of(path: Path) -> dict[str, Files]:
     """Return the files with rows of each split.
 
-    Files without the name of a split (reviews.csv) belong to `train` if no other file does. In
-    a BEIR folder, the validation set is qrels/dev.tsv, or test.tsv if there is no dev.tsv.
+    Files whose names contain no split (reviews.csv) belong to `train` if no other file belongs to
+    it. In a BEIR folder, the validation set is qrels/dev.tsv, or test.tsv if there is no dev.tsv.
 
     Args:
         path: a file, or a folder that has the files in it or in its subfolder `data`.
@@ -141,7 +141,7 @@ def texts_of(path: Path) -> dict[str, Files]:
 
 
 def _split_of(file: Path) -> str:
-    """Return the split that a file's name stands for, or else the name.
+    """Return the split in a file's name; if it contains none, return the name without its ending.
 
     >>> [_split_of(Path(name)) for name in ("imdb_Train.csv", "dev-00000-of-00002.parquet")]
     ['train', 'validation']
@@ -188,11 +188,12 @@ class Table:
 def encoding_of(path: Path) -> str:
     """Return the encoding of a CSV or TSV file: UTF-8, UTF-16 with its mark, or Windows-1252.
 
-    Any single-byte text decodes as Windows-1252, but only western European texts are meant that
-    way. If most letters would be accented, the text has another alphabet.
+    Nearly any bytes decode as Windows-1252, but only western European texts are written in it. If
+    too many letters would be accented, the text has another alphabet.
 
     Raises:
-        DataError: the encoding is none of these; names the line that does not fit, if there is one.
+        DataError: the encoding is none of these. The message names the first line that does not
+            fit, if known.
         OSError: the file cannot be read.
     """
     lines = 1
@@ -229,7 +230,7 @@ def _accented(path: Path) -> float:
 def _csv(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the rows of a file whose first line has the names of the columns.
 
-    In TSV a quote is an ordinary character, as in GLUE's files.
+    In TSV files a quote is an ordinary character, as in GLUE's files.
     """
     csv.field_size_limit(sys.maxsize)
     with path.open(encoding=encoding_of(path), newline="") as lines:
@@ -291,7 +292,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the rows of one document (a list, or the only list in an object) or of JSON lines."""
+    """Yield the rows of JSON lines, or of a document: its list, or the only list in its object."""
     text = path.read_text(encoding="utf-8-sig")
     try:
         document = parse_json(text)
@@ -332,7 +333,7 @@ def _by_columns(document: dict[str, Any]) -> list[Any]:
 
 
 def _flat(rows: Iterable[Any]) -> Iterator[Any]:
-    """Yield rows; articles as in SQuAD's original files become one row for each question."""
+    """Yield rows; an article of SQuAD's original files becomes one row for each question."""
     for row in rows:
         if not isinstance(row, dict) or "paragraphs" not in row:
             yield row
@@ -352,10 +353,10 @@ def _flat(rows: Iterable[Any]) -> Iterator[Any]:
 
 
 def _judged(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield rows of a query and a matching text from BEIR's judgements.
+    """Yield a row for each pair of a query and a matching text in BEIR's judgements.
 
     For an evaluation, the first row has all texts of the corpus as negatives, so that each query
-    is searched in the whole corpus.
+    searches the whole corpus.
     """
     queries, corpus = (_by_id(path.parents[1] / name) for name in (QUERIES, CORPUS))
     others = None if _split_of(path) == TRAIN else [text for text in corpus.values() if text]

@@ -1,4 +1,4 @@
-"""Messages of conversations: all common file formats are converted to what chat templates read."""
+"""Converts messages of conversations from all common file formats to the form of chat templates."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ Message = Mapping[str, Any]  # fields that a chat template may read
 
 
 def read_tools(row: Row) -> Any:
-    """Return descriptions of functions, which TRL's files store as JSON text.
+    """Return the descriptions of a row's functions; TRL's files store them as JSON text.
 
     Raises:
         DataError: the cell holds anything else.
@@ -29,7 +29,7 @@ def read_tools(row: Row) -> Any:
 
 
 def text_message(column: str, cell: Any, role: str) -> list[Message]:
-    """Return a text as the only message of a role.
+    """Return a list with a text as the only message, by this role.
 
     Raises:
         DataError: the value is not a text, or is empty.
@@ -64,7 +64,8 @@ def read_messages(column: str, cell: Any, _role: str = "") -> list[Message]:
     """Return the messages of a cell: a list, or JSON text with a list.
 
     Raises:
-        DataError: the cell is not such a list, or a message is invalid or empty; names the message.
+        DataError: the cell is not such a list, or a message is invalid or empty. The error names
+            the message.
     """
     if isinstance(cell, str) and cell.lstrip().startswith("["):
         cell = _json(column, cell)

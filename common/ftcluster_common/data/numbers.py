@@ -1,7 +1,8 @@
-"""Numbers as people write them, in data and on a command line. Standard library only.
+"""Reads numbers as people write them, in data and on a command line. Standard library only.
 
 Python's `float` and `int` also read "1_000", "inf", "nan", hexadecimal and the digits of every
-script. Nobody writes these as a label, a score or a setting, so here they are texts.
+script. Nobody writes labels, scores or settings in these forms, so this module does not read them
+as numbers.
 """
 
 import math
@@ -13,7 +14,7 @@ WHOLE = re.compile(r"[-+]?[0-9]{1,300}")
 DECIMAL = re.compile(
     r"[-+]?(?:[0-9]{1,300}(?:\.[0-9]{0,300})?|\.[0-9]{1,300})(?:[eE][-+]?[0-9]{1,4})?"
 )
-# a decimal comma, or something between the thousands: 1,5 and 1.234,5 and 1 500
+# a decimal comma, or separators of thousands: 1,5 and 1.234,5 and 1 500
 SEPARATED = re.compile(r"[-+]?[0-9]+(?:[., '][0-9]{3})*[., ][0-9]+")
 HEXADECIMAL = re.compile(r"[-+]?0[xob][0-9a-f]+")
 
@@ -28,7 +29,7 @@ def is_decimal(text: str) -> bool:
 
 
 def read_decimal(text: str) -> int | float | None:
-    """Return the number that a text is: an int if it is written as one; None if it is none.
+    """Return the number that a text holds, as int if it is written so; None if it holds none.
 
     >>> read_decimal("16"), read_decimal("2e-5"), read_decimal("1_6")
     (16, 2e-05, None)
@@ -48,7 +49,7 @@ def has_comma(text: str) -> bool:
 
 
 def as_number(cell: Any) -> float | None:
-    """Return the finite number that a cell holds, also as text; None for all else, such as True.
+    """Return a cell's finite number, which may be written as text; None for others, such as True.
 
     >>> as_number(" 2.5 "), as_number(3), as_number("1_000"), as_number(True), as_number(None)
     (2.5, 3.0, None, None, None)
@@ -63,7 +64,7 @@ def as_number(cell: Any) -> float | None:
 
 
 def why_no_number(cell: Any) -> str:
-    """Return why a cell is no number, and how to write it as one if that is clear.
+    """Return why a cell is no number, with advice how to write the number if that is clear.
 
     >>> why_no_number("1,500")
     'not a number: write a decimal point, and nothing between thousands'

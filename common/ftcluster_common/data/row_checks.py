@@ -10,7 +10,7 @@ CheckRow = Callable[[Row], str]  # returns the problem of a row, or ""
 
 
 def check_by_reading(read: Callable[[Row], object]) -> CheckRow:
-    """Return a check that reports the error of reading a row."""
+    """Return a check that calls `read` with a row, and reports its error."""
     return partial(_reading_problem, read)
 
 
@@ -23,7 +23,7 @@ def _reading_problem(read: Callable[[Row], object], row: Row) -> str:
 
 
 def check_columns(texts: Sequence[str], others: Sequence[str], row: Row) -> str:
-    """Return the problem of a row that lacks a column or has no text in one of `texts`, or ""."""
+    """Return a row's problem: a missing column, or a column of `texts` without text; else ""."""
     missing = [name for name in (*texts, *others) if name not in row]
     if missing:
         return f"no column {', '.join(missing)}; {found_columns(row)}"

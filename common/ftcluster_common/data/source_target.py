@@ -11,7 +11,7 @@ class SourceTarget(NamedTuple):
 
     Attributes:
         target: column with the target; "" if no target is needed.
-        languages: keys of source and target if a cell has texts by language.
+        languages: keys of the source and target language if a cell maps languages to texts.
     """
 
     source: str

@@ -1,10 +1,9 @@
-"""Words with their tags: the rows of token classification, and the tagging schemes.
+"""Reads rows of words with tags for token classification, and converts between tagging schemes.
 
-An entity is a run of words of one type. IOB2 tags its first word B- and the others I-. IOB1
-uses B- only if an entity follows another one of the same type. IOBES also has E- for the last word
-and S- for a single word. BILOU and BMES are read as IOBES. Tags without such prefixes are plain
-tags, such as parts of speech.
-Standard library only.
+An entity is a run of words of one type. IOB2 tags the first word of an entity B- and its other
+words I-. IOB1 uses B- only if an entity directly follows an entity of the same type. IOBES also has
+E- for the last word of an entity, and S- for an entity of a single word. BILOU and BMES are read as
+IOBES. Tags without such prefixes are plain tags, such as parts of speech. Standard library only.
 """
 
 import re
@@ -24,7 +23,7 @@ Entity = tuple[str, int, int]  # type, first word or character, end (exclusive)
 
 
 class TaggedColumns(NamedTuple):
-    """The columns of words and their tags, or of a text and its spans; unused ones are ""."""
+    """The columns of words and their tags, or of a text and its spans; unused columns are ""."""
 
     tokens: str
     text: str
@@ -108,9 +107,10 @@ def plain_tag(tag: str) -> str:
 
 
 def _spans(cell: Any, text: str) -> tuple[Entity, ...]:
-    """Return the spans of a cell: objects with start, end and label, or lists of these three.
+    """Return a cell's spans: objects with start, end and label, or lists of these three values.
 
-    doccano's exports have start_offset and end_offset; Label Studio's have a list of labels.
+    Exports of doccano have start_offset and end_offset; exports of Label Studio have a list of
+    labels.
     """
     if not isinstance(cell, list):
         raise DataError(f"{short(cell)} is not a list of spans, objects with start, end and label")
@@ -149,7 +149,7 @@ def _is_place(value: Any) -> bool:
 
 
 def parts(tag: str) -> tuple[str, str]:
-    """Return a tag's prefix and type. For a plain tag: `I`, or `O` for none, and the tag.
+    """Return a tag's prefix and type; a plain tag gets the prefix `I`, and O has no type.
 
     >>> parts("B-PER"), parts("O"), parts("NN")
     (('B', 'PER'), ('O', ''), ('I', 'NN'))
@@ -161,7 +161,7 @@ def parts(tag: str) -> tuple[str, str]:
 
 
 def entities(tags: Iterable[str]) -> list[Entity]:
-    """Return the entities of a row as conlleval finds them, which accepts invalid sequences too.
+    """Return the entities of a row like conlleval, which also accepts invalid sequences.
 
     >>> entities(["I-PER", "O", "I-LOC", "B-LOC"])
     [('PER', 0, 1), ('LOC', 2, 3), ('LOC', 3, 4)]
@@ -217,7 +217,7 @@ def tags_of(found: Iterable[Entity], count: int, scheme: Scheme) -> list[str]:
 
 
 def names_of_tags(tags: Iterable[str], scheme: Scheme) -> list[str]:
-    """Return the tags of a model: all tags of each type, even if the data lack some.
+    """Return the tags of a model: all tags of each type, even tags that are not in the data.
 
     >>> names_of_tags(["I-B", "B-A"], "IOB2"), names_of_tags(["VB", "NN"], "plain")
     (['O', 'B-A', 'I-A', 'B-B', 'I-B'], ['NN', 'VB'])
@@ -230,7 +230,7 @@ def names_of_tags(tags: Iterable[str], scheme: Scheme) -> list[str]:
 
 
 def scheme_of(names: Iterable[str]) -> Scheme:
-    """Return the scheme of a model's tags; IOB1 only if a type has no B-, else it is ambiguous.
+    """Return the scheme of a model's tags, such as IOB1 if a type has I- but no B-.
 
     >>> scheme_of(["O", "B-A", "I-A"]), scheme_of(["O", "I-A"]), scheme_of(["O", "S-A"])
     ('IOB2', 'IOB1', 'IOBES')

@@ -1,4 +1,4 @@
-"""Models in Python packages, as a recipe names them. Standard library only."""
+"""Reads a recipe's reference to a model in a Python package. Standard library only."""
 
 import re
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _WHOLE = re.compile(rf"({_NAME})==({_VERSION})((?: +{_HASH})+)")
 
 @dataclass(frozen=True)
 class ModelPackage:
-    """A Python package that has a model.
+    """A Python package that contains a model.
 
     Attributes:
         hashes: pip's --hash options, one for each allowed file.

@@ -1,6 +1,7 @@
 """The files that define how sentence-transformers turns token vectors into embeddings.
 
-They are read from a model's folder and written into one. Standard library only.
+This module reads the files from a model's folder, and creates them for a new model. Standard
+library only.
 """
 
 import re
@@ -16,7 +17,7 @@ MODULES = "modules.json"
 ABOUT = "config_sentence_transformers.json"
 POOLING = "1_Pooling"
 LENGTH = "sentence_bert_config.json"
-# flags that preceded pooling_mode before release 6, by mode
+# flags that releases before 6 use instead of pooling_mode, by mode
 FLAGS = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
@@ -103,9 +104,10 @@ def read_modules(folder: Path) -> SentenceModules | None:
 
 
 def _kind(class_name: str) -> str:
-    """Return the module that a class name means, or the name itself if it is unknown.
+    """Return the kind of module that a class name stands for, or an unknown name unchanged.
 
-    Another class may be defined in a file of the folder, which sentence-transformers 5 executes.
+    An unknown class may be defined in a file of the folder. sentence-transformers 5 would execute
+    this file.
 
     >>> _kind("sentence_transformers.models.Pooling"), _kind("evil.Pooling")
     ('Pooling', 'evil.Pooling')
@@ -140,7 +142,7 @@ def _pooling(config: Mapping[str, Any]) -> str:
 def module_files(
     modules: SentenceModules, width: int, length: int, versions: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the files by name, in the format that all releases from 3 on read.
+    """Return the files by name, in a format for sentence-transformers 3 and all later releases.
 
     Args:
         width: dimensions of an embedding.

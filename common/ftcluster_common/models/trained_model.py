@@ -1,6 +1,7 @@
-"""The task's fields and the hashes of training rows in a trained model's folder.
+"""Reads and writes two files in a trained model's folder: the task's fields, and hashes of rows.
 
-ftcluster.json has the fields, ftcluster.rows the hashes. Standard library only.
+ftcluster.json has the fields; ftcluster.rows has the hashes of the training rows. Standard library
+only.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ HASH_BYTES = 8
 
 
 def pipeline_of(task: str, options: Mapping[str, Any]) -> str:
-    """Return the Hub's name for the model's task, which transformers uses too.
+    """Return the name of the model's task on the Hub and in transformers' pipelines.
 
     Args:
         options: fields of the task.
@@ -33,8 +34,8 @@ def trained_document(recipe: Recipe, columns: Mapping[str, Any]) -> dict[str, An
     """Return the content of ftcluster.json: recipe, task, and the fields that later uses need.
 
     Args:
-        recipe: name of the training's recipe, or of the recipe for further uses of the model.
-        columns: fields with the columns that were found by their names.
+        recipe: recipe of the training, or a recipe for further uses of the model.
+        columns: column fields of the task, with the columns that were found by their names.
     """
     options = {**asdict(recipe.options), **columns}
     kept = {
@@ -45,13 +46,13 @@ def trained_document(recipe: Recipe, columns: Mapping[str, Any]) -> dict[str, An
 
 
 def hash_of(ids: Sequence[int]) -> int:
-    """Return the hash of a document's tokens."""
+    """Return the hash of a row's tokens."""
     digest = hashlib.blake2b(array("q", ids).tobytes(), digest_size=HASH_BYTES).digest()
     return int.from_bytes(digest, "little")
 
 
 def write_rows(path: Path, hashes: Collection[int]) -> None:
-    """Write the hashes of the documents that a model is trained on."""
+    """Write the hashes of the rows that a model is trained on."""
     path.write_bytes(array("Q", sorted(hashes)).tobytes())
 
 
@@ -65,7 +66,7 @@ def read_rows(folder: Path) -> set[int]:
 
 
 def read_trained(folder: Path) -> dict[str, Any]:
-    """Return the content of the file in a model's folder; empty if it cannot be read.
+    """Return the content of ftcluster.json in a model's folder; empty if it cannot be read.
 
     Raises:
         GivenFileError: a newer ftcluster has written the file.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-MOST_CLASSES = 200  # maximum in an event: readers of a run's first and last events take 64 kB
+MOST_CLASSES = 200  # maximum in an event: readers read 64 kB at each end of a run's events
 MOST_CONFUSED = 400  # enough for all cells of 20 classes
 
 
@@ -19,7 +19,7 @@ class ClassScores:
     Attributes:
         support: number of rows that have the class.
         predicted: number of rows for which the class is predicted.
-        right: number of rows of both kinds.
+        right: number of rows that have the class and for which it is predicted.
         threshold: minimum probability of a prediction if rows may have several classes.
     """
 
@@ -58,7 +58,7 @@ class ClassReport:
         rows: number of rows in the data set.
         positive: class that the metric f1 refers to; "" if there are more than two classes.
         several: True if a row may have several classes or none, such as the entities of a text.
-        left_out: numbers of omitted classes and cells.
+        left_out: number of omitted classes, and number of omitted cells.
         whole: `averages` over all classes if some are omitted.
     """
 
@@ -72,7 +72,7 @@ class ClassReport:
 
     @property
     def thresholds(self) -> bool:
-        """True if classes are predicted from thresholds on, unlike entities of a text."""
+        """True if the prediction of a class depends on a threshold; False for entities."""
         return self.several and all(scores.threshold is not None for scores in self.classes)
 
     @property
@@ -84,15 +84,15 @@ class ClassReport:
     def averages(self) -> dict[str, tuple[float, float, float]]:
         """Return precision, recall and F1 over the classes, by kind of average.
 
-        As in scikit-learn, classes that are neither predicted nor true do not count if each row has
-        one class.
+        If each row has one class, classes that are neither predicted nor true are ignored, as in
+        scikit-learn.
         """
         if self.whole is not None:
             return dict(self.whole)
         counted = [c for c in self.classes if self.several or c.support or c.predicted]
         equal, sizes = [1] * len(counted), [scores.support for scores in counted]
         averages = {"macro": _mean(counted, equal), "weighted": _mean(counted, sizes)}
-        if self.several:  # with one class per row, all micro averages equal the accuracy
+        if self.several:  # if each row has one class, all micro averages equal the accuracy
             return {"micro": _scores(_total(counted)), **averages}
         return averages
 
@@ -109,7 +109,7 @@ class ClassReport:
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON for an event."""
         kept = self.classes
-        if not self.thresholds:  # otherwise the event must have all thresholds
+        if not self.thresholds:  # an event with thresholds must have all classes
             worst = {one.name for one in sorted(kept, key=lambda one: one.f1)[:MOST_CLASSES]}
             kept = tuple(one for one in kept if one.name in worst)
         omitted = len(self.classes) - len(kept) + max(0, len(self.confused) - MOST_CONFUSED)

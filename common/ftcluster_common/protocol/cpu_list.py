@@ -12,8 +12,8 @@ def parse_cpus(text: str) -> tuple[int, ...]:
     (0, 1, 2, 3, 8, 10, 12, 14)
 
     Raises:
-        ValueError: the text is no such list, or a CPU number or the number of CPUs exceeds any
-            kernel's.
+        ValueError: the text is no such list, or exceeds the largest CPU number or count of any
+            kernel.
     """
     numbers: list[int] = []
     for part in text.split(","):
@@ -29,7 +29,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 
 
 def format_cpus(cpus: Iterable[int]) -> str:
-    """Return CPU numbers in taskset's notation; strides occur if firmware numbers sockets in turn.
+    """Return CPU numbers in taskset's notation, with strides for CPUs numbered across sockets.
 
     >>> format_cpus([0, 1, 2, 3, 8]), format_cpus(range(0, 40, 2)), format_cpus([1, 4])
     ('0-3,8', '0-38:2', '1,4')
@@ -42,7 +42,7 @@ def format_cpus(cpus: Iterable[int]) -> str:
         while count < len(numbers) and numbers[count] == first + step * count:
             count += 1
         if count < 3 and step > 1:
-            count = 1  # two CPUs are not written as a stride
+            count = 1  # two CPUs are written separately, not as a stride
         last = numbers[count - 1]
         stride = f":{step}" if step > 1 and count > 1 else ""
         parts.append(f"{first}-{last}{stride}" if count > 1 else str(first))

@@ -1,7 +1,7 @@
 """The format of events.jsonl in a run's folder: one JSON object per line.
 
-Rank 0 writes it while there are ranks; the supervisor writes before and after. Standard library
-only.
+Rank 0 writes the file while there are ranks; the supervisor writes before and after. Standard
+library only.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ EVENTS: dict[str, dict[str, Any]] = {
     "notice": {"message": str},
     # size and contents of the data, see `ftcluster_train.engine.data_report`
     "data": {"columns": dict, "sets": list, "samples": list},
-    # the ranks are restarted; number of this restart, and the reason
+    # the ranks are restarted: the number of this restart, the maximum, and the reason
     "restart": {"restart": int, "max_restarts": int, "message": str},
     # measured placement of each rank: rank, host, cpus (such as 0-15), threads, memory_nodes (its
     # preferred NUMA nodes; [] for the kernel's default policy, null if unknown)
@@ -36,7 +36,7 @@ EVENTS: dict[str, dict[str, Any]] = {
         "train_samples": int,
         "parameters": int,
     },
-    # about the first step, see `ftcluster_train.patching.patch_model`
+    # kernels that the first step used, see `ftcluster_train.patching.patch_model`
     "kernels": {"used": list},
     "step": {
         "step": int,
@@ -45,15 +45,17 @@ EVENTS: dict[str, dict[str, Any]] = {
         "grad_norm": Number,
         "learning_rate": Number,
         "samples_per_second": Number,
-        # excludes evaluation and checkpoints, also those before a restart
+        # excludes all evaluations and checkpoints, also those from before a restart
         "train_seconds": Number,
         "remaining_seconds": Number,
     },
-    # with each step, of the `steps` since the ranks started: seconds without evaluation and
-    # checkpoints; rank 0's tokens with padding, all ranks' without; seconds in which each rank was
-    # blocked in collectives, those of them that the exchange itself took, and those in which each
-    # rank made batches, see `ftcluster_train.engine.step_times`; bytes and collectives of rank 0,
-    # see `ftcluster_train.comm.traffic`; seconds of a collective on one number
+    # written with each step; totals over the `steps` since the ranks started. train_seconds
+    # excludes evaluation and checkpoints. tokens are rank 0's with padding, useful_tokens all
+    # ranks' without. waited_seconds: time for which each rank was blocked in collectives;
+    # transfer_seconds: the part of it in which data moved; input_seconds: time for which each rank
+    # made batches, see `ftcluster_train.engine.step_times`. sent_bytes and collectives are rank
+    # 0's, see `ftcluster_train.comm.traffic`. latency_seconds: duration of a collective on one
+    # number
     "communication": {
         "step": int,
         "steps": int,
@@ -67,16 +69,17 @@ EVENTS: dict[str, dict[str, Any]] = {
         "collectives": int,
         "latency_seconds": Number,
     },
-    # a host that has fallen behind, and the reason; ratio: its time per step relative to its usual
-    # time, 0 once it has recovered
+    # a host that has fallen behind, and the reason; ratio: time per step of the host relative to
+    # the usual time, 0 once the host has recovered
     "slow_host": {"host": str, "step": int, "ratio": Number, "message": str},
     # classification adds `classes`: a `ClassReport` for each set; generation adds `texts`: some
     # sources, references and generated texts for each set; `result` may have both
     "evaluation": {"step": int, "epoch": Number, "metrics": dict, "seconds": Number},
     "parameters": {"step": int, "equal": bool, "sha256": str},
     "checkpoint": {"step": int, "folder": str, "seconds": Number},
-    # a saved model was loaded again and equals the trained one: its tensors, the bytes mapped from
-    # its files, and the relative difference of outputs, null if they were not computed
+    # a saved model was loaded again and equals the trained model: the number of its tensors, the
+    # bytes mapped from its files, and the relative difference of the outputs, null if none were
+    # computed
     "reloaded": {
         "folder": str,
         "tensors": int,
@@ -99,7 +102,7 @@ EVENTS: dict[str, dict[str, Any]] = {
     "answered": {"prompt": int},
     # results of `bench allreduce` for a pair of ranks, as in `network_benchmark.Link`
     "link": {"ranks": list, "latency_us": Number, "mb_per_second": Number},
-    # results for one size in fp32 or bf16, see `all_reduce_benchmark.Times`
+    # results for one size in fp32 or bf16, see `bench_all_reduce.Times`
     "all_reduce": {
         "bytes": int,
         "type": str,
@@ -113,7 +116,8 @@ EVENTS: dict[str, dict[str, Any]] = {
     "backend": {"name": str},
     # output of rank 0 of a user's script to stdout or stderr
     "output": {"rank": int, "stream": str, "text": str},
-    # guardians' reports also have `step` and `cause`, see ftcluster_train.supervisor.rank_life
+    # errors that guardians report also have `step` and `cause`, see
+    # ftcluster_train.supervisor.rank_life
     "error": {"message": str, "hint": str, "host": str, "rank": int | None},
     # state: done, failed or stopped
     "end": {"state": str, "exit_code": int, "seconds": Number},
@@ -163,7 +167,7 @@ DATA_SET = {
 
 
 def is_data(fields: Mapping[str, Any]) -> bool:
-    """Return True if an event `data`, or a host's report on data, has the right form."""
+    """Return True if fields of an event `data`, or of a host's data report, have the right form."""
     try:
         return (
             all(_is(fields[name], type_) for name, type_ in EVENTS["data"].items())

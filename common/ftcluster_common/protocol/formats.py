@@ -1,9 +1,9 @@
 """Format versions of the documents that ftcluster keeps or sends to other hosts. Pure functions.
 
 The field `format` of a document holds the number of its format; without it the format is 0.
-Increase a kind's format when an older reader would fail on the new documents or misread them, and
-make the kind's reader migrate the previous format. A new optional field needs no new format if it
-is omitted at its default, see `Kind.first_fields`.
+Increase a kind's format if an older reader would fail on the new documents or misread them. Then
+make the kind's reader migrate documents of the previous format. A new optional field needs no new
+format if it is omitted at its default, see `Kind.first_fields`.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from typing import Any
 from ftcluster_common.given_files import FormatError
 
 FORMAT = "format"
-RUN_FORMAT = 1  # format of launch.json and job.json; run_folder.py on the hosts reads this line
+RUN_FORMAT = 1  # format of launch.json and job.json; run_folder.py on the hosts parses this line
 MOST_FORMAT = 1 << 31
 UPGRADE_HOSTS = "upgrade the ftcluster of these hosts: ftcluster setup"
 UPGRADE_HERE = "upgrade this ftcluster"
@@ -30,7 +30,7 @@ class Kind:
         oldest: oldest format that can be read.
         older_hint: advice for a document that is too old.
         newer_hint: advice for a document of a newer ftcluster.
-        required: fields that all readable formats have; a document without a number and without one
+        required: fields that all readable formats have; a document that lacks both `format` and one
             of these fields is older than all formats.
         first_fields: fields of format 0, for kinds whose old readers reject unknown fields; later
             fields are written only if they are set. Empty if readers ignore unknown fields.
@@ -78,19 +78,19 @@ KINDS = (LAUNCH, JOB, INPUTS, EVENTS, STATE, TRAINED, CLUSTER, RECORD, RUN_RECOR
 
 
 def stamped(kind: Kind, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document with its kind's format, without later fields that are not set."""
+    """Return a document with the format number of its kind, without unset later fields."""
     later = {name for name in content if kind.first_fields and name not in kind.first_fields}
     kept = {name: value for name, value in content.items() if value or name not in later}
     return {FORMAT: kind.format, **kept}
 
 
 def later_fields(kind: Kind, document: Mapping[str, Any]) -> list[str]:
-    """Return the fields of a document that readers of format 0 reject, except `format`."""
+    """Return a document's fields that readers of format 0 would reject, except `format`."""
     return sorted(document.keys() - kind.first_fields - {FORMAT}) if kind.first_fields else []
 
 
 def format_of(document: Mapping[str, Any]) -> int:
-    """Return the format of a document; 0 if it has no number.
+    """Return the format of a document; 0 if the document names none.
 
     Raises:
         ValueError: the number is not a whole number from 0.
@@ -105,8 +105,8 @@ def opened(kind: Kind, document: Any) -> dict[str, Any]:
     """Return the content of a document without the field `format`.
 
     Raises:
-        FormatError: the format is too old or too new; the message has the advice and lacks the
-            file's name, which callers put before it.
+        FormatError: the format is too old or too new. The message has the advice; callers put the
+            file's name before it.
         ValueError: the document is no mapping, or `format` is no number.
     """
     if not isinstance(document, dict):

@@ -1,4 +1,4 @@
-"""The format of job.json in a run's folder, which tells every rank what to do."""
+"""The format of job.json in a run's folder: the work of every rank."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -27,10 +27,10 @@ class Job:
         precision: bf16 or fp32, as the plan decided.
         ipex: True if the plan has IPEX optimize the model.
         resume: ids of the runs that this run continues, the newest first.
-        must_resume: True if it must not start without a saved state of one of these runs.
+        must_resume: True if the run must not start without a saved state of one of these runs.
         snapshot_seconds: interval between snapshots of the training's state; 0 for none.
         log_samples: True if each rank logs the samples of each step.
-        nodes: number of hosts with ranks; further ones are spares.
+        nodes: number of hosts that get ranks; all further hosts are spares.
         shard_optimizer: True if the plan shards the optimizer's state over the ranks.
         shared_folder: True if all hosts share the prefix on a network file system.
         hardware: description of the hosts for the model card.
@@ -105,7 +105,7 @@ def recipe_of(data: Mapping[str, Any]) -> Recipe:
 
 
 def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a value with tuples for the lists of JSON."""
+    """Return a value with tuples in place of JSON's lists."""
     return {
         key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
     }
@@ -129,7 +129,7 @@ class ScriptJob:
     local_rank: str = ""
 
     def arguments(self, local_rank: str) -> list[str]:
-        """Return Python's arguments for a rank, as torch.distributed.launch passes them.
+        """Return Python's arguments for a rank, in the order of torch.distributed.launch.
 
         >>> ScriptJob("", "", ("-m", "train", "--x"), "", "--local-rank").arguments("1")
         ['-m', 'train', '--local-rank=1', '--x']

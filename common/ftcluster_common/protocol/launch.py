@@ -18,9 +18,10 @@ from ftcluster_common.given_files import GivenFileError, read_form
 from ftcluster_common.protocol.formats import LAUNCH, opened, stamped
 from ftcluster_common.protocol.timeouts import DEFAULT_SECONDS, TIMEOUT_VARIABLE, Timeouts
 
-# TCP ports: all ports that the role firewall closes besides the local ones; torch's rendezvous;
-# mpirun and its ranks. The last two are only for the cluster's account, so they avoid the ports
-# that torch and accelerate use by default for other local users.
+# TCP ports, in this order: all ports that the role firewall closes (apart from the kernel's local
+# ports), torch's rendezvous, and mpirun with its ranks. The last two ranges are only for the
+# cluster's account. They do not include the default ports of torch and accelerate, which other
+# local users may use.
 CLUSTER_PORTS = range(29500, 30000)
 RENDEZVOUS_PORTS = range(29550, 29600)
 MPI_PORTS = range(29600, 29800)
@@ -33,22 +34,22 @@ ACCELERATE_CPU_VARIABLE = "ACCELERATE_USE_CPU"  # read by Accelerate
 PLACEMENT_VARIABLE = "FTCLUSTER_PLACEMENT"  # see `rank_placement`
 SLURM_VARIABLE = "SLURM_JOB_ID"  # set by Slurm
 LAYER_VARIABLE = "FTCLUSTER_LAYER"  # folder with a script's additional packages
-TAGS_VARIABLE = "FTCLUSTER_TAGS"  # `team=nlp ticket=42`
+TAGS_VARIABLE = "FTCLUSTER_TAGS"  # tags of the run, such as `team=nlp ticket=42`
 FAST_VARIABLE = "FTCLUSTER_FAST"  # set if a script is trained with our kernels
 MOST_SECONDS = 7 * 86400.0  # assumed if launch.json is damaged
-GRACE_SECONDS = 30.0  # for the last checkpoint of a training that is asked to stop
+GRACE_SECONDS = 30.0  # time for the last checkpoint of a training that is asked to stop
 GLOO, IMPI = "gloo", "impi"  # torch's own backend, and the backend of ftcluster_train.mpi
 CCL = "ccl"  # backend of oneccl_bind_pt
 MPI = "mpi"  # MPI_Allreduce itself, for comparison with backends
 
-# file in the run's folder on each host by which a guardian authenticates to the supervisor
+# file in the run's folder on each host with the secret that a guardian sends to the supervisor
 GUARD_FILE = "guard"
 LAUNCH_FILE = "launch.json"
-PLANNED_FILE = "planned.json"  # its name until model and data are complete
+PLANNED_FILE = "planned.json"  # name of launch.json until model and data are complete
 HUB_TOKEN_FILE = "hub_token"  # file in the run's folder while its ranks are running
-SECRET_ENV_FILE = "secret_env"  # likewise, see `pack_env`
-SECRET_ENV_VARIABLE = "FTCLUSTER_SECRET_ENV"  # tells the ranks its path
-CREDENTIAL = re.compile("TOKEN(?!_PATH)|PASSWORD|SECRET|KEY")  # allowed in names of variables
+SECRET_ENV_FILE = "secret_env"  # likewise, with variables, see `pack_env`
+SECRET_ENV_VARIABLE = "FTCLUSTER_SECRET_ENV"  # path of this file, for the ranks
+CREDENTIAL = re.compile("TOKEN(?!_PATH)|PASSWORD|SECRET|KEY")  # in names of variables
 # srun(1): run beside the job's script, with all CPUs of the job
 SRUN_OPTIONS = "--overlap --cpu-bind=none"
 # ftcluster sets the ranks' affinity itself
@@ -61,8 +62,8 @@ MPI_VARIABLES = {
 def may_hold_credentials(name: str, value: str) -> bool:
     """Return True if a variable may hold a credential.
 
-    This is the case if its name looks like one, or if its value is a URL with more than scheme,
-    host and path: user information, a query or a fragment. The URL of a proxy needs no scheme.
+    A variable may hold a credential if its name contains a word like TOKEN, or if its value is a
+    URL with user information, a query or a fragment. The URL of a proxy needs no scheme.
 
     >>> may_hold_credentials("MLFLOW_TRACKING_URI", "https://me:secret@tracking/")
     True
@@ -79,15 +80,15 @@ def mesh_variables(ssh_config: str, interface: str) -> dict[str, str]:
     """Return the variables that make Hydra start other hosts over the mesh.
 
     Args:
-        interface: the head's network interface, or "". Without it Hydra gives the hosts the head's
-            name to call back, which they may not be able to resolve.
+        interface: the head's network interface, or "". Without an interface the other hosts connect
+            to the head by its name, which they may not be able to resolve.
     """
     if not ssh_config:
         return {}
     variables = {
         "I_MPI_HYDRA_BOOTSTRAP": "ssh",
         "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": f"-F {ssh_config}",
-        # the head starts every host itself: no other host has the key
+        # the head starts every host itself, because no other host has the SSH key
         "I_MPI_HYDRA_BRANCH_COUNT": "4096",
     }
     return {**variables, **({"I_MPI_HYDRA_IFACE": interface} if interface else {})}
@@ -150,10 +151,10 @@ def own_rank(environ: Mapping[str, str]) -> int:
 
 
 def own_size(environ: Mapping[str, str]) -> int:
-    """Return the number of ranks, from the same sources.
+    """Return the number of ranks, as set by `bind`, torchrun or Hydra.
 
     Raises:
-        KeyError: it is not set.
+        KeyError: none of them has set it.
     """
     return int(environ["WORLD_SIZE"] if "WORLD_SIZE" in environ else environ["PMI_SIZE"])
 
@@ -196,7 +197,7 @@ class RankHost(Host):
     """One host of a launch.
 
     Attributes:
-        ranks: placement of the host's ranks, by local rank.
+        ranks: cores and memory of the host's ranks, by local rank.
         preload: libraries for LD_PRELOAD; relative paths are below the stack.
         env: additional variables of the host's ranks.
     """
@@ -211,7 +212,8 @@ class Launch:
     """The run that the supervisor on the head starts; `mpirun_command` renders it.
 
     Attributes:
-        program: arguments of the stack's Python for each rank, once it is bound to its cores.
+        program: arguments of the stack's Python that each rank executes after it is bound to its
+            cores.
         env: variables of mpirun and all ranks.
         hosts: hosts with ranks, the head first.
         stack: the link to the stack in use, or the stack's folder.
@@ -220,11 +222,12 @@ class Launch:
         max_restarts: maximum number of restarts after failures that the ranks did not cause.
         idle: prepared hosts without ranks: spares, and hosts that a restart dropped.
         spares: number of hosts without ranks if all hosts respond.
-        min_nodes: minimum number of hosts after a restart without lost hosts; 0 waits for them.
-        wait: True to wait for other runs on its hosts, False to fail.
+        min_nodes: minimum number of hosts that a restart needs if it drops lost hosts; 0 makes it
+            wait for lost hosts.
+        wait: True to wait while other runs use the hosts, False to fail.
         share_hosts: True to start on hosts that other runs use.
         timeout_seconds: see Timeouts.
-        hang_seconds: maximum time without progress of any rank; 0 for no limit, None for
+        hang_seconds: maximum time in which no rank makes progress; 0 for no limit, None for
             timeout_seconds.
         slurm_job: id of the Slurm job whose hosts share the run's folder, or "".
         grace_seconds: time for the current step and its checkpoint after a request to stop.
@@ -263,7 +266,7 @@ class Launch:
 
     @property
     def supervised_variables(self) -> dict[str, str]:
-        """The variables of ranks on prepared hosts, which have model and data."""
+        """The variables of ranks whose hosts already have model and data."""
         offline = {} if self.script else {"HF_HUB_OFFLINE": "1"}
         return {TIMEOUT_VARIABLE: f"{self.timeout_seconds:g}", **offline}
 
@@ -283,7 +286,7 @@ class Launch:
         return [host for host in self.hosts for _ in host.ranks]
 
     def on(self, hosts: Sequence[RankHost]) -> "Launch":
-        """Return the same launch with ranks on these of `hosts` and `idle`, the head first."""
+        """Return the launch with ranks on these hosts from `hosts` and `idle`, the head first."""
         idle = (host for host in (*self.idle, *self.hosts) if host not in hosts)
         return replace(self, hosts=tuple(hosts), idle=tuple(idle))
 
@@ -321,7 +324,7 @@ def mpirun_command(launch: Launch) -> MpirunCommand:
     python = f"{launch.stack}/bin/python"
     argv = (
         f"{launch.stack}/bin/mpirun",
-        "-machinefile", launch.hostfile_path,  # -f fills the first host, whatever its count is
+        "-machinefile", launch.hostfile_path,  # -f would ignore the counts and fill the first host
         "-n", str(len(launch.rank_hosts)),
         "-prepend-pattern", label_pattern(launch.run),
         python, "-m", "ftcluster_train.host.bind",
@@ -329,7 +332,7 @@ def mpirun_command(launch: Launch) -> MpirunCommand:
     )  # fmt: skip
     placement = json.dumps(rank_placement(launch.hosts, launch.stack), separators=(",", ":"))
     lines = (
-        f"{host.name if launch.slurm_job else host.address}:{len(host.ranks)}\n"  # as srun does
+        f"{host.name if launch.slurm_job else host.address}:{len(host.ranks)}\n"  # srun needs names
         for host in launch.hosts
     )
     return MpirunCommand(argv, {**launch.env, PLACEMENT_VARIABLE: placement}, "".join(lines))
@@ -344,7 +347,7 @@ def rank_placement(hosts: Sequence[RankHost], stack: str) -> dict[str, Any]:
             [{"cpus": "0-31", "threads": 31, "memory": [0]}, ...]}, ...],
          "hosts": [[0, 7], [1, 1]]}
 
-    stands for seven hosts of the first kind and one of the second.
+    stands for seven hosts of kind 0 and one host of kind 1.
     """
     kinds: list[dict[str, Any]] = []
     numbers = []
@@ -398,7 +401,7 @@ class LaunchOutline:
 
 
 def read_outline(run_dir: Path) -> LaunchOutline:
-    """Read the outline of `run_dir`/launch.json; unreadable fields get their defaults.
+    """Read the outline of `run_dir`/launch.json; damaged fields get their defaults.
 
     Raises:
         GivenFileError: the file exists but this user may not read it.

@@ -1,7 +1,7 @@
 """The choice of libfabric's provider for MPI's traffic between hosts. Standard library only.
 
-Runs and verify use the same functions. The providers are part of the libfabric that comes with
-Intel MPI (impi_rt 2021.18), which loads the libraries from the host.
+Runs and verify use the same functions. The providers belong to the libfabric that comes with Intel
+MPI (impi_rt 2021.18). They load the libraries LIBRARIES from the host.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ class RdmaDevice:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "RdmaDevice":
-        """Read a device from the module's result; unknown keys are ignored."""
+        """Read a device from the result of `host_facts`; unknown keys are ignored."""
         values = {key.name: data[key.name] for key in fields(cls) if key.name in data}
         return cls(**{**values, "interfaces": tuple(values["interfaces"])})
 
@@ -51,7 +51,7 @@ class HostNetwork:
 
     Attributes:
         interface: the host's network interface in the cluster, or "".
-        asked: value of ftcluster_network_provider in the inventory.
+        asked: provider requested by ftcluster_network_provider in the inventory.
         libraries: members of LIBRARIES that are installed.
         locks_memory: True if the ranks' account may lock all memory, as RDMA requires.
     """
@@ -64,19 +64,19 @@ class HostNetwork:
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> "HostNetwork":
-        """Return the network in a host's facts; older facts have no RDMA."""
+        """Return the network from a host's facts; older facts contain no RDMA devices."""
         return cls(
             interface=facts["network_interface"],
             asked=facts.get("network_provider", AUTO),
             devices=tuple(RdmaDevice.from_dict(device) for device in facts.get("rdma", ())),
             libraries=tuple(facts.get("rdma_libraries", ())),
-            # setup raises the limit of the account that it creates
+            # setup raises the memory limit of the account that it creates
             locks_memory=bool(facts["rank_user"]) or facts.get("locks_memory", False),
         )
 
 
 def choose_provider(hosts: Sequence[HostNetwork]) -> str:
-    """Return the inventory's provider, else RDMA if all hosts can use the same one, else TCP."""
+    """Return the inventory's provider, else an RDMA provider that all hosts can use, else TCP."""
     asked = hosts[0].asked
     if asked != AUTO:
         return VERBS if asked == "verbs" else asked
@@ -88,7 +88,7 @@ def choose_provider(hosts: Sequence[HostNetwork]) -> str:
 
 
 def best_device(host: HostNetwork) -> tuple[RdmaDevice | None, str]:
-    """Return the RDMA device on the cluster's network and the reason against it, or ""."""
+    """Return the RDMA device on the cluster's network, and why it cannot be used, or ""."""
     # EFA has no network interface
     near = [
         device
@@ -107,7 +107,7 @@ def provider_of(device: RdmaDevice) -> str:
 
 
 def network_variables(provider: str, host: HostNetwork) -> dict[str, str]:
-    """Return variables of a host's ranks that make a provider use the cluster's network."""
+    """Return variables for a host's ranks, which make a provider use the cluster's network."""
     device, _ = best_device(host)
     if provider == TCP and host.interface:
         return {"FI_TCP_IFACE": host.interface}  # fi_tcp(7)

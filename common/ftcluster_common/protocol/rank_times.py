@@ -1,4 +1,4 @@
-"""The time of each rank between two events `communication`. Standard library only."""
+"""The times of each rank between two events `communication`. Standard library only."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RankTimes:
-    """Seconds of one rank, which add up to the time of its training.
+    """The training time of one rank in seconds, split into four parts.
 
     Attributes:
-        compute: forward and backward passes, optimizer, and communication that they hide.
-        communication: blocked while data moved, which is the least time that any rank was blocked.
-        input: building batches.
-        waiting: blocked by slower ranks.
+        compute: time in forward and backward passes and the optimizer, with overlapped
+            communication.
+        communication: time for which data moved; equal to the shortest time for which any rank was
+            blocked.
+        input: time in which the rank made batches.
+        waiting: time for which slower ranks blocked the rank.
     """
 
     compute: float
@@ -35,9 +37,9 @@ class Interval:
     Attributes:
         step: number of the last step.
         steps: number of steps.
-        ended: end in seconds since 1970.
+        ended: end time, in seconds since 1970.
         seconds: duration without evaluation and checkpoints.
-        ranks: times of the ranks, by number.
+        ranks: times of each rank, by rank number.
         tokens: tokens of all ranks, without padding.
         sent_bytes: bytes sent by rank 0.
     """
@@ -52,10 +54,10 @@ class Interval:
 
 
 def interval_between(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> Interval:
-    """Return the steps between two events `communication`, which count from the ranks' start.
+    """Return the interval between two events `communication`; the events contain totals.
 
     Args:
-        before: event before, or None if `after` is the first since the start.
+        before: previous event, or None if `after` is the first event since the start.
     """
     zero: dict[str, Any] = {
         **dict.fromkeys(after, 0.0),
@@ -78,6 +80,6 @@ def interval_between(before: Mapping[str, Any] | None, after: Mapping[str, Any])
 
 
 def straggler_scores(ranks: Sequence[RankTimes]) -> list[float]:
-    """Return each rank's work time relative to the median rank: 1.2 is a fifth longer."""
+    """Return each rank's work time divided by the median work time: 1.2 is a fifth longer."""
     usual = median(rank.work for rank in ranks)
     return [rank.work / usual if usual else 1.0 for rank in ranks]

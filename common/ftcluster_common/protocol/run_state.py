@@ -13,7 +13,7 @@ STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{4}$")  # separator between a name and
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 WAITS = "waiting"  # prefix of phases in which a run waits for hosts
 INTERRUPTED = "interrupted"  # state of a run whose supervisor is gone, for example after a reboot
-MOST_ROWS_BYTES = 64 << 20  # maximum size of the rows of a page as JSON: some 150,000 rows
+MOST_ROWS_BYTES = 64 << 20  # maximum size in bytes of a page's rows as JSON: about 150,000 rows
 
 
 def is_run_id(text: Any) -> bool:
@@ -26,7 +26,7 @@ def is_run_id(text: Any) -> bool:
 
 
 def name_of_run(run: str) -> str:
-    """Return the name in an id: the recipe's, the script's, or the name that the user chose.
+    """Return the name in a run's id: the name of the recipe or script, or the user's choice.
 
     >>> name_of_run("my-model-20260131-101500-7f3a"), name_of_run("other")
     ('my-model', 'other')
@@ -50,7 +50,7 @@ class RunState:
         checkpoint: folder of the newest checkpoint on the head, or "".
         started_by: user and machine that started the run, such as `ops on bastion`; "" if unknown.
         tags: tags such as `team=nlp ticket=42`, or "".
-        doing: hosts that the run waits for, or INTERRUPTED, or "".
+        doing: text that names the hosts that the run waits for, or INTERRUPTED, or "".
     """
 
     run: str
@@ -77,9 +77,9 @@ FIELDS = {field.name: field.default is MISSING for field in fields(RunState)}
 
 
 def run_state_of(data: Mapping[str, Any]) -> RunState:
-    """Return a run from its JSON; unknown fields are ignored.
+    """Return a run's state from its JSON; unknown fields are ignored.
 
-    An older node package omits fields that have a default here.
+    The JSON of an older node package may lack fields that have a default here.
 
     Raises:
         KeyError: a field is missing.
@@ -89,7 +89,7 @@ def run_state_of(data: Mapping[str, Any]) -> RunState:
 
 
 def pack(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as text, a tenth of their JSON, because ansible-runner drops large results."""
+    """Return rows as compressed text, because ansible-runner drops large results."""
     return base64.b64encode(zlib.compress(json.dumps(rows).encode())).decode()
 
 

@@ -1,7 +1,8 @@
 """Parser of squeue's output for one job.
 
-The id of an array is also the id of its last task, and `squeue --jobs=ID` lists all tasks of the
-array: the right line has ID in %A. %i is the name of that task alone: 12_7 (squeue(1), scancel(1)).
+The id of a job array is also the id of its last task, and `squeue --jobs=ID` lists all tasks of the
+array. The task with this id has ID in the column %A. Its column %i has the name that means only
+this task, such as 12_7 (squeue(1), scancel(1)).
 """
 
 import subprocess
@@ -36,7 +37,7 @@ def queued(output: str, job: str) -> Queued:
 
 
 def job_in_queue(job: str) -> Queued:
-    """Return the job's entry; empty if there is no job, UNKNOWN if Slurm does not respond."""
+    """Return the job's entry; empty if Slurm has no such job, UNKNOWN if Slurm does not answer."""
     command = [*SQUEUE, f"--jobs={job}"]
     try:
         done = subprocess.run(

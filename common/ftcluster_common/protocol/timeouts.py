@@ -1,9 +1,9 @@
-"""All time-outs of a run, which follow from one setting. Standard library only."""
+"""All time-outs of a run, computed from one setting. Standard library only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-TIMEOUT_VARIABLE = "FTCLUSTER_TIMEOUT"  # the setting's variable, for ranks and guardians
+TIMEOUT_VARIABLE = "FTCLUSTER_TIMEOUT"  # variable with the setting, for ranks and guardians
 DEFAULT_SECONDS = 10.0
 BEAT_SECONDS = 1.0  # interval between two signs of life
 
@@ -14,12 +14,12 @@ def _times(factor: float) -> float:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Maximum seconds of waiting before something counts as failed."""
+    """The longest waits of a run in seconds; after that, something counts as failed."""
 
     silence: float = DEFAULT_SECONDS  # for a sign of life of a rank or host; this is the setting
     stopped = _times(0.25)  # for a stopped rank to get SIGCONT
     last_words = _times(0.5)  # for errors of other ranks, after one has failed
-    supervisor = _times(1.5)  # for its sign of life, before a guardian ends its rank
+    supervisor = _times(1.5)  # for the supervisor's sign of life, before a guardian ends its rank
     ssh = _times(1.5)  # for a command on another host, before the ranks are started
     ssh_again = _times(0.5)  # for a host that has responded before
     connect = _times(2)  # for the supervisor, before a rank is started

@@ -24,7 +24,7 @@ PROMPTS = (
     ("instruction", "response"), ("question", "answer"), ("question", "response"),
     ("query", "response"), ("input", "output"),
 )  # fmt: skip
-CONTEXTS = ("input", "context")  # text that an instruction refers to
+CONTEXTS = ("input", "context")  # columns with a text that an instruction refers to
 SYSTEM = ("system", "system_prompt")
 # If one of these columns is not read, the training prompts may be incomplete.
 QUESTIONS = ("instruction", "prompt", "question", "query", *CONTEXTS, *SYSTEM, "history")
@@ -127,7 +127,7 @@ def conversation_columns(options: InstructionTuning, columns: Sequence[str]) -> 
             f"{what}; {found_columns(columns)}; name them: messages_column=NAME, or "
             f"prompt_column={prompt or 'NAME'} completion_column={completion or 'NAME'}"
         )
-    # some files with messages repeat their first message in another column
+    # some files repeat the first message of a conversation in another column
     if not named and not chosen.messages:
         _ask_for_unread(
             chosen.names,
@@ -189,15 +189,15 @@ class DecoderTuningSpec(TaskSpec[Chats]):
     against_ipex = "packed conversations need attention kernels that do not work with IPEX"
 
     def uses_chat_template(self, options: Chats) -> bool:
-        """Return True unless the recipe turns it off."""
+        """Return True unless the recipe turns the chat template off."""
         return options.chat_template
 
     def load_in_4bit(self, options: Chats) -> bool:
-        """Return True if the recipe sets it."""
+        """Return True if the recipe sets load_in_4bit."""
         return options.load_in_4bit
 
     def why_not_predicted(self) -> tuple[str, str]:
-        """Name transformers' pipeline, which writes texts."""
+        """Return advice to use transformers' pipeline, which generates texts."""
         return use_pipeline(self.pipeline)
 
 
@@ -220,7 +220,7 @@ class InstructionTuningSpec(DecoderTuningSpec[InstructionTuning]):
         columns: Sequence[str],
         answered: bool,
     ) -> Columns:
-        """Find messages, or a prompt and its completion."""
+        """Find the columns with messages, or with prompts and completions."""
         return _uses(conversation_columns(options, columns), columns)
 
     def row_check(
@@ -229,13 +229,13 @@ class InstructionTuningSpec(DecoderTuningSpec[InstructionTuning]):
         answered: bool,
         columns: Sequence[str],
     ) -> CheckRow:
-        """Check that a conversation can be read."""
+        """Return a check that a row's conversation can be read."""
         named = conversation_columns(options, columns)
         template = options.chat_template
         return check_by_reading(partial(read_conversation, columns=named, chat_template=template))
 
     def row_form(self, options: InstructionTuning, answered: bool) -> str:
-        """Describe messages, and a prompt with its completion."""
+        """Describe a row with messages, or with a prompt and its completion."""
         prompt = options.prompt_column or "prompt"
         pair = f"{prompt} and {options.completion_column or 'completion'}"
         if not options.chat_template:
@@ -277,7 +277,7 @@ class PreferenceTuningSpec(DecoderTuningSpec[PreferenceTuning]):
         columns: Sequence[str],
         answered: bool,
     ) -> Columns:
-        """Find the prompt and both answers."""
+        """Find the columns with the prompt and both answers."""
         return _uses(preference_columns(options, columns), columns)
 
     def row_check(
@@ -286,13 +286,13 @@ class PreferenceTuningSpec(DecoderTuningSpec[PreferenceTuning]):
         answered: bool,
         columns: Sequence[str],
     ) -> CheckRow:
-        """Check that both conversations can be read."""
+        """Return a check that both conversations of a row can be read."""
         answers = preference_columns(options, columns)
         template = options.chat_template
         return check_by_reading(partial(read_preference, columns=answers, chat_template=template))
 
     def row_form(self, options: PreferenceTuning, answered: bool) -> str:
-        """Describe a prompt with two answers."""
+        """Describe a row with a prompt and two answers."""
         prompt = options.prompt_column or "prompt"
         answers = f"{options.chosen_column} and {options.rejected_column}"
         if not options.chat_template:
@@ -307,11 +307,11 @@ class PreferenceTuningSpec(DecoderTuningSpec[PreferenceTuning]):
         return ("loss", "accuracy", "margin")
 
     def texts_of_a_sample(self, options: PreferenceTuning) -> int:
-        """Return 2, for both answers."""
+        """Return 2, because the model reads both answers."""
         return 2
 
     def why_not_evaluated(self, model: str) -> tuple[str, str]:
-        """Name the loss on answers, which can be measured."""
+        """Return advice to measure the loss on answers, which `ftcluster evaluate` supports."""
         return (
             "preferences are measured relative to the model before its training",
             "see the evaluations of its training; for the loss on answers: ftcluster evaluate "

@@ -1,4 +1,4 @@
-"""The task text-classification: the class of one or two texts, several classes, or a number."""
+"""The task text-classification: predicting a class, several classes or a number from texts."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ CLASS_METRICS = ("accuracy", "f1", "f1_macro", "f1_micro")
 
 @dataclass(frozen=True)
 class TextClassification(Options):
-    """Predicts the class of one or two texts, several classes, or with `regression` a number.
+    """Predicts a class of one or two texts, or several classes, or with `regression` a number.
 
     Attributes:
         text_columns: one or two columns with text. Default: found by their names.
@@ -111,7 +111,7 @@ GLUE: dict[str, Glue] = {
 def classification_columns(
     options: TextClassification, columns: Sequence[str], labelled: bool = True
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the columns with the texts, and the column with the label or one for each class.
+    """Return the columns with texts, and the column with the label or a column for each class.
 
     Args:
         columns: names of the columns in the data.
@@ -141,10 +141,11 @@ def classification_columns(
 
 
 def with_label_columns(options: TextClassification, rows: Iterable[Row]) -> TextClassification:
-    """Return the options with the columns of 0 and 1 as label_columns, judged by the first rows.
+    """Return the options with label_columns set to the columns of 0 and 1 in the first rows.
 
-    The options stay unchanged if a column with the class is named or has a usual name, or if there
-    are fewer than three such columns: of two, only one may be a class.
+    The options stay unchanged if the recipe names a column with the class, or if such a column has
+    a usual name. They also stay unchanged if there are fewer than three columns of 0 and 1: one of
+    two may be something else.
 
     >>> row = {"text": "a b", "toxic": "1", "insult": "0", "threat": 0, "id": "7"}
     >>> with_label_columns(TextClassification(), [row]).label_columns
@@ -204,7 +205,7 @@ def _classification_problem(
 
 
 def _check_labels(files: Files, options: TextClassification, trains: bool) -> list[str]:
-    """Return the problem of a whole column of labels, which the head would reject too."""
+    """Return the problem of a whole column of labels; the head would reject the column too."""
     if not files or options.label_columns or any(kind_of(file) == PARQUET for file in files):
         return []
     labels: list[Any] = []
@@ -222,7 +223,7 @@ def _check_labels(files: Files, options: TextClassification, trains: bool) -> li
 
 
 def _check_scores(files: Files, options: TextClassification) -> list[str]:
-    """Return the first label that is a score, if all labels of text files are numbers."""
+    """Return the first label that is a score, if all labels are numbers; skip Parquet files."""
     scores: list[str] = []
     if options.label_columns or any(kind_of(file) == PARQUET for file in files):
         return scores
@@ -258,18 +259,18 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
     def columns(
         self, options: TextClassification, columns: Sequence[str], answered: bool
     ) -> Columns:
-        """Find the texts and the label, or the columns with one class each."""
+        """Find the columns with the texts and the label, or a column for each class."""
         texts, labels = classification_columns(options, columns, answered)
         return {"text": texts, "label": labels if answered else ()}
 
     def row_check(
         self, options: TextClassification, answered: bool, columns: Sequence[str]
     ) -> CheckRow:
-        """Check texts, and labels by their kind in the first row."""
+        """Return a check of a row's texts, and of its label's kind against the first row."""
         return _classification(options, answered, columns)
 
     def row_form(self, options: TextClassification, answered: bool) -> str:
-        """Describe texts and label."""
+        """Describe a row with texts and a label."""
         texts = ", ".join(options.text_columns) or "one or two columns of text"
         kind = (
             "a number"
@@ -286,7 +287,7 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
         return True
 
     def metric_names(self, options: TextClassification) -> tuple[str, ...]:
-        """Return the metrics, for each of several validation sets."""
+        """Return the metrics; with several validation sets, return those of each set."""
         default = REGRESSION_METRICS if options.regression else CLASS_METRICS
         names = (*(options.metrics or default), "loss")
         if len(options.validation_splits) == 1:
@@ -295,7 +296,7 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
         return tuple(f"{name}_{ending}" for ending in endings for name in names)
 
     def contradictions(self, options: TextClassification) -> Iterator[Contradiction]:
-        """Yield errors for class fields beside a regression, and for invalid weights."""
+        """Yield errors for fields of classes in a regression, and for invalid class weights."""
         wrong = [
             name
             for name in options.metrics or ()
@@ -313,12 +314,12 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
                     yield "class_weights", f"the weight of {name} is {weight}, not a number above 0"
 
     def implied(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the values that a task of GLUE sets."""
+        """Return the field values that the recipe's GLUE task implies."""
         glue = values.get("glue_task")
         return {**vars(GLUE[glue]), "data_config": glue} if glue else {}
 
     def with_rows(self, options: TextClassification, rows: Iterable[Row]) -> TextClassification:
-        """Return the options with the columns of 0 and 1 as label_columns."""
+        """Return the options with label_columns set to the columns of 0 and 1."""
         return with_label_columns(options, rows)
 
     def file_problems(self, options: TextClassification, files: Files, trains: bool) -> list[str]:
@@ -328,7 +329,7 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
         return _check_scores(files, options) or _check_labels(files, options, trains)
 
     def validation_splits(self, options: TextClassification) -> tuple[str, ...]:
-        """Return the sets that the recipe names."""
+        """Return the names of the validation sets in the recipe."""
         return options.validation_splits
 
     def counts_classes(self, options: TextClassification) -> bool:
@@ -340,11 +341,11 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
         return not options.regression
 
     def lacks_class_weights(self, options: TextClassification) -> bool:
-        """Return True unless the recipe sets them."""
+        """Return True unless the recipe sets class_weights."""
         return options.class_weights is None
 
     def skips_incomplete(self, options: TextClassification) -> bool:
-        """Return True if the recipe sets it."""
+        """Return True if the recipe sets skip_incomplete."""
         return options.skip_incomplete
 
     def smooths_labels(self, options: TextClassification) -> bool:

@@ -1,4 +1,4 @@
-"""The task text-distillation: training a classifier on the outputs of a larger one, the teacher."""
+"""The task text-distillation: training a classifier on the outputs of a larger classifier."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from ftcluster_common.tasks.spec import Options, TaskSpec
 
 @dataclass(frozen=True)
 class TextDistillation(Options):
-    """Trains a classifier on the outputs of a larger one, its teacher (Hinton et al. 2015).
+    """Trains a classifier on the outputs of a larger classifier, its teacher (Hinton et al. 2015).
 
     Attributes:
         text_columns: one or two columns with text. Default: found by their names.
@@ -76,7 +76,7 @@ class TextDistillationSpec(TaskSpec[TextDistillation]):
         columns: Sequence[str],
         answered: bool,
     ) -> Columns:
-        """Find the texts, and the label if there is one."""
+        """Find the columns with the texts, and with the label if there is one."""
         texts, label = distilled_columns(options, columns)
         return {"text": texts, "label": (label,) if label else ()}
 
@@ -86,11 +86,11 @@ class TextDistillationSpec(TaskSpec[TextDistillation]):
         answered: bool,
         columns: Sequence[str],
     ) -> CheckRow:
-        """Check the texts, and that a label is a class or empty."""
+        """Return a check that a row has texts, and that its label is a class or empty."""
         return partial(_distillation_problem, *distilled_columns(options, columns))
 
     def row_form(self, options: TextDistillation, answered: bool) -> str:
-        """Describe texts with or without a label."""
+        """Describe a row with texts, with or without a label."""
         texts = ", ".join(options.text_columns) or "one or two columns of text"
         return f"each row has {texts} and, if it is known, {options.label_column}"
 

@@ -1,4 +1,4 @@
-"""The task sentence-similarity: embeddings of texts that are similar for a query and its text."""
+"""The task sentence-similarity: embeddings that are similar for a query and a matching text."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,10 +36,10 @@ BELONGING = ("label", "labels", "score", "similarity", "similarity_score", "is_d
 
 @dataclass(frozen=True)
 class SentenceSimilarity(Adapters):
-    """Trains embeddings that are similar for a query and the texts that belong to it.
+    """Trains embeddings that are similar for a query and the texts that match the query.
 
-    Losses and their fields are those of sentence-transformers. With `ranking` every text of the
-    batch, on all ranks, is a negative of every query that it does not belong to. With `cosent` and
+    The losses and their fields are as in sentence-transformers. With `ranking` a query's negatives
+    are all texts of the batch, on all ranks, that do not belong to the query. With `cosent` and
     `angle` the pairs of the batch are ordered by their scores; with `cosine` the score is the
     cosine itself. With `mse` (mean squared difference) and `cosine_distance` (1 - cosine) the
     embedding of a text approaches the teacher's.
@@ -105,7 +105,7 @@ class SentenceSimilarity(Adapters):
 
     @property
     def distils(self) -> bool:
-        """True if the embeddings of single texts are trained on a teacher's."""
+        """True if the loss compares embeddings of single texts with a teacher's embeddings."""
         return self.loss in DISTILL_LOSSES
 
 
@@ -148,7 +148,7 @@ def with_loss(options: SentenceSimilarity, rows: Iterable[Row]) -> SentenceSimil
     first = list(islice(rows, LOOKED_AT))
     try:
         pair = search_columns(options, list(first[0]) if first else [])
-    except DataError:  # the reader of the rows reports the error in more detail
+    except DataError:  # reading the rows later reports the error in more detail
         return options
     scores = [number_in(row.get(pair.label)) for row in first] if pair.label else []
     scored = not pair.negatives and any(score != 1 for score in scores)
@@ -156,7 +156,7 @@ def with_loss(options: SentenceSimilarity, rows: Iterable[Row]) -> SentenceSimil
 
 
 def embedded_column(options: SentenceSimilarity, columns: Sequence[str]) -> str:
-    """Return the column whose texts get embeddings in a prediction.
+    """Return the column whose texts a prediction embeds.
 
     Raises:
         DataError: there is no such column.
@@ -250,14 +250,14 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
     def row_check(
         self, options: SentenceSimilarity, answered: bool, columns: Sequence[str]
     ) -> CheckRow:
-        """Check that pairs can be read, or that there is a text."""
+        """Return a check that a row's pair can be read, or that a row has a text."""
         if answered and not options.distils:
             pair = search_columns(options, columns)
             return check_by_reading(partial(search_texts, columns=pair))
         return partial(check_columns, [embedded_column(options, columns)], [])
 
     def row_form(self, options: SentenceSimilarity, answered: bool) -> str:
-        """Describe pairs of texts, or single texts."""
+        """Describe a row with a pair of texts, or with a single text."""
         if options.distils or not answered:
             return f"each row has {options.query_column or 'a column of text'}"
         query, positive = options.query_column, options.positive_column
@@ -272,7 +272,7 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
         return tuple(_embedding_metrics(options))
 
     def contradictions(self, options: SentenceSimilarity) -> Iterator[Contradiction]:
-        """Yield an error for fields that contradict the loss, and for wrong widths or ranges."""
+        """Yield errors for fields that contradict the loss, and for wrong widths or ranges."""
         yield from _of_embeddings(options)
         yield from super().contradictions(options)
 
@@ -285,11 +285,11 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
         return False
 
     def needs_teacher(self, options: SentenceSimilarity) -> bool:
-        """Return True if the loss compares embeddings with a teacher's."""
+        """Return True if the loss compares the embeddings with a teacher's embeddings."""
         return options.distils
 
     def compares_batch(self, options: SentenceSimilarity) -> bool:
-        """Return False if each text is compared with the teacher's embedding alone."""
+        """Return False if the loss compares each text only with the teacher's embedding."""
         return not options.distils
 
     def reads_modules(self, options: SentenceSimilarity) -> bool:
@@ -297,7 +297,7 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
         return "auto" in (options.pooling, options.normalize)
 
     def texts_of_a_sample(self, options: SentenceSimilarity) -> int:
-        """Return the texts of a row, without columns of negatives that are found by their names."""
+        """Return the number of texts per row, without negative columns found by their names."""
         if options.distils:
             return 1
         return 2 + len(options.negative_columns) + options.hard_negatives

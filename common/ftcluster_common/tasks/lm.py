@@ -80,7 +80,7 @@ def text_column(options: LanguageModel, columns: Sequence[str]) -> str:
 
 
 def use_pipeline(pipeline: str) -> tuple[str, str]:
-    """Return the reason why a language model has no answer to a row, and what to do instead."""
+    """Return why `ftcluster predict` does not support language models, and what to use instead."""
     return (
         PREDICTS_NOTHING,
         f'its loss: ftcluster evaluate; its texts: transformers\' pipeline("{pipeline}", '
@@ -98,15 +98,15 @@ class LanguageModelSpec(TaskSpec[Texts]):
     predicts_tokens = True
 
     def columns(self, options: Texts, columns: Sequence[str], answered: bool) -> Columns:
-        """Find the text."""
+        """Find the column with the text."""
         return {"text": (text_column(options, columns),)}
 
     def row_check(self, options: Texts, answered: bool, columns: Sequence[str]) -> CheckRow:
-        """Check that there is a text."""
+        """Return a check that a row has a text."""
         return partial(check_columns, [text_column(options, columns)], [])
 
     def row_form(self, options: Texts, answered: bool) -> str:
-        """Describe files of text, and rows."""
+        """Describe text files, or rows with a text."""
         return f"texts in *{TEXT}; or rows with {options.text_column} in {', '.join(TABLES)}"
 
     def metric_names(self, options: Texts) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ class LanguageModelSpec(TaskSpec[Texts]):
         return ("loss", "perplexity")
 
     def why_not_predicted(self) -> tuple[str, str]:
-        """Name transformers' pipeline, which writes texts."""
+        """Return advice to use transformers' pipeline, which generates texts."""
         return use_pipeline(self.pipeline)
 
 
@@ -148,7 +148,7 @@ class CausalLmSpec(LanguageModelSpec[CausalLm]):
         return options.block_size
 
     def new_vocabulary(self, options: CausalLm) -> int | None:
-        """Return the number of tokens that the recipe sets."""
+        """Return the vocabulary size that the recipe sets."""
         return options.vocab_size
 
 
@@ -164,5 +164,5 @@ class MaskedLmSpec(LanguageModelSpec[MaskedLm]):
     scaled_by = dict.fromkeys(("mlm_probability", "whole_word_mask"), ("loss", "perplexity"))
 
     def learned_share(self, options: MaskedLm) -> float:
-        """Return the share of masked tokens."""
+        """Return the share of tokens that are masked and predicted."""
         return options.mlm_probability

@@ -61,7 +61,7 @@ def tagged_columns(
     """Return the requested columns, or columns with usual names.
 
     Args:
-        labelled: True if tags or spans are needed; otherwise neither is returned.
+        labelled: True to return the columns of tags or spans, which are then required.
 
     Raises:
         DataError: there are no such columns. The message lists the columns and shows how to name
@@ -114,19 +114,19 @@ class TokenClassificationSpec(TaskSpec[TokenClassification]):
     def columns(
         self, options: TokenClassification, columns: Sequence[str], answered: bool
     ) -> Columns:
-        """Find words and tags, or a text and its spans."""
+        """Find the columns with words and tags, or with texts and spans."""
         named = tagged_columns(options, columns, answered)._asdict()
         return {use: (name,) for use, name in named.items() if name}
 
     def row_check(
         self, options: TokenClassification, answered: bool, columns: Sequence[str]
     ) -> CheckRow:
-        """Check that all rows have tags of the same scheme."""
+        """Return a check that a row's tags follow the same scheme as all earlier rows."""
         tagged = tagged_columns(options, columns, answered)
         return partial(_tagging_problem, options, tagged, TagCheck())
 
     def row_form(self, options: TokenClassification, answered: bool) -> str:
-        """Describe words with tags, and a text with spans."""
+        """Describe a row with words and tags, or with a text and spans."""
         tokens, text = options.tokens_column or "tokens", options.text_column or "text"
         tags, spans = options.tags_column or "tags", options.spans_column or "spans"
         if not answered:
@@ -146,7 +146,7 @@ class TokenClassificationSpec(TaskSpec[TokenClassification]):
         return ENTITY_METRICS
 
     def contradictions(self, options: TokenClassification) -> Iterator[Contradiction]:
-        """Yield an error for windows that are too short, and for two forms of rows at once."""
+        """Yield errors for windows that are too short, and for two forms of rows at once."""
         if options.max_length <= options.doc_stride + SPECIAL_TOKENS:
             yield (
                 "doc_stride",
@@ -158,7 +158,7 @@ class TokenClassificationSpec(TaskSpec[TokenClassification]):
             yield "text_column", "rows have either words (tokens_column) or a text"
 
     def has_classes(self, options: TokenClassification) -> bool:
-        """Return True: types of entities, or tags."""
+        """Return True: the classes are types of entities, or plain tags."""
         return True
 
     def labels_of(self, options: TokenClassification, uses: Columns, row: Row) -> list[Any]:
@@ -166,7 +166,7 @@ class TokenClassificationSpec(TaskSpec[TokenClassification]):
         tagged_by = TaggedColumns(*("".join(uses.get(use, ())) for use in TaggedColumns._fields))
         try:
             tagged = read_tagged(row, tagged_by, options.tag_names)
-        except DataError:  # the reader of the rows reports it
+        except DataError:  # reading the rows later reports the error
             return []
         kinds = {parts(tag)[1] for tag in tagged.tags if tag != OUTSIDE}
         return sorted(kinds | {kind for kind, _, _ in tagged.spans})

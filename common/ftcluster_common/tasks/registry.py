@@ -27,10 +27,10 @@ LISTED = (
 
 
 def register(spec: AnyTask) -> None:
-    """Register a task for recipes that name it.
+    """Register a task, so that recipes can name it.
 
     Raises:
-        ValueError: another task has its name or its fields.
+        ValueError: another task has the same name or the same class of fields.
     """
     if spec.name in TASKS:
         raise ValueError(f"there is a task {spec.name} already: choose another name")
@@ -44,7 +44,7 @@ def register(spec: AnyTask) -> None:
 
 
 def forget(spec: AnyTask) -> None:
-    """Remove a task for recipes that are read from now on; earlier recipes keep it."""
+    """Remove a task, so that new recipes cannot name it; recipes read earlier keep it."""
     if TASKS.get(spec.name) is spec:
         del TASKS[spec.name]
 
@@ -60,10 +60,10 @@ def restore(spec: AnyTask) -> None:
 
 
 def spec_of(options: Options) -> AnyTask:
-    """Return the task that has these fields.
+    """Return the task whose class of fields these options have.
 
     Raises:
-        KeyError: no task has them.
+        KeyError: no registered task has this class of fields.
     """
     return _BY_FIELDS[type(options)]
 

@@ -24,10 +24,10 @@ from ftcluster_common.tasks.spec import RETRIEVAL_METRICS, Adapters, TaskSpec
 
 @dataclass(frozen=True)
 class TextRanking(Adapters):
-    """Scores how well a text answers a query, read together (a cross-encoder, or reranker).
+    """Scores how well a text answers a query; the model reads both together (a cross-encoder).
 
-    A row has a query with one text and a label, with a list of texts and one of labels, or with
-    texts that belong to it and that do not.
+    A row has a query with one of these: a text and its label; a list of texts and a list of labels;
+    a matching text and texts that do not match.
 
     Attributes:
         query_column: column with queries. Default: found by its name.
@@ -54,7 +54,7 @@ class TextRanking(Adapters):
 
 
 class RankingColumns(NamedTuple):
-    """The columns of a query and a text, and of either a label or texts that do not match.
+    """The columns of a query and a text, and the column of labels or of texts that do not match.
 
     Attributes:
         label: column with the label; "" if there are negatives.
@@ -72,7 +72,7 @@ def ranking_columns(
     """Return the columns with queries, texts, and labels or negatives.
 
     Args:
-        labelled: True if a label or negatives are needed; otherwise neither is returned.
+        labelled: True to return the columns of the label or the negatives, which are then required.
 
     Raises:
         DataError: there are no such columns. The message lists the columns and shows how to name
@@ -144,18 +144,18 @@ class TextRankingSpec(TaskSpec[TextRanking]):
     adapter_type = "SEQ_CLS"
 
     def columns(self, options: TextRanking, columns: Sequence[str], answered: bool) -> Columns:
-        """Find query, text, and a label or negatives."""
+        """Find the columns with query, text, and label or negatives."""
         (query, text, negatives, *_), label, _ = ranking_columns(options, columns, answered)
         uses = {"query": (query,), "text": (text,), "negative": negatives}
         return {**uses, "label": (label,) if label else ()}
 
     def row_check(self, options: TextRanking, answered: bool, columns: Sequence[str]) -> CheckRow:
-        """Check that texts and labels can be read."""
+        """Return a check that a row's texts and labels can be read."""
         pairs = ranking_columns(options, columns, answered)
         return check_by_reading(partial(ranked_texts, columns=pairs))
 
     def row_form(self, options: TextRanking, answered: bool) -> str:
-        """Describe query, text, and a label or negatives."""
+        """Describe a row with a query, a text, and a label or negatives."""
         texts = f"{options.query_column or 'query'}, {options.text_column or 'text'}"
         label = (
             f" and either {options.label_column} (from 0 to 1) or negatives (texts that do not "

@@ -27,7 +27,7 @@ NO_LABEL = frozenset(
      "not labeled", "not labelled", "not annotated")
 )  # fmt: skip
 SEPARATORS = re.compile(r"[,;|]")  # separators of classes in one cell, if the parts recur
-ANY_SEPARATORS = re.compile(r"[,;|/+&]")  # separators of classes that other rows have on their own
+ANY_SEPARATORS = re.compile(r"[,;|/+&]")  # separators of classes that other rows have alone
 REJECTED = frozenset(
     ("reject", "rejected", "ignore", "ignored", "discard", "discarded", "skip", "skipped",
      "cancelled", "canceled")
@@ -62,7 +62,7 @@ class RowReview:
 
     @property
     def is_needed(self) -> bool:
-        """True if rows have classes, or columns that are ignored."""
+        """True if the rows have classes, or columns that the task ignores."""
         return bool(self._unread) or self._has_classes
 
     def add(self, row: Row) -> None:
@@ -154,7 +154,7 @@ def _is_rejection(column: str, cell: Any) -> bool:
 
 
 def alike_names(counts: Mapping[str, int]) -> list[Counter[str]]:
-    """Return the groups of class names that people take for the same, with their numbers of rows.
+    """Return groups of class names that people read as the same name, with their row counts.
 
     >>> alike_names({"Good": 2, "good": 1, "bad": 4})
     [Counter({'Good': 2, 'good': 1})]
@@ -166,9 +166,10 @@ def alike_names(counts: Mapping[str, int]) -> list[Counter[str]]:
 
 
 def no_labels(names: Iterable[str]) -> list[str]:
-    """Return the class names that mean that a row has no label.
+    """Return the class names that stand for a missing label.
 
-    Names without a letter or a digit count if other classes have some: + and - may be classes.
+    A name without letters and digits also counts, but only if other names have some: + and - may be
+    the classes.
 
     >>> no_labels(["good", "N/A", "?"]), no_labels(["+", "-"])
     (['N/A', '?'], [])
@@ -191,12 +192,12 @@ def decimal_commas(names: Iterable[str]) -> list[str]:
 
 
 def _parts(separators: "re.Pattern[str]", name: str) -> list[str]:
-    """Split a name and strip its parts; blanks in the expression would take quadratic time."""
+    """Split a name and strip its parts; a pattern that matches blanks would take quadratic time."""
     return [part.strip() for part in separators.split(name)]
 
 
 def combinations(names: Iterable[str]) -> list[str]:
-    """Return the names that are made of the names of several classes.
+    """Return the names that combine the names of several classes.
 
     >>> combinations(["a", "b", "a, b", "toys, games", "and/or"])
     ['a, b']

@@ -26,7 +26,7 @@ KNOWN = (
 class Seq2SeqLm(Options):
     """Trains an encoder-decoder that reads a text and writes another, such as a summary.
 
-    The names are those of transformers' examples run_summarization and run_translation.
+    The fields have the names of transformers' examples run_summarization and run_translation.
 
     Attributes:
         source_column: column with the texts to read. Default: found by its name.
@@ -123,17 +123,17 @@ class Seq2SeqLmSpec(TaskSpec[Seq2SeqLm]):
     training_fields = (*TaskSpec.training_fields, "predict_with_generate")
 
     def columns(self, options: Seq2SeqLm, columns: Sequence[str], answered: bool) -> Columns:
-        """Find source and target."""
+        """Find the columns with source and target."""
         both = source_target_columns(options, columns, answered)
         return {"source": (both.source,), "target": (both.target,) if both.target else ()}
 
     def row_check(self, options: Seq2SeqLm, answered: bool, columns: Sequence[str]) -> CheckRow:
-        """Check that both texts can be read."""
+        """Return a check that both texts of a row can be read."""
         both = source_target_columns(options, columns, answered)
         return check_by_reading(partial(source_and_target, columns=both))
 
     def row_form(self, options: Seq2SeqLm, answered: bool) -> str:
-        """Describe source and target."""
+        """Describe a row with a source and a target text."""
         source, target = options.source_column or "source", options.target_column or "target"
         both = f", {target} (the text to write)" if answered else ""
         return (
@@ -160,5 +160,5 @@ class Seq2SeqLmSpec(TaskSpec[Seq2SeqLm]):
         return options.max_target_length
 
     def pipeline_of(self, options: Mapping[str, Any]) -> str:
-        """Distinguish translations from summaries by their languages."""
+        """Return the pipeline for translations if source_lang is set, else for summaries."""
         return "translation" if options.get("source_lang") else self.pipeline

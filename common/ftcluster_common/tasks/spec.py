@@ -1,7 +1,7 @@
 """The declaration of a task: its fields and data, and what planner, checks and commands need.
 
-A task is one object of a subclass of `TaskSpec`, see `registry`. Its methods get the task's fields
-with their values in a recipe. Standard library only.
+A task is an object of a subclass of `TaskSpec`, see `registry`. Its methods get the values that a
+recipe has for the task's fields. Standard library only.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from ftcluster_common.data.data_files import VALIDATION, Files, Row
 from ftcluster_common.data.row_checks import CheckRow
 from ftcluster_common.limits import limited
 
-Contradiction = tuple[str, str]  # the key to change, and the problem of its value
+Contradiction = tuple[str, str]  # the field to change, and the problem of its value
 RETRIEVAL_METRICS = ("ndcg_at_10", "mrr_at_10", "accuracy_at_1")
 SPECIAL_TOKENS = 4  # <s> question </s></s> context </s>: no tokenizer that we know of adds more
 OF_ADAPTERS = (
@@ -26,10 +26,10 @@ OF_ADAPTERS = (
 
 @dataclass(frozen=True)
 class Options:
-    """The fields of a recipe that belong to its task: each task has its own dataclass.
+    """The base class for the fields of a task in a recipe: each task has its own dataclass.
 
-    The names of fields are those of Hugging Face's example scripts run_glue, run_qa and run_clm,
-    and of TRL, where they have one.
+    If Hugging Face's example scripts (run_glue, run_qa, run_clm) or TRL have a name for a field,
+    the field has the same name.
     """
 
 
@@ -57,7 +57,7 @@ class Adapters(Options):
 
     @property
     def alpha(self) -> float:
-        """lora_alpha, or its default."""
+        """The value of lora_alpha, or its default 2 * lora_r."""
         return 2 * (self.lora_r or 0) if self.lora_alpha is None else self.lora_alpha
 
 
@@ -152,10 +152,10 @@ class TaskSpec(ABC, Generic[Fields]):
 
     @abstractmethod
     def metric_names(self, options: Fields) -> tuple[str, ...]:
-        """Return the metrics that may be measured, whatever classes the data have."""
+        """Return all metrics that may be measured, for any classes in the data."""
 
     def column_uses(self, options: Fields, columns: Sequence[str], answered: bool) -> Columns:
-        """Return the columns that the task reads by use, and the columns that it ignores.
+        """Return the columns by their use in the task, with the columns that the task ignores.
 
         Raises:
             DataError: columns that the task reads are missing.
@@ -166,7 +166,7 @@ class TaskSpec(ABC, Generic[Fields]):
         return {use: names for use, names in uses.items() if names}
 
     def comparable_metrics(self, options: Fields, compared: Iterable[str]) -> tuple[str, ...]:
-        """Return the metrics for comparing runs with several values of some fields.
+        """Return the metrics by which runs with different values of these fields can be compared.
 
         Args:
             compared: names of the fields, as on a command line.
@@ -176,7 +176,7 @@ class TaskSpec(ABC, Generic[Fields]):
         return tuple(name for name in self.metric_names(options) if name not in others)
 
     def contradictions(self, options: Fields) -> Iterator[Contradiction]:
-        """Yield errors of fields that are valid alone but not together."""
+        """Yield an error for each field whose value contradicts other fields."""
         if not isinstance(options, Adapters) or options.lora_r is not None:
             return
         plain = {field.name: field.default for field in fields(options)}
@@ -190,7 +190,7 @@ class TaskSpec(ABC, Generic[Fields]):
         from_scratch: bool,
         tokenizer: str | None,
     ) -> Iterator[Contradiction]:
-        """Yield the task's fields that the recipe's choice of a tokenizer contradicts."""
+        """Yield errors of the task's fields that contradict the recipe's choice of a tokenizer."""
         return iter(())
 
     def implied(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -198,7 +198,7 @@ class TaskSpec(ABC, Generic[Fields]):
         return {}
 
     def with_rows(self, options: Fields, rows: Iterable[Row]) -> Fields:
-        """Return the options completed with values that depend on the first rows of the data.
+        """Return the options with the values that the first rows of the data determine.
 
         Raises:
             DataError: the task cannot use the rows.
@@ -226,14 +226,14 @@ class TaskSpec(ABC, Generic[Fields]):
         return False
 
     def labels_of(self, options: Fields, uses: Columns, row: Row) -> list[Any]:
-        """Return the labels of a row: a label or a list of them, or names of columns of 0 and 1."""
+        """Return the labels of a row: a label, a list of labels, or names of columns with 1."""
         labels = uses.get("label", ())
         if len(labels) > 1:
             return [name for name in labels if as_flag(row.get(name))]
         return [*flat_labels(row.get(name) for name in labels)]
 
     def has_references(self, options: Fields) -> bool:
-        """Return True if evaluations have a right answer for each row, for users' own metrics."""
+        """Return True if evaluations have a right answer per row that users' metrics can read."""
         return False
 
     def lacks_class_weights(self, options: Fields) -> bool:
@@ -245,7 +245,7 @@ class TaskSpec(ABC, Generic[Fields]):
         return False
 
     def smooths_labels(self, options: Fields) -> bool:
-        """Return True if the loss is over classes or tokens and thus supports label smoothing."""
+        """Return True if the loss supports label smoothing: it is over classes or tokens."""
         return True
 
     def needs_teacher(self, options: Fields) -> bool:
@@ -253,7 +253,7 @@ class TaskSpec(ABC, Generic[Fields]):
         return False
 
     def compares_batch(self, options: Fields) -> bool:
-        """Return True if the loss of a row depends on all other rows of the batch."""
+        """Return True if the loss of a row depends on the other rows of the batch."""
         return False
 
     def uses_chat_template(self, options: Fields) -> bool:
@@ -261,11 +261,11 @@ class TaskSpec(ABC, Generic[Fields]):
         return False
 
     def reads_modules(self, options: Fields) -> bool:
-        """Return True if files of sentence-transformers in the model's folder set fields."""
+        """Return True if sentence-transformers' files in the model's folder determine fields."""
         return False
 
     def max_length(self, options: Fields) -> int:
-        """Return the maximum number of tokens of a text, or of a sample that is one text."""
+        """Return the maximum number of tokens of a text, or of a sample with a single text."""
         length: int = options.max_length  # type: ignore[attr-defined]
         return length
 
@@ -278,7 +278,7 @@ class TaskSpec(ABC, Generic[Fields]):
         return 1.0
 
     def texts_of_a_sample(self, options: Fields) -> int:
-        """Return the number of texts of a sample that the model encodes."""
+        """Return the number of texts that the model encodes per sample."""
         return 1
 
     def new_vocabulary(self, options: Fields) -> int | None:
@@ -299,7 +299,7 @@ class TaskSpec(ABC, Generic[Fields]):
         return False
 
     def pipeline_of(self, options: Mapping[str, Any]) -> str:
-        """Return the Hub's name for the model's task, which transformers uses too.
+        """Return the name of the model's task on the Hub and in transformers' pipelines.
 
         Args:
             options: values of the task's fields, some of which may be missing.
@@ -307,7 +307,7 @@ class TaskSpec(ABC, Generic[Fields]):
         return self.pipeline or self.name
 
     def why_not_evaluated(self, model: str) -> tuple[str, str] | None:
-        """Return the reason why `ftcluster evaluate` cannot measure a model, and advice, or None.
+        """Return why `ftcluster evaluate` cannot measure a model, with advice; None if it can.
 
         Args:
             model: name of the model as the user typed it.
@@ -315,5 +315,5 @@ class TaskSpec(ABC, Generic[Fields]):
         return None
 
     def why_not_predicted(self) -> tuple[str, str] | None:
-        """Return the reason why `ftcluster predict` has no answer, and advice, or None."""
+        """Return why `ftcluster predict` does not support the task, with advice, or None."""
         return None

@@ -50,7 +50,7 @@ class QuestionAnswering(Options):
 
 
 def answering_columns(options: QuestionAnswering, answered: bool = True) -> tuple[str, ...]:
-    """Return the columns with question, context and, if needed, the answers."""
+    """Return the columns with question and context, and with answers if they are needed."""
     columns = (options.question_column, options.context_column, options.answers_column)
     return columns if answered else columns[:2]
 
@@ -62,7 +62,7 @@ def _answering(options: QuestionAnswering, columns: Sequence[str]) -> CheckRow:
 
 
 def _answering_problem(options: QuestionAnswering, row: Row) -> str:
-    """Return the problem of a row whose answers may not be at their places in the context."""
+    """Return a row's problem, such as an answer that is not at its place; "" if there is none."""
     column = options.answers_column
     problem = check_columns([options.question_column, options.context_column], [column], row)
     if problem:
@@ -111,11 +111,11 @@ class QuestionAnsweringSpec(TaskSpec[QuestionAnswering]):
         answered: bool,
         columns: Sequence[str],
     ) -> CheckRow:
-        """Check that answers are at their places in the context."""
+        """Return a check that a row's answers are at their places in the context."""
         return _answering(options, answering_columns(options, answered))
 
     def row_form(self, options: QuestionAnswering, answered: bool) -> str:
-        """Describe question, context and answers."""
+        """Describe a row with a question, a context and answers."""
         texts = f"{options.question_column}, {options.context_column} (text)"
         form = '{"text": [...], "answer_start": [...]}, empty lists where there is no answer'
         answers = f" and {options.answers_column} ({form})" if answered else ""

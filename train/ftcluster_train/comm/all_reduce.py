@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from ftcluster_train.comm.reduce_scatter import ReduceScatter, all_gather
 
-BLOCK = 256  # int8 values that share a scale, which adds 1.6 % of bytes
+BLOCK = 256  # int8 values that share a scale; the scales add 1.6 % of bytes
 CHUNK = 1 << 22  # elements that are sent at once
 
 
@@ -27,10 +27,11 @@ def all_reduce_bf16(tensor: torch.Tensor, group: dist.ProcessGroup | None = None
 
 
 class Bf16AllReduces:
-    """All-reduces that run beside the backward pass; each rank creates this at the same time.
+    """All-reduces that run during the backward pass; each rank creates this at the same time.
 
-    An all-reduce is two collectives. Those of several tensors would mix in another order on each
-    rank, so they run one after the other, in a thread and a process group that nothing else uses.
+    An all-reduce consists of two collectives. If several all-reduces ran at once, their collectives
+    would mix in another order on each rank. So the all-reduces run one after the other, in a thread
+    and a process group that nothing else uses.
     """
 
     def __init__(self) -> None:
@@ -87,7 +88,7 @@ def wire_bytes(elements: int, dtype: str) -> int:
 
 
 def pack(values: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Return rows as bytes: in bf16, or in int8 with the row's scale in fp32 behind it.
+    """Return rows as bytes: in bf16, or in int8 followed by the row's scale in fp32.
 
     Args:
         values: fp32, shape (rows, BLOCK).

@@ -1,4 +1,4 @@
-"""A check of which hosts reach which by TCP, before a collective would wait for unreachable hosts.
+"""Checks which hosts can connect to each other by TCP, before a collective waits for them.
 
 gloo connects every rank with every other rank. A firewall between two hosts makes all ranks wait
 for minutes, and no message names the hosts.
@@ -21,7 +21,7 @@ BACKLOG = 4096  # strangers may connect too; net.core.somaxconn limits this
 
 
 def check_connections(store: Any, rank: int, addresses: Sequence[str]) -> list[list[int]]:
-    """Return for each rank the ranks that it cannot connect to, the same on every rank.
+    """Return for each rank the ranks that it cannot connect to; every rank gets the same result.
 
     Each rank listens at a port that the kernel chooses, as gloo does, and connects to all others.
     """
@@ -47,7 +47,7 @@ def check_connections(store: Any, rank: int, addresses: Sequence[str]) -> list[l
 
 
 def connected_ranks(unreached: Sequence[Sequence[int]]) -> list[int]:
-    """Return rank 0 and others that all reach each other; ranks with most gaps are dropped.
+    """Return ranks that all reach each other, with rank 0; drop the ranks with most gaps first.
 
     >>> connected_ranks([[], [2], [1], []])
     [0, 1, 3]
@@ -63,7 +63,7 @@ def connected_ranks(unreached: Sequence[Sequence[int]]) -> list[int]:
 
 
 def unconnected_pairs(unreached: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
-    """Return pairs of ranks of which one does not reach the other, lower rank first."""
+    """Return the pairs of ranks that cannot connect in both directions, lower rank first."""
     return {
         (min(rank, other), max(rank, other))
         for rank, others in enumerate(unreached)
@@ -81,7 +81,7 @@ def connection_error(address: str, port: int) -> str:
 
 
 def listen(address: str, port: int, callers: int) -> socket.socket:
-    """Listen at this host's address, or at all addresses if it does not have that one (NAT).
+    """Listen at this address, or at all addresses if the host does not have this one (NAT).
 
     The kernel completes connections, so nothing needs to accept them.
     """
@@ -93,7 +93,7 @@ def listen(address: str, port: int, callers: int) -> socket.socket:
 
 
 def _read_all(store: Any, key: str, ranks: Sequence[int]) -> dict[int, str]:
-    """Return the values that ranks have stored under a key in time, by rank."""
+    """Return the values that ranks have stored in time, by rank; each has its own key."""
     keys = [f"{key}/{rank}" for rank in ranks]
     try:
         store.wait(keys, timedelta(seconds=WAIT_SECONDS))

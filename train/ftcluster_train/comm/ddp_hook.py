@@ -3,8 +3,8 @@
     from ftcluster_train.comm.collectives import bf16_hook
     model.register_comm_hook(None, bf16_hook)
 
-The hook sends half as many bytes as DDP's own all-reduce. torch's `bf16_compress_hook` is refused
-on CPUs, and sums in bf16.
+The hook sends half as many bytes as DDP's own all-reduce. torch's `bf16_compress_hook` sums in
+bf16, and does not run on CPUs.
 """
 
 from concurrent.futures import Future

@@ -11,7 +11,7 @@ from ftcluster_train.comm.traffic import Traffic
 
 
 def count_rows(count: int, traffic: Traffic) -> list[int]:
-    """Return the number of rows of each rank; every rank must call this."""
+    """Return how many rows each rank has; every rank must call this."""
     counts = torch.empty(dist.get_world_size(), dtype=torch.int64)
     traffic.add(counts.nbytes, len(counts))
     with traffic:

@@ -1,9 +1,9 @@
 """The two halves of an all-reduce: a reduce-scatter that sums in fp32, and an all-gather.
 
 Each rank sends every other rank its piece of a tensor, and sums the received pieces in fp32 and in
-the order of the ranks. Values are rounded before they are sent; sums are not rounded again. With
-gloo this is also the fastest reduce-scatter: gloo's own is an all-reduce (torch 2.13), which takes
-three times as long.
+the order of the ranks. Values are rounded before they are sent; sums are not rounded again. This is
+also faster than gloo's own reduce-scatter, which is an all-reduce (torch 2.13) and takes three
+times as long.
 """
 
 import torch
@@ -32,7 +32,7 @@ class ReduceScatter:
         self._work.wait()
 
     def sum(self, total: torch.Tensor, add: bool) -> None:
-        """Write, or add, the sum over the ranks of this rank's piece; call this after `wait`.
+        """Write or add to `total` this rank's piece, summed over the ranks; call `wait` first.
 
         Args:
             total: shape (piece,).

@@ -1,7 +1,7 @@
-"""Backends that torch.distributed itself does not have: impi, and ccl of oneccl_bind_pt.
+"""Backends that torch.distributed lacks: impi, and ccl from the binding oneccl_bind_pt.
 
-The binding contains oneCCL and an MPI library. Variables that its env/setvars.sh sets locate them,
-so that file is sourced before mpirun starts the ranks (torch-ccl's README).
+The binding contains oneCCL and an MPI library. Its env/setvars.sh sets variables that locate both.
+The supervisor therefore sources this file before mpirun starts the ranks (torch-ccl's README).
 
 This is not tested with the binding itself: the machines that ftcluster is tested on cannot reach
 the index with its wheels. The tests use a substitute.

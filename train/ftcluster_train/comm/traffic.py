@@ -10,8 +10,8 @@ class Traffic:
     Attributes:
         waited: seconds in which collectives on gradients and weights blocked the rank, including
             waits for slower ranks. Communication that overlaps with computing is excluded.
-        sent: bytes sent by these collectives, as the minimum for each rank: 2 (n - 1) / n S for an
-            all-reduce of S bytes over n ranks, and half of that for a reduce-scatter or all-gather
+        sent: minimum number of bytes that a rank must send for these collectives. An all-reduce of
+            S bytes over n ranks takes 2 (n - 1) / n S, a reduce-scatter or all-gather half as many
             (Thakur, Rabenseifner and Gropp 2005, Optimization of Collective Communication
             Operations in MPICH).
         collectives: number of collectives; an all-reduce in bf16 counts as two.

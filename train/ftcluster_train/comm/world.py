@@ -24,7 +24,7 @@ from ftcluster_train.errors import TrainError
 
 DEFAULT_PORT = 29500  # torch's default, for a launch without the supervisor
 LOOPBACK = "lo"
-SIOCGIFADDR = 0x8915  # netdevice(7): the address of an interface
+SIOCGIFADDR = 0x8915  # ioctl that returns the address of an interface, netdevice(7)
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class World:
     """The place of this process among all processes of the run.
 
     Attributes:
-        rank: number of this process; rank 0 is on the head.
+        rank: rank of this process; rank 0 is on the head.
     """
 
     rank: int
@@ -44,8 +44,8 @@ def join_world() -> World:
     """Create the process group; rank and size come from `bind`, or from Hydra without it.
 
     Raises:
-        TrainError: mpirun or torchrun did not start this process, the backend cannot be loaded, or
-            rank 0's address is a loopback address although there are other hosts.
+        TrainError: neither mpirun nor torchrun has started this process, the backend cannot be
+            loaded, or rank 0 has a loopback address although there are other hosts.
     """
     try:
         rank, size = own_rank(os.environ), own_size(os.environ)
@@ -82,7 +82,7 @@ def join_world() -> World:
 
 
 def _store(host: str, port: int, rank: int, size: int, limit: timedelta) -> dist.Store:
-    """Return the store that all ranks share: torchrun's if it has one, else rank 0's."""
+    """Return the store that all ranks share: torchrun's store if there is one, else rank 0's."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return open_store(host, port, rank, size, limit)
     store = dist.TCPStore(host, port, size, is_master=False, timeout=limit, wait_for_workers=False)
@@ -211,7 +211,7 @@ def gather_over_ranks(value: Any) -> list[Any]:
 
 
 def differing_ranks(values: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Return ranks whose value differs from the most frequent one (or rank 0's), and the rest.
+    """Return ranks whose value is not the most frequent one (in a tie the first), and the rest.
 
     >>> differing_ranks(["a", "b", "b"])
     ([0], [1, 2])
@@ -257,7 +257,7 @@ class Worker:
 
     Attributes:
         ranks: ranks of this worker.
-        world_size: number of ranks of all workers.
+        world_size: total number of ranks, over all workers.
         steps: the worker's process group for gradients; None for a single rank.
         exchange: second group of the same ranks, for another thread; None for a single rank.
         leaders: group of the first ranks of all workers; None on other ranks.

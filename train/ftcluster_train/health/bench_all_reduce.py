@@ -28,7 +28,7 @@ from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.health.network_benchmark import measure_links
 from ftcluster_train.io.events import EventWriter
 
-TURNS = (5, 50)  # minimum and maximum number of turns for a size
+TURNS = (5, 50)  # minimum and maximum number of turns for a size; in a turn each backend sums once
 TYPES = ("fp32", "bf16")
 PACE_BYTES = 1 << 20  # times of smaller sizes do not predict those of larger ones
 
@@ -37,15 +37,15 @@ Reduce = Callable[[Any], object]  # sums a tensor over all ranks in place
 
 @dataclass(frozen=True)
 class Times:
-    """The times of a size, or the reason why it was skipped.
+    """The times of all-reduces of one size, or the reason why the size was skipped.
 
     Attributes:
-        type: one of TYPES.
+        type: dtype of the elements, one of TYPES.
         milliseconds: median over all turns of the slowest rank's time, for each backend.
         left_out: reason why the size was not measured; "" if it was.
         spread: interquartile range of the turns as a fraction of the median, for each backend.
-        load: load of the busiest host before the first size, as processes per CPU in the last
-            minute.
+        load: load average of the busiest host before the measurement, in processes per CPU over the
+            last minute.
     """
 
     bytes: int
@@ -58,9 +58,10 @@ class Times:
 
 
 def turns_of(turn_seconds: float, seconds: float) -> int:
-    """Return how many turns measure a size.
+    """Return how many turns to measure for a size.
 
     Args:
+        turn_seconds: duration of one turn.
         seconds: time for all turns; the minimum number of turns may take longer.
 
     >>> turns_of(0.001, 5.0), turns_of(0.5, 5.0), turns_of(3.0, 5.0)

@@ -26,8 +26,8 @@ from ftcluster_train.io.machine import (
 
 # BERT-base's feed-forward layer: 16 samples of 128 tokens, 768 features in, 3072 out
 ROWS, INNER, COLUMNS = 2048, 768, 3072
-# A CPU quota applies to 0.1 s: the rate over a window shows it, the fastest matmul would not. The
-# best of several windows excludes short disturbances.
+# The kernel enforces a CPU quota over 0.1 s. A window is longer, so its rate shows the quota; the
+# time of the fastest matmul would not. The best of several windows excludes short disturbances.
 WINDOW_SECONDS, ALL_SECONDS = 0.25, 0.7
 PEAK_SECONDS = 0.1  # for each loop
 # Two buffers of COPY_BYTES, memory permitting: they exceed the caches of two sockets (Xeon 6900:
@@ -35,7 +35,7 @@ PEAK_SECONDS = 0.1  # for each loop
 COPY_BYTES, SHARE_OF_FREE = 512 << 20, 8
 COPIES = 3
 DISK_BYTES, PIECE_BYTES, WRITES = 32 << 20, 1 << 20, 2
-LONGEST_SECONDS = 2.0  # no second write after this time
+LONGEST_SECONDS = 2.0  # a first write that takes longer is the only one
 PRODUCT = 256  # rows and columns of the matmul whose kernel is examined
 MOST_ROWS = 1024  # more rows hardly raise the rate of a matmul
 SHAPE_SECONDS = 0.02  # for each shape, after a first matmul that generates the kernel
@@ -43,7 +43,7 @@ MOST_SHAPES = 8  # the shapes with the most weights
 
 
 def measure_host(folder: str, cores: int, bf16: bool) -> dict[str, Any]:
-    """Return this host's rates of computing, copying and writing, with possible reasons."""
+    """Return this host's rates of computing, copying and writing, and reasons for low rates."""
     return {
         **measure_speed(cores, bf16),
         "memory_gb_per_second": measure_memory(cores),
@@ -52,7 +52,7 @@ def measure_host(folder: str, cores: int, bf16: bool) -> dict[str, Any]:
 
 
 def measure_speed(cores: int, bf16: bool) -> dict[str, Any]:
-    """Return the GFLOP/s of a matmul on one thread per physical core, with possible reasons.
+    """Return the GFLOP/s of a matmul on one thread per physical core, and reasons for a low rate.
 
     Args:
         cores: number of threads, or 0 for one per physical core of this process.
@@ -114,10 +114,10 @@ def gflops(dtype: Any) -> float:
 
 
 def share_of_peak(gflops: float | None, precision: str, threads: int) -> float | None:
-    """Return this rate as a fraction of the CPU's register-bound peak FLOP rate.
+    """Return a matmul rate as a fraction of the CPU's register-bound peak FLOP rate.
 
-    The result is None if the CPU has no peak loop for the precision, or if other work has slowed
-    the loops down: no matmul is faster than they are.
+    The result is None if the CPU has no peak loop for the precision. It is also None if the matmul
+    was faster than the peak loops, because other work has then slowed the loops down.
     """
     from ftcluster_train.health.peak import LOOPS, instruction_sets, peak_rate
 
@@ -176,7 +176,7 @@ def measure_disk(folder: Path) -> float | None:
 
 
 def kernel_used(bf16: bool) -> str:
-    """Return oneDNN's name, from its log, for the kernel of a matmul as in a training step."""
+    """Return the name of oneDNN's kernel for a matmul as in a training step, from oneDNN's log."""
     import torch
 
     matrix = torch.ones(PRODUCT, PRODUCT)
@@ -208,7 +208,7 @@ def captured_output() -> Iterator[Path]:
 
 
 def kernel_of(log: str) -> str:
-    """Return the last kernel in oneDNN's log that is no reorder; "" if there is none."""
+    """Return the last kernel in oneDNN's log, apart from reorders; "" if there is none."""
     fields = [line.split(",") for line in log.splitlines() if ",primitive,exec,cpu," in line]
     names = [entry[6] for entry in fields if len(entry) > 6 and entry[5] != "reorder"]
     return names[-1] if names else ""
@@ -235,9 +235,10 @@ def weights_of(shapes: Mapping[tuple[int, int], int]) -> int:
 
 
 def product_gflops(shapes: Mapping[tuple[int, int], int], tokens: int, dtype: Any) -> float:
-    """Return 1e9 operations per second of these matmuls' forward pass, with this process' threads.
+    """Return the rate of these matmuls' forward pass, in 1e9 operations per second.
 
-    The best time of each shape counts, because other processes may disturb some.
+    The matmuls use all threads of this process. The best time of each shape counts, because other
+    processes may disturb some runs.
 
     Args:
         tokens: number of tokens that a rank computes at once.

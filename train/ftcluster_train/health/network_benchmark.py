@@ -15,12 +15,12 @@ ALL_SECONDS = 6.0  # for all rounds
 # 10 Gbit/s, and 0.7 s on a link of 100 Mbit/s, which a smaller message measures equally well.
 FIRST_BYTES, LARGEST_BYTES, GROWTH = 256 << 10, 8 << 20, 4
 LARGEST_REPEATS = 8
-ROUND_TRIPS = (5, 50)  # minimum and maximum number for a small message
+ROUND_TRIPS = (5, 50)  # minimum and maximum number of round trips of a byte
 
 
 @dataclass(frozen=True)
 class Link:
-    """A measurement of two ranks.
+    """A measurement of the connection between two ranks.
 
     Attributes:
         ranks: the two ranks, the lower one first.
@@ -84,13 +84,13 @@ def next_size(size: int, repeats: int, speed: float, seconds_left: float) -> int
 
 
 def measure_links(place: int, ranks: Sequence[int]) -> list[Link]:
-    """Measure the links to all others of these ranks; all of them must call this.
+    """Measure the links from this rank to the others in `ranks`; each of them must call this.
 
     Args:
         place: index of this rank in `ranks`.
 
     Returns:
-        The links of which this rank is the lower rank.
+        The links to ranks with higher numbers.
     """
     seconds = seconds_per_pair(len(ranks))
     rank, links = ranks[place], []
@@ -107,7 +107,7 @@ def measure_links(place: int, ranks: Sequence[int]) -> list[Link]:
 
 
 def _latency(peer: int, lower: bool, seconds: float) -> float:
-    """Return the seconds that a byte takes."""
+    """Return the seconds that a byte takes in one direction."""
     import torch
     import torch.distributed as dist
 

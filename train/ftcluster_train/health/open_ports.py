@@ -56,7 +56,7 @@ class HostFirewall:
 def firewall_advice(
     hosts: Iterable[Host], others: Sequence[Host], firewalls: Mapping[str, HostFirewall]
 ) -> list[str]:
-    """Return the commands to run on hosts with a known firewall to let the other hosts in."""
+    """Return the commands that make hosts with a known firewall accept the other hosts."""
     return [
         f"on {host.name}, whose firewall {firewall.program} manages: "
         + firewall.opening([other.address for other in others if other != host])
@@ -71,7 +71,7 @@ class IncomingConnections:
 
     Attributes:
         seconds: time that the ports were open.
-        came: addresses that connected, for each port that could be opened.
+        came: source addresses of the connections, for each port that could be opened.
     """
 
     seconds: float = 0.0
@@ -80,7 +80,7 @@ class IncomingConnections:
 
 @contextlib.contextmanager
 def accept_connections(ports: Sequence[int]) -> Iterator[IncomingConnections]:
-    """Listen at ports on all addresses of this host; the result is complete at the end."""
+    """Listen at ports on all addresses of this host; the yielded result is complete at the end."""
     connections, stop, began = IncomingConnections(), threading.Event(), time.monotonic()
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())

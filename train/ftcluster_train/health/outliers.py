@@ -35,8 +35,8 @@ Row = Mapping[str, Any]
 def relative_speeds(hosts: Sequence[Row]) -> dict[str, float | None]:
     """Return each host's GFLOP/s per core, relative to the median of hosts with the same CPU.
 
-    The precision is that of a training: bf16 if every host has instructions for it, else fp32. The
-    value is None for a host that was not measured, or that is the only host with its CPU.
+    The precision is the same as in a training: bf16 if every host has instructions for it, else
+    fp32. The value is None for a host that was not measured, or that is the only host with its CPU.
     """
     precision = _precision(hosts)
     relative: dict[str, float | None] = {}
@@ -67,7 +67,7 @@ def slow_hosts(hosts: Sequence[Row]) -> list[Finding]:
 
 
 def below_peak(hosts: Sequence[Row]) -> list[Finding]:
-    """Return hosts whose fp32 matmuls are far below the CPU's peak although they had the CPU.
+    """Return hosts whose fp32 matmuls are far below the CPU's peak without other load.
 
     This needs no other hosts for comparison. Matmuls in bf16 are not judged: with AMX they usually
     reach a fifth to a half of the peak.
@@ -110,7 +110,7 @@ def slow_memory_and_disks(hosts: Sequence[Row]) -> list[Finding]:
 
 
 def reasons(host: Row, others: Sequence[Row]) -> list[str]:
-    """Return measured reasons for a slow host, or else advice on what to compare."""
+    """Return the measured reasons for a slow host; if there are none, return what to compare."""
     measured = list(_measured_reasons(host["speed"], [other["speed"] for other in others]))
     return measured or [
         f"nothing measured explains it (load average {host['speed']['load_average']:g}); "
@@ -158,9 +158,10 @@ def _measured_reasons(speed: Row, others: Sequence[Row]) -> Iterator[str]:
 def slow_links(links: Sequence[Row], mbits: Mapping[str, int | None]) -> list[Finding]:
     """Return the slow links, slowest first; only one finding for a host whose links are all slow.
 
-    A link is slow if it reaches less than half of the nominal speed of its interfaces, or of the
-    usual speed if the nominal speed is unknown. The usual speed is the median over the hosts of
-    each host's best link: with three hosts of which one is slow, most links are slow.
+    A link is slow if it reaches less than half of the nominal speed of its interfaces. If the
+    nominal speed is unknown, the usual speed takes its place. The usual speed is the median over
+    the hosts of each host's best link. A median over all links would mislead: if one of three hosts
+    is slow, most links are slow.
 
     Args:
         links: rows with hosts (two names), latency_us and mb_per_second.
@@ -187,7 +188,7 @@ def slow_links(links: Sequence[Row], mbits: Mapping[str, int | None]) -> list[Fi
     usual = f"usual here are {_mb(speed)} and {latency:.0f} us"
 
     def compared(some: Sequence[Row]) -> str:
-        """Return what the links reach, worst first, and what they should reach."""
+        """Return a text with the rates of these links, worst first, and the expected rates."""
         expected = [_promised(some[0], mbits), "" if len(some) == len(links) else usual]
         return "; ".join([_range(some), *filter(None, expected)])
 

@@ -25,7 +25,7 @@ class Loop:
 
     Attributes:
         kind: number of the loop in native/peak.c.
-        operations: multiplications and additions of a round.
+        operations: number of multiplications and additions in a round of the loop.
         bf16: True if the loop multiplies bf16 values, False for fp32.
     """
 
@@ -54,7 +54,7 @@ def instruction_sets() -> list[str]:
 def peak_rate(name: str, threads: int, seconds: float) -> float:
     """Return a loop's operations per second on `threads` threads: the best of `seconds`.
 
-    The first rounds rarely count, because a CPU computes slower while tiles are new to it.
+    The first rounds rarely count, because a CPU is slower when it starts to use AMX tiles.
     """
     import torch
 

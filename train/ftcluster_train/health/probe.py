@@ -49,8 +49,8 @@ MARK = "FTCLUSTER-VERIFY"
 PIECE = 3000  # characters per line: writes to a pipe are atomic up to 4096 bytes
 TIMED_BYTES = 4 << 20
 LARGE_BYTES = 25 << 20  # a whole bucket of gradients
-# LARGE_BYTES are only measured if TIMED_BYTES take less than this. Otherwise they take more than a
-# second, and the network alone determines the time.
+# LARGE_BYTES are only measured if TIMED_BYTES take less than this. Otherwise LARGE_BYTES would take
+# more than a second, and the time would depend on the network alone.
 LARGE_MS = 100
 TIMED_REPEATS = 5
 PRINT_SECONDS = 1.0
@@ -58,19 +58,20 @@ PRINT_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """A description of the checks to make.
+    """The request of the control node: hosts to check, and checks to make.
 
     Attributes:
         hosts: all hosts, the head first.
         cores: number of physical cores of each host, as far as known.
         mbits: known nominal speeds of network interfaces, by host and interface. If there are any,
             links are measured even without `measure`.
-        networks: facts for HostNetwork of each host, as far as known.
+        networks: facts of each host that HostNetwork reads, as far as known.
         ports: ports of each host that the control node tries to reach meanwhile.
-        firewall: True if a host whose ports the control node reaches is a problem.
+        firewall: True if it is a problem that the control node can reach ports of a host.
         firewalls: firewall program of each host, as far as known.
         folder: folder of the runs, whose disk is measured; "": no disk is measured.
-        guarded: hosts with rules of setup that close these ports, loaded or not.
+        guarded: hosts on which setup has installed rules that close these ports, even if the rules
+            are not loaded.
     """
 
     hosts: tuple[Host, ...]
@@ -145,7 +146,7 @@ def examine(request: ProbeRequest, rank: int, answer: dict[str, Any]) -> None:
 
 
 def networks_of(request: ProbeRequest, interface: str = "") -> list[HostNetwork]:
-    """Return each host's network for MPI; without facts of a host, only `interface`."""
+    """Return each host's network for MPI; a host without facts has only `interface`."""
     return [
         HostNetwork.from_dict(request.networks[host.name])
         if host.name in request.networks
@@ -176,8 +177,8 @@ def describe_host(address: str) -> dict[str, Any]:
 def name_and_version(package: Distribution) -> tuple[str, str]:
     """Return a package's name in lower case and its version.
 
-    This parses only the head of METADATA: importlib.metadata would parse the whole description of
-    the package, once for each field.
+    The function parses only the head of METADATA. importlib.metadata would parse the whole
+    description of the package, once for each field.
     """
     head = (package.read_text("METADATA") or "").partition("\n\n")[0]
     fields = dict(line.partition(": ")[::2] for line in head.splitlines())
@@ -238,9 +239,9 @@ def time_all_reduce(group: Any, size: int) -> float:
 
 
 def time_backends(answer: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the times by backend of TIMED_BYTES, and on a fast network of LARGE_BYTES.
+    """Return each backend's time for TIMED_BYTES and, on a fast network, for LARGE_BYTES.
 
-    impi is included if all ranks can use it; otherwise the answer gets the reason.
+    The result includes impi if all ranks can use impi; otherwise `answer` gets the reason.
     """
     import torch.distributed as dist
 

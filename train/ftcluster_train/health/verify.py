@@ -72,8 +72,8 @@ class VerifyReport:
         packages: number of packages, which are the same on every host.
         all_reduce_ms: median time of an all-reduce of 4 MiB over all hosts by gloo, None for one
             host.
-        backends: the time of 4 MiB for each backend.
-        large: time of 25 MiB for each backend, if it was measured.
+        backends: time of an all-reduce of 4 MiB for each backend.
+        large: time of an all-reduce of 25 MiB for each backend, if it was measured.
         links: rows of the measured pairs: hosts, latency_us, mb_per_second.
     """
 
@@ -209,7 +209,7 @@ def launch(request: ProbeRequest) -> tuple[list[dict[str, Any]], list[Finding]]:
     if provider != TCP:
         hint = f"if MPI fails with {provider}, set ftcluster_network_provider=tcp in the inventory"
     problems = [Finding(request.hosts[rank].name, what, hint, "launch") for rank in silent]
-    if problems:  # mpirun's output belongs to all of them
+    if problems:  # mpirun's output belongs to all problems, so the first one shows it
         output_of_mpirun = "\n".join([f"{what}; mpirun printed:", *printed])
         problems[0] = replace(problems[0], what=output_of_mpirun)
     return answers, problems

@@ -22,12 +22,12 @@ INET_DIAG_INFO = 2  # the attribute with struct tcp_info
 INODE, ATTRIBUTES = 68, 72  # in struct inet_diag_msg
 BYTES_ACKED, BYTES_RECEIVED = 120, 128  # in struct tcp_info
 REPLY_SECONDS = 0.5
-# Processes that have used so much CPU time are busy. Their connections, whose check takes longest,
-# then need no check.
+# Processes that have used more CPU seconds than this are busy. Their connections then need no
+# check; that check takes longest.
 BUSY_SECONDS = 0.1
 NOTHING: Mapping[str, Any] = {}
 SOCKET = re.compile(r"socket:\[(\d+)\]")
-LEAST_CORES = 0.1  # least use of a program that is named
+LEAST_CORES = 0.1  # a program that uses fewer cores is not named
 NAMED_PROGRAMS = 3
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -39,14 +39,17 @@ def activity(
     """Return the activity of a process's descendants.
 
     Args:
-        main: descendants whose stop stops the rank.
+        main: descendants that do the rank's work; if one is stopped, the rank is.
         before: result of the previous call.
 
     Returns:
-        state: T if one of `main` is stopped, D if any thread waits for a disk, R if they have used
-        little CPU time but want some, else S; sleep: sleep of one of `main` in state D, see
-        `sleep_of`, else None; cpu: seconds; wire: bytes over open TCP connections, including local
-        ones, or the previous value while they compute. {} if there are no descendants.
+        {} if there are no descendants, otherwise:
+        state: T if one of `main` is stopped, D if any thread waits for a disk, R if the processes
+            wait for a CPU, else S.
+        sleep: result of `sleep_of` for one of `main` in state D; None if there is none.
+        cpu: CPU seconds that the processes have used.
+        wire: bytes over open TCP connections, including local ones; while the processes are busy,
+            the previous value.
     """
     pids = {*main, *descendants(root)}  # a kernel may not list descendants
     processes = {pid: process for pid in pids if (process := process_state(pid))}
@@ -92,7 +95,8 @@ def children(pid: int) -> list[int]:
 def process_state(pid: int) -> dict[str, Any]:
     """Return a process's state as in ps, its CPU seconds, and its start in clock ticks since boot.
 
-    The CPU seconds include those of ended children. {} if there is no such process.
+    The CPU seconds include the time of ended children. The result is {} if there is no such
+    process.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -114,9 +118,10 @@ def thread_states(pid: int) -> list[str]:
 
 
 def sleep_of(pid: int) -> tuple[int, int, str] | None:
-    """Return the sleep of a process: its id, how often it has slept, and the kernel function.
+    """Return a process's id, its number of sleeps so far, and the kernel function it sleeps in.
 
-    The function is "" if the kernel does not report it; None if the process has ended.
+    The function is "" if the kernel does not report it. The result is None if the process has
+    ended.
     """
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
@@ -241,7 +246,7 @@ class HostCondition:
 
 
 def cpu_ticks(without: Collection[int]) -> dict[tuple[int, str], int]:
-    """Return CPU ticks of each visible process that is not in `without`, by id and name."""
+    """Return the CPU ticks of each visible process by id and name, without those in `without`."""
     ticks = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal() and int(folder.name) not in without:

@@ -1,6 +1,6 @@
 """A writer and readers of events.jsonl; `ftcluster_common.protocol.events` lists kinds and fields.
 
-Output of scripts is in OUTPUT instead, in the same form: a log whose size is limited.
+The output of scripts is in OUTPUT instead, a log of limited size with lines of the same form.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ class EventWriter:
 
 
 class EventTail:
-    """A reader of the events that a run appends; of many new events only the first and the last.
+    """A reader of the events that a run appends; if many are new, it skips those in the middle.
 
     Args:
         from_end: True to skip events that exist already.
@@ -136,9 +136,9 @@ def _lines(run_dir: Path) -> list[bytes]:
 
 
 def _ends(file: BinaryIO) -> tuple[list[bytes], int]:
-    """Return the whole lines in the first and last TAIL_BYTES of a file, and their end.
+    """Return the whole lines in the first and last TAIL_BYTES of a file, and where they end.
 
-    If lines are long, more is read: at least LEAST_LINES of them at the end.
+    If lines are long, the function reads more: at least LEAST_LINES lines at the end.
     """
     data = file.read(TAIL_BYTES)
     size = os.fstat(file.fileno()).st_size
@@ -171,7 +171,7 @@ def last_events(run_dir: Path) -> dict[str, dict[str, Any]]:
 
 
 def has_ended(run_dir: Path) -> bool:
-    """Return True if a run has an end among its last events."""
+    """Return True if the last events of a run include its end."""
     return END in last_events(run_dir)
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 # values for os.umask, which decide who else may read a run's files on a host
 ACCOUNT_ONLY = 0o077  # tokenized data, and downloads with a user's token
 GROUP_READS = 0o027  # logs, events, models: readable for the account's group
-SPACE_BYTES = 1 << 20  # needed by events and a launch
+SPACE_BYTES = 1 << 20  # disk space that events and a launch need
 
 
 def sync(path: Path) -> None:
-    """Write a file, or a folder's entries, to the disk."""
+    """Flush a file, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -24,13 +24,13 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Write a folder and all its content to the disk."""
+    """Flush a folder and all its content to the disk."""
     for path in (*folder.rglob("*"), folder):
         sync(path)
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file that nobody ever sees half-written, even after a crash."""
+    """Write a file atomically: no reader sees it half-written, even after a crash."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("w", encoding="utf-8") as file:
@@ -46,7 +46,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write into, which gets its name once it is on the disk, or never.
+    """Yield a temporary folder; rename it to `folder` after its content is on the disk.
 
     An existing folder of that name is replaced: it is either damaged, or has the same content from
     ranks that were restarted afterwards.
@@ -66,7 +66,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove folders that a killed process was writing into a folder or removing from it."""
+    """Remove what killed processes have left in a folder: partial and half-removed folders."""
     for path in (*folder.glob("*.partial"), *folder.glob(".*.removed")):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -83,7 +83,7 @@ def remove(folder: Path) -> None:
 def has_space(folder: Path) -> bool:
     """Return True if SPACE_BYTES can be written.
 
-    The function writes a file, because no number of free bytes includes quotas and inodes.
+    The function writes a file, because the reported free bytes ignore quotas and inodes.
     """
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:

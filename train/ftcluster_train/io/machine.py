@@ -21,8 +21,8 @@ class Counters:
     """Counters of the kernel since it started.
 
     Attributes:
-        stolen: ticks of all CPUs that the hypervisor gave to others.
-        ticks: all ticks.
+        stolen: clock ticks that the hypervisor gave to other virtual machines, over all CPUs.
+        ticks: clock ticks of all CPUs.
         throttled: number of times a CPU was throttled because of heat.
     """
 
@@ -32,7 +32,7 @@ class Counters:
 
 
 def megahertz(threads: Iterable[int]) -> int | None:
-    """Return the current mean frequency; None if the kernel does not report it."""
+    """Return the mean frequency of CPUs now, in MHz; None if the kernel does not report it."""
     frequencies = []
     for block in read(Path("/proc/cpuinfo")).split("\n\n"):
         fields = dict(_field(line) for line in block.splitlines() if ":" in line)
@@ -43,7 +43,7 @@ def megahertz(threads: Iterable[int]) -> int | None:
 
 
 def counters() -> Counters:
-    """Return the current values; see proc(5)."""
+    """Return the current counters; see proc(5)."""
     line = read(Path("/proc/stat")).partition("\n")[0].split()[1:]
     ticks = [int(word) for word in line[:8]]  # the first two include guest time
     counts = CPU.glob("cpu[0-9]*/thermal_throttle/core_throttle_count")
@@ -107,7 +107,7 @@ def cpu_quota(read: Read = _read) -> float | None:
 
 
 def _of_cgroups(read: Read) -> Iterator[int]:
-    """Yield the memory that each of this process's cgroups has left, from its own to the root."""
+    """Yield the free memory in each of this process's cgroups, from the innermost to the root."""
     for folder in _cgroups("memory", read):
         for limit, usage, reclaimable in FILES:
             most, used = read(folder / limit).strip(), read(folder / usage).strip()
@@ -131,6 +131,6 @@ def _cgroups(controller: str, read: Read) -> Iterator[Path]:
 
 
 def _fields(text: str) -> dict[str, int]:
-    """Return lines that have a name and a number."""
+    """Return the number behind each name; lines without a number are skipped."""
     words = [line.split() for line in text.splitlines()]
     return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdigit()}

@@ -70,7 +70,7 @@ class RankEnd:
     """The end of one rank's script.
 
     Attributes:
-        host: the host's own name.
+        host: hostname that the host reports.
         code: exit code; 128+n after signal n.
         signal: name of the signal, or "".
     """
@@ -104,7 +104,7 @@ class Splitter:
     def feed(self, data: bytes) -> list[tuple[int | None, bytes]]:
         """Return pairs of rank and text in order; rank None is mpirun itself.
 
-        The end of the data is held back if it may be part of a label.
+        The function holds the end of the data back if it may be part of a label.
         """
         data = self._held + data
         pieces: list[tuple[int | None, bytes]] = []
@@ -265,7 +265,7 @@ class RankOutput:
         self.flush(at_once=True)
 
     def last_lines(self, rank: int | None) -> str:
-        """Return the last lines of a rank, or of mpirun; of a progress bar its last state."""
+        """Return a rank's last lines, or mpirun's for None; a progress bar counts as one line."""
         text = self._last.get(rank, b"").decode(errors="replace")
         lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
         return "\n".join([line.rstrip() for line in lines if line.strip()][-LAST_LINES:])
@@ -276,7 +276,7 @@ class RankOutput:
         return PythonFrame(match[1], int(match[2]), match[3]) if match else None
 
     def killed(self) -> RankEnd | None:
-        """Return a rank that mpirun reports as killed by a signal."""
+        """Return the rank that mpirun reports as killed by a signal; None if there is none."""
         match = BANNER.search(self._last.get(None, b"").decode(errors="replace"))
         if not match:
             return None

@@ -89,7 +89,7 @@ def wait_for_end(run: str) -> None:
 
 
 def kill_all(run: str) -> None:
-    """Kill a run's processes on this host until none is left: one may be just starting."""
+    """Kill a run's processes on this host; repeat until none is left, as some may just start."""
     deadline = time.monotonic() + GONE_SECONDS
     while kill_rest(run) and time.monotonic() < deadline:
         time.sleep(0.1)

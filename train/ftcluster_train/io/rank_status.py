@@ -1,4 +1,4 @@
-"""Reports from a rank to its guardian and on to the supervisor, and the stacks of hung ranks.
+"""Reports from a rank to its guardian and the supervisor, and requests for stacks of hung ranks.
 
 Standard library only.
 """
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 RANK_DIGITS = 8
-LINE_LIMIT = 1 << 14  # bytes of a line; a guardian's lines have a few hundred
+LINE_LIMIT = 1 << 14  # longest line in bytes; a guardian's lines have a few hundred
 TEXT_LIMIT = 256  # characters
-LARGEST = 1 << 62  # limit for numbers: counters of the kernel have 64 bits
+LARGEST = 1 << 62  # largest number in a report; the kernel's counters have 64 bits
 PROGRESS_VARIABLE = "FTCLUSTER_PROGRESS_FD"  # set by the guardian
 SCRIPT = "script"  # the activity of a rank that runs a user's script
 STACK_SIGNAL = signal.SIGRTMIN + 5  # users' scripts may use SIGUSR1 and SIGUSR2
@@ -133,7 +133,7 @@ REPORT: Mapping[str, Callable[[Any], bool]] = {
 
 
 def report(step: int, doing: str, pid: int | None = None) -> None:
-    """Report an activity and the step: loading, forward, all-reduce, evaluating, saving or SCRIPT.
+    """Report the step and the activity: loading, forward, all-reduce, evaluating, saving, SCRIPT.
 
     This never waits, and does nothing without a guardian.
 

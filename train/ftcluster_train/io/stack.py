@@ -3,7 +3,7 @@
 Setup takes the lock exclusively before it changes or removes a stack. The kernel releases the lock
 when the last process that holds it has ended. Standard library only: it delays every rank.
 
-The constraints for the packages of a script's own requirements, as one JSON document:
+This command prints the packages that a script's own requirements must be compatible with, as JSON:
 
     python -m ftcluster_train.host.stack
 """
@@ -59,9 +59,10 @@ def own_stack() -> Path:
 
 
 def stack_packages() -> dict[str, Any]:
-    """Return this Python's stack, and the packages that others must be compatible with.
+    """Return this Python's stack and its packages, which added packages must be compatible with.
 
-    For each package only the requirements of its extras are listed: all others are in the stack.
+    For each package only the requirements of its extras are listed, because its other requirements
+    are in the stack already.
     """
     import importlib.metadata  # here, because `hold_stack` delays every rank
     import platform

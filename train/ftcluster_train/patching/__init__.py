@@ -1,5 +1,5 @@
-"""The only package that changes a model or a function of torch: a registry of guarded entries.
+"""The only package that changes models or functions of torch, by entries that each have a guard.
 
-`registry` defines entries. `patch_model` has the entries of a training, `script_functions` and
-`script_models` those of a user's script (`ftcluster_train.fast`).
+`registry` defines entries. `patch_model` has the entries for a training. `script_functions` and
+`script_models` have the entries for a user's script (`ftcluster_train.fast`).
 """

@@ -1,7 +1,8 @@
 """Redirection of calls of torch's attention to the kernel, and conversion of their arguments.
 
-A row may hold packed sequences, whose tokens do not attend to other sequences, see
-`ftcluster_kernels.documents`. Their mask is a `DocumentMask` with their lengths.
+A row may hold packed sequences: a token does not attend to tokens of other sequences, see
+`ftcluster_kernels.documents`. The mask of such a row is a `DocumentMask` with the lengths of the
+sequences.
 """
 
 from typing import Any, NamedTuple, TypeGuard
@@ -38,7 +39,8 @@ torch_attention = functional.scaled_dot_product_attention
 def cast_as_torch(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return the tensors in autocast's dtype, as torch's function casts its arguments.
 
-    Rotary positions and norms in fp32 make queries and keys fp32, but not values.
+    This is needed because rotary positions and norms in fp32 make queries and keys fp32, but not
+    values.
     """
     if not torch.is_autocast_enabled("cpu"):
         return tensors
@@ -60,15 +62,16 @@ class _Call(NamedTuple):
 
 
 class Attention:
-    """The guard, the kernel and the fallback for `scaled_dot_product_attention`.
+    """The guard, the kernel and the fallback function for `scaled_dot_product_attention`.
 
     Args:
         with_dropout: False disables dropout.
         max_length: maximum length in tokens; longer sequences use torch's function. 0: all
             sequences use torch's function, without a notice.
         exact_dropout: True for the exact dropout probability.
-        longer_with_dropout: True if with dropout only the loop in C limits the length, because
-            torch's function then also keeps the whole matrix, in fp32.
+        longer_with_dropout: True to ignore `max_length` for calls with dropout; only the limit of
+            the loop in C remains. With dropout torch's function keeps the whole matrix too, in
+            fp32.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class Attention:
         self._last = NO_MASK
 
     def patch(self) -> FunctionPatch:
-        """Return the entry."""
+        """Return the entry that replaces torch's function."""
         return FunctionPatch(functional, torch_attention, self.guard, self._kernel, self._fallback)
 
     def guard(self, *args: Any, **kwargs: Any) -> str | None:
@@ -203,7 +206,7 @@ class Attention:
 
 
 def takes_documents() -> bool:
-    """Return True if torch's current function supports document masks; torch's own does not."""
+    """Return True if torch's function is replaced by one that supports document masks."""
     one = torch.zeros(1, 1, 1, 1, dtype=torch.float32, device="cpu")
     try:
         functional.scaled_dot_product_attention(one, one, one, document_mask([1], causal=False))
@@ -220,11 +223,11 @@ def _fits(
     causal: bool,
     shared: bool,
 ) -> bool:
-    """Return True for shapes that the kernel supports: the queries determine the batch.
+    """Return True if the kernel supports the shapes, given those of the queries.
 
-    All tensors have four dimensions. Keys and values may have a batch or a head for all queries,
-    or, if they are `shared`, a head for several heads of queries. A mask holds values to add, or is
-    boolean.
+    All tensors have four dimensions. Keys and values have the batch size and heads of the queries,
+    or size 1 there. If `shared`, several heads of queries may also share a head of keys. A mask
+    holds values to add, or is boolean.
     """
     batch, heads, queries, size = query.shape
     keys = key.shape[2]

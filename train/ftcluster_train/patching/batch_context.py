@@ -1,11 +1,11 @@
-"""The data that patched functions and hooks need beside their arguments: one explicit object.
+"""One explicit object with the data that patched functions and hooks need besides their arguments.
 
-A model calls torch's functions and its own modules with its own arguments, so nothing can be added
-to them. The code that runs a pass therefore enters a `BatchContext`, and functions and hooks read
-the innermost one of their thread. This is the only such channel: no attribute of a tensor and no
-global variable carries anything to a kernel (tests/unit/test_hidden_channels.py). Each thread has
-its own contexts, because threads may train models of their own. autograd runs the backward pass of
-CPU tensors in the thread that called it, including what gradient checkpointing recomputes.
+A model calls torch's functions and its own modules itself, so this package cannot add arguments to
+these calls. The code that runs a pass therefore enters a `BatchContext`, and functions and hooks
+read their thread's innermost context. This is the only such channel: no attribute of a tensor and
+no global variable carries anything to a kernel (tests/unit/test_hidden_channels.py). Each thread
+has its own contexts, because threads may train different models. autograd runs the backward pass of
+CPU tensors in the thread that called it, and gradient checkpointing recomputes in the same thread.
 """
 
 import threading
@@ -27,10 +27,10 @@ RowGradients = list[tuple[torch.Tensor, torch.Tensor]]  # indices of rows, and f
 
 @dataclass(frozen=True)
 class GradientSinks:
-    """Destinations of gradients of parameters, instead of their attribute `grad`.
+    """The places where gradients of parameters go, instead of the attribute `grad`.
 
     Attributes:
-        sums: sums that the matmul of a weight's gradient adds to, for each weight.
+        sums: memory that the matmul of a weight's gradient adds to, for each weight.
         rows: gradients of single rows that wait for the optimizer, for each embedding.
     """
 
@@ -47,11 +47,11 @@ class BatchContext:
     Attributes:
         fp32_weights: values in fp32 that norms and embeddings read, for each parameter.
         exact_weights: parameters of layers that are computed in fp32.
-        adapters: adapter of the layer of each weight.
+        adapters: low-rank adapter of the layer that a weight belongs to, by weight.
         sinks: destinations of gradients.
         pending_gathers: functions that wait for weights that may not be read yet, for each weight.
         rows: rows of the batch that layers compute; None means all.
-        copies: outputs of norms in bf16; None if norms keep none.
+        copies: bf16 copies of norms' outputs; None if norms keep no copies.
     """
 
     fp32_weights: Mapping[torch.Tensor, torch.Tensor] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class _Entered(threading.local):
 
 
 _entered = _Entered()
-NOTHING = BatchContext()  # its mappings stay empty
+NOTHING = BatchContext()  # stands for no context; its mappings stay empty
 
 
 def current_context() -> BatchContext | None:
@@ -102,7 +102,7 @@ def sums_for(weight: torch.Tensor | None) -> GradientSums | None:
 
 
 def adapters_of(model: nn.Module) -> dict[torch.Tensor, Adapter]:
-    """Return the adapters of a model's layers, which have them as their attribute `adapter`."""
+    """Return the adapters of a model's layers, from the layers' attribute `adapter`."""
     layers = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
     return {
         layer.weight: layer.adapter

@@ -1,8 +1,8 @@
-"""The last layer of a model that outputs a number, a rank or a choice, computed in fp32.
+"""The last layer of models that output a number, a rank or a choice, computed in fp32.
 
-bf16 has three digits. Rounded to bf16, scores of different texts are equal, and a value near 1,500
-is a multiple of 8. Such a layer has few outputs, so fp32 costs nothing; the layers before it stay
-in bf16. Training keeps its weights in fp32 (`engine.optim.flat_params`), and
+bf16 has three digits. Rounded to bf16, scores of different texts may be equal, and a value near
+1,500 becomes a multiple of 8. Such a layer has few outputs, so fp32 costs nothing; the layers
+before it stay in bf16. Training keeps its weights in fp32 (`engine.optim.flat_params`), and
 `fp32_residuals.Linear` computes with them.
 """
 

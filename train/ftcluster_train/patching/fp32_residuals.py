@@ -29,7 +29,7 @@ from ftcluster_train.patching.registry import FunctionPatch, always
 from ftcluster_train.patching.skipped_rows import rows_read
 
 MANY_ELEMENTS = 1 << 20  # size of a large embedding: 2 MB of gradients in bf16
-# also where `ftcluster_train.fast` has replaced them
+# the functions at import time, which `ftcluster_train.fast` may have replaced already
 torch_layer_norm = functional.layer_norm
 torch_embedding = functional.embedding
 
@@ -37,7 +37,7 @@ torch_embedding = functional.embedding
 def _has_fp32_weight(
     _: torch.Tensor, __: Sequence[int], weight: torch.Tensor | None = None, *___: Any, **____: Any
 ) -> str | None:
-    """Accept weights that the training keeps in fp32 beside their copies in bf16."""
+    """Accept weights that have both fp32 master values and a copy in bf16."""
     return None if weight in (current_context() or NOTHING).fp32_weights else ""
 
 
@@ -48,7 +48,7 @@ def layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """Compute `torch.nn.functional.layer_norm` of the input in fp32, like the weight."""
+    """Compute `torch.nn.functional.layer_norm` with input and weight in fp32."""
     input = input.float()
     if (
         weight is not None
@@ -92,10 +92,10 @@ EMBEDDING = FunctionPatch(functional, torch_embedding, _is_plain_embedding, embe
 
 
 class _Embedding(torch.autograd.Function):  # type: ignore[misc]
-    """A lookup of rows in fp32; the gradient belongs to the weight, in its dtype.
+    """A lookup of rows in fp32; the weight's gradient has the weight's dtype.
 
-    Gradients of equal tokens are summed in fp32. `row_gradients` gets them if it is set, because a
-    batch uses few rows of a large vocabulary.
+    Gradients of equal tokens are summed in fp32. If `row_gradients` is set, it gets the gradients
+    of single rows, because a batch uses few rows of a large vocabulary.
     """
 
     @staticmethod
@@ -130,16 +130,16 @@ class _Embedding(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _row_gradients(weight: torch.Tensor) -> RowGradients | None:
-    """Return where the gradients of a large table's rows go, or None if it gets one gradient."""
+    """Return the list for gradients of single rows, or None if the table gets a whole gradient."""
     if weight.numel() < MANY_ELEMENTS:
         return None
     return (current_context() or NOTHING).sinks.rows.get(weight)
 
 
 class Linear:
-    """The function for linear layers, which reads the rounded copy of a norm's output if any.
+    """The function for linear layers; it reads the rounded copy of a norm's output if there is one.
 
-    Query, key and value have the same input, which autocast would round three times.
+    The layers of query, key and value have the same input, and autocast would round it three times.
 
     Args:
         head: weight of a layer that must return its input.

@@ -2,7 +2,7 @@
 
 The kernel reads parameter, gradient and state in the order of their memory and ignores strides, so
 all layouts are compared before each step. Between steps an optimizer's groups are as the script
-made them: what the script saves or copies names no kernel that it has not chosen.
+made them, so the states that a script saves or copies do not contain the choice of this kernel.
 """
 
 from collections.abc import Iterator
@@ -21,11 +21,11 @@ from ftcluster_train.patching.registry import ObjectPatch, say_once
 
 Group = dict[str, Any]
 FUSED = (torch.optim.Adam, torch.optim.AdamW)
-STATE = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}  # tensors with an element for each weight's
+STATE = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}  # states with the shape of the weight
 
 
 def _open_groups(optimizer: torch.optim.Optimizer) -> Iterator[Group]:
-    """Yield groups for which the script has chosen no kernel, and the fused kernel is correct.
+    """Yield groups that the fused kernel supports, and for which the script has chosen no kernel.
 
     Parameters, gradients and state must be fp32 and have the same strides.
     """
@@ -77,7 +77,7 @@ def _is_aligned(parameter: torch.Tensor, states: Any) -> bool:
 
 
 def _layout_of(x: torch.Tensor) -> list[tuple[int, int, int]]:
-    """Return stride, length and number of each dimension that has more than one element."""
+    """Return stride, length and index of each dimension with more than one element."""
     sizes = zip(x.stride(), x.shape, strict=True)
     return [(stride, size, i) for i, (stride, size) in enumerate(sizes) if size != 1]
 
@@ -107,9 +107,9 @@ class _FusedSteps:
     def before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
-        """Make a step fused if the guard allows it."""
+        """Make the next step use the fused kernel if the guard allows it."""
         self.after_step(optimizer)  # if the previous step failed
-        # a closure, or a hook of the script's, may give parameters other gradients
+        # a closure or a hook of the script may replace gradients during the step
         changes = any(x is not None for x in (*args[1:], *named.values()))
         changes = changes or has_step_hooks(optimizer)
         if type(optimizer) not in FUSED or changes or torch.compiler.is_compiling():

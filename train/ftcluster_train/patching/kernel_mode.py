@@ -1,7 +1,7 @@
 """Redirection of a model's calls of torch functions to our kernels, while it is active.
 
-This includes the last layer of a causal model, which need not compute logits if the loss uses its
-weight.
+The redirection includes the last layer of a causal model. This layer need not compute logits if the
+loss uses the layer's weight.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from ftcluster_train.patching.batch_context import NOTHING, BatchContext, curren
 from ftcluster_train.patching.fp32_residuals import EMBEDDING, LAYER_NORM, Linear
 from ftcluster_train.patching.registry import FunctionPatch, has_hooks
 
-# hidden states this large show a cap that hardly changes the logits of random weights
+# size of hidden states that reveals a logit cap; it hardly affects smaller logits of random weights
 SOFTCAP_PROBE = 1e3
 
 # Functions that cannot change a tensor's values unnoticed. Any other function of a norm's output,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class KernelMode(TorchFunctionMode):  # type: ignore[misc]
     """A mode that redirects a model's calls of torch functions to kernels.
 
-    So a model's code and the names of its weights stay unchanged, whatever its architecture.
+    A model's code and the names of its weights stay unchanged, whatever its architecture.
 
     Args:
         patches: entries in addition to those of `fp32_residuals`.
@@ -86,7 +86,7 @@ class KernelMode(TorchFunctionMode):  # type: ignore[misc]
 
     def __enter__(self) -> "KernelMode":
         outer = self._context or current_context() or NOTHING
-        # rows belong to a call that began outside
+        # the context's rows belong to a call that began outside
         inner = replace(outer, rows=None, copies=self._copies)
         self._entered.append(inner.__enter__())
         super().__enter__()
@@ -110,9 +110,9 @@ def _wait_for(values: Sequence[Any], pending: Mapping[torch.Tensor, Callable[[],
 def find_head(model: "PreTrainedModel", with_bias: bool = False) -> torch.Tensor | None:
     """Return the weight that turns hidden states into logits, for `KernelMode`'s `head`.
 
-    The function tries the model out. It returns None if logits are computed in another way, for
-    example capped, or if hooks see them. A constant factor is allowed, because hidden states have
-    it too.
+    The function runs the model on a small input. It returns None if the model changes the logits
+    further, for example caps them, or if hooks see them. A constant factor of the logits is
+    allowed, because the hidden states can be scaled by it.
 
     Args:
         with_bias: True if the layer may have a bias and the model may be an encoder.

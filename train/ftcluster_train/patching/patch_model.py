@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 # makes transformers pass shared keys only once, even with a mask (5.23)
 SHARED_KEYS = "TRANSFORMERS_SDPA_FORCE_GQA"
-CALLS_TORCH = ("sdpa", "ftcluster")  # values of attn_implementation that call torch's function
+CALLS_TORCH = ("sdpa", "ftcluster")  # attn_implementation values that use torch's function
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Optimizations:
     """The optimizations of a training; each can be disabled to measure it (bench/engine).
 
     Attributes:
-        dropout: masks from a generator that all threads run together, see
-            `ftcluster_kernels.dropout`.
-        attention: matrix multiplications for short sequences, see `ftcluster_kernels.attention`.
-        activations: one loop for each, see `ftcluster_kernels.activations`; also RMSNorm and rotary
-            positions, see `norms` and `rotary` there.
-        cross_entropy: no logits in fp32, see `ftcluster_kernels.cross_entropy`.
+        dropout: dropout masks that all threads compute together, see `ftcluster_kernels.dropout`.
+        attention: attention by matrix multiplications for short sequences, see
+            `ftcluster_kernels.attention`.
+        activations: one loop for each activation, RMSNorm and rotary position; see `activations`,
+            `norms` and `rotary` in `ftcluster_kernels`.
+        cross_entropy: cross entropy without logits in fp32, see `ftcluster_kernels.cross_entropy`.
         bf16_weights: bf16 copy of fp32 master weights, see
             `ftcluster_train.engine.optim.flat_params`.
         group_by_length: batches of similar length, see `ftcluster_train.engine.data.sampler`.
@@ -150,10 +150,10 @@ def kernels_in_use(loss: torch.Tensor, model: nn.Module) -> list[str]:
 
 
 def left_alone(model: nn.Module, used: Collection[str]) -> str:
-    """Return the classes of a model that have no kernel, with reasons; "" if all have one.
+    """Return a text with the model's classes that have no kernel and the reasons; "" for none.
 
-    Classes that look like attention, norms, gated MLPs or rotary positions are named. Call this
-    after a training step.
+    The result includes classes that look like attention, norms, gated MLPs or rotary positions.
+    Call this after a training step.
 
     Args:
         used: result of `kernels_in_use`.
@@ -208,14 +208,14 @@ def _nodes_of(loss: torch.Tensor) -> set[Any]:
 def _kernel_of(node: Any) -> str:
     """Return the name of the kernel that a node of a graph belongs to, or "".
 
-    Each autograd function of `ftcluster_kernels` has it as an attribute.
+    Each autograd function of `ftcluster_kernels` has the name as its attribute `kernel`.
     """
     name: str = getattr(function_of(node), "kernel", "")
     return name
 
 
 def _is_ours(module: nn.Module) -> bool:
-    """Return True for a GELU in one kernel, which torch's functions may compute too."""
+    """Return True if a module's forward pass is one of our GELUs, which may also run in torch."""
     forward = vars(module).get("forward", type(module).forward)
     return getattr(forward, "function", forward) in (one_kernel_gelu, tanh_gelu)
 

@@ -1,7 +1,8 @@
 """The calls of torch's functions that a kernel may compute, and their requirements.
 
-Every entry of `script_functions` has a `Plain`, which is checked before its guard. It allows only
-known arguments, so anything that torch or a library adds later goes to torch.
+Every entry of `script_functions` has a `Plain`, which is checked before the entry's guard. A
+`Plain` allows only known arguments, so calls with arguments that torch or a library adds later go
+to torch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ def is_plain(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Plain:
-    """The ordinary calls of a function: calls with tensors in memory, to be computed now.
+    """The ordinary calls of a function, with tensors in memory and without tracing or transforms.
 
     Attributes:
         tensors: names of the function's first arguments, which must be tensors.
@@ -60,7 +61,7 @@ class Plain:
 
 
 def _is_known(value: Any, may_be_tensor: bool) -> bool:
-    """Return True for a shape, or a tensor in its place."""
+    """Return True for a list or tuple of integers, and if allowed for an ordinary tensor."""
     if may_be_tensor and is_plain(value):
         return True
     return type(value) in (list, tuple) and all(type(number) is int for number in value)

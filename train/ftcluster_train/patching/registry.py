@@ -1,6 +1,6 @@
-"""Definition of an entry: what it changes, on which object, and its mandatory guard.
+"""Defines an entry: the changed object, the change, and a guard that each entry must have.
 
-Unsupported calls are reported once, by rank 0.
+Rank 0 reports each kind of unsupported call once.
 """
 
 import functools
@@ -27,7 +27,7 @@ BF16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
 def always(*_: Any, **__: Any) -> None:
     """Accept every call.
 
-    tests/engine/test_patching.py lists such entries, each with the reason.
+    tests/engine/test_patching.py lists the entries with this guard, each with the reason.
     """
 
 
@@ -37,7 +37,7 @@ class FunctionPatch:
 
     Attributes:
         owner: module or class that has the function.
-        original: the function, as the owner has it before it is patched.
+        original: the owner's function before the patch.
         guard: function of a call's arguments. It returns None if the kernel computes the same as
             the original. Otherwise it returns the reason for users, or "" if there is nothing to
             report.
@@ -78,19 +78,19 @@ class FunctionPatch:
 
 @dataclass(frozen=True)
 class ObjectPatch(Generic[Place]):
-    """A change of an object, such as a model, at the places where it computes the same.
+    """A change to parts of an object, such as a model, that does not change its results.
 
     Attributes:
-        guard: function that returns the places of an object where the change is right, without
-            places that are changed already.
-        change: function that makes the change at a place.
+        guard: function that returns the parts of an object that may be changed, without parts that
+            are changed already.
+        change: function that changes one of these parts.
     """
 
     guard: Callable[[Any], Iterable[Place]]
     change: Callable[[Place], object]
 
     def apply(self, patched: Any) -> int:
-        """Change an object; return the number of changed places."""
+        """Change an object; return the number of changed parts."""
         places = list(self.guard(patched))
         for place in places:
             self.change(place)
@@ -106,7 +106,7 @@ def is_ours(value: Any) -> bool:
 def without_patches(state: dict[str, Any]) -> dict[str, Any]:
     """Return a module's attributes without the hooks and forward passes of this package.
 
-    So a saved model can be loaded where this package is not installed.
+    Without these, a saved model can be loaded where this package is not installed.
     """
     state = {
         name: value for name, value in state.items() if name != "forward" or not is_ours(value)
@@ -136,12 +136,12 @@ def keep_out_of_pickles() -> None:
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Return True if a hook sees what the module gets or returns, in either pass."""
+    """Return True if a hook sees the module's inputs or outputs, or their gradients."""
     return has_global_hooks() or any(vars(module)[hooks] for hooks in HOOKS)
 
 
 def call_after(owner: type, name: str, action: Callable[[Any], object]) -> None:
-    """Make a class's method call `action` with the object at its end."""
+    """Make a class's method call `action` with the object when the method ends."""
     method = getattr(owner, name)
 
     @functools.wraps(method)

@@ -14,9 +14,9 @@ class Rows:
         shape: (samples, tokens) of the inputs.
         padded_shape: the shape before `unpad`; None if that was not called.
         shown: True if the caller gets the hidden states of each layer.
-        tokens: the rows that are not padding.
-        lengths: the number of these rows in each sample.
-        real: the same as `tokens`; None if most rows are no padding.
+        tokens: indices of the rows that are not padding.
+        lengths: the number of rows that are not padding in each sample.
+        real: the same indices as `tokens`; None if skipping the padding would not pay.
         usual: rows that most layers compute; None means all.
         last: rows that layers behind the last attention compute.
         read: rows that the current layer computes.
@@ -35,7 +35,7 @@ class Rows:
         self.last = starts if classifies else None
 
     def unpad(self) -> None:
-        """Keep the rows of `tokens` alone, with a first dimension of 1."""
+        """Keep only the rows of `tokens`, as one sample of this length."""
         self.padded_shape, self.shape = self.shape, torch.Size((1, len(self.tokens)))
         self.real = self.usual = self.read = None
         if self.last is not None:

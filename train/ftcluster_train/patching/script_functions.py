@@ -29,7 +29,7 @@ from ftcluster_train.patching.registry import (
 from ftcluster_train.patching.shared_entries import EXACT_DROPOUT, GELU, SILU
 from ftcluster_train.patching.skipped_rows import rows_read
 
-OLDEST_TORCH = (2, 5)  # the first whose attention has enable_gqa
+OLDEST_TORCH = (2, 5)  # the first version of torch whose attention has enable_gqa
 MANY_CLASSES = 4096
 FLOATS = (torch.float32, torch.bfloat16)
 torch_cross_entropy = functional.cross_entropy
@@ -150,7 +150,7 @@ def _cross_entropy(
 
 
 def _is_compiled(model: Any = None, *_: Any, **__: Any) -> str:
-    """Accept no call: torch.compile keeps a compiled model, which is reported."""
+    """Accept no call, because torch.compile stays as it is; return the notice for users."""
     is_model = isinstance(getattr(model, "__self__", model), torch.nn.Module)
     return "a compiled model is left to torch.compile" if is_model else ""
 
@@ -190,7 +190,7 @@ def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def replace_functions() -> bool:
-    """Replace the functions.
+    """Replace torch's functions by SCRIPT_FUNCTIONS in the whole process.
 
     Returns:
         True at the first call, if this torch is new enough.

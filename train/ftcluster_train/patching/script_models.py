@@ -55,9 +55,9 @@ def activation_patches() -> list[FunctionPatch]:
 def patch_script_model(model: nn.Module) -> None:
     """Skip a model's unread rows, fuse its modules, and report unsupported parts.
 
-    The modules use our kernels from the first training step on. Before it a new model's weights are
-    not loaded yet, and the results of the modules are compared. Evaluations stay unchanged, except
-    for rotary positions.
+    The modules use our kernels from the first training step on. Before this step a new model's
+    weights may not be loaded, and the guards still compare the results of the modules. Evaluations
+    stay unchanged, except for rotary positions.
     """
     SKIPPED_ROWS.apply(model)
     if looks_at_first_token(model):
@@ -68,10 +68,10 @@ def patch_script_model(model: nn.Module) -> None:
 
 
 class _InTraining:
-    """The forward pass of a module in training; evaluations use the class's forward pass.
+    """A module's forward pass in training; evaluations use the class's own forward pass.
 
-    The class's forward pass is also used if it is no longer the one that the module was compared
-    with.
+    Training also uses the class's forward pass if that has changed since the guard compared it with
+    the kernel.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -135,7 +135,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def register_attention() -> None:
-    """Register the attention with transformers by its name, if transformers supports that."""
+    """Register our attention in transformers under its name, if transformers supports that."""
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
@@ -169,7 +169,7 @@ def attention_forward(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     length = query.shape[2]
     causal = bool(causal) and attention_mask is None and length > 1
-    if causal:  # a static cache has more keys
+    if causal:  # a static cache has room for more keys
         key, value = key[:, :, :length], value[:, :, :length]
     output = attention(
         query, key, value, attention_mask, dropout, causal, scaling,

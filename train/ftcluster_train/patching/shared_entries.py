@@ -1,7 +1,7 @@
-"""The entries that trainings and scripts share: functions of torch and transformers, and modules.
+"""The patches that trainings and scripts share: functions of torch and transformers, and modules.
 
-The modules compute with one kernel: GELUs, MLPs gated by an activation, RMSNorms. A module keeps
-its class, its layers and their names; only its `forward` changes.
+One kernel then computes a whole GELU, RMSNorm, or activation of a gated MLP. A module keeps its
+class, its layers and their names; only its `forward` changes.
 """
 
 import copy
@@ -23,10 +23,10 @@ from ftcluster_train.patching.batch_context import NOTHING, current_context
 from ftcluster_train.patching.registry import FunctionPatch, ObjectPatch, computes_same, has_hooks
 
 GELUS = {"none": "gelu", "tanh": "tanh_gelu"}  # keys: torch's names of approximations
-torch_dropout = functional.dropout  # also where `ftcluster_train.fast` has replaced it
+torch_dropout = functional.dropout  # `ftcluster_train.fast` may have replaced it
 # classes of transformers.activations; both are the tanh approximation of GELU, in eight passes
 TANH_GELUS = ("NewGELUActivation", "FastGELUActivation")
-# names of a gated MLP's layers, and inputs and outputs of small layers for trials
+# names of a gated MLP's layers, and the inputs and outputs of the small layers that test it
 LAYERS = {"gate_proj": (3, 5), "up_proj": (3, 5), "down_proj": (5, 3)}
 GATED = {*LAYERS, "act_fn"}
 EPSILONS = ("variance_epsilon", "eps")  # names of RMSNorm's epsilon
@@ -82,7 +82,7 @@ class FusedForward:
         self.module, self.function, self._setting = module, function, setting
 
     def __call__(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
-        """Compute the forward pass of one tensor, whatever its argument's name is."""
+        """Compute the forward pass for a single tensor, under any argument name."""
         (x,) = (*inputs, *named.values())
         return self.function(self.module, x, self._setting)
 
@@ -93,7 +93,7 @@ def one_kernel_gelu(_: nn.Module, x: torch.Tensor, __: None) -> torch.Tensor:
 
 
 def tanh_gelu(_: nn.Module, values: torch.Tensor) -> torch.Tensor:
-    """Compute a class's forward pass by torch's function."""
+    """Compute the forward pass of these classes by torch's own GELU."""
     return functional.gelu(values, approximate="tanh")
 
 
@@ -111,7 +111,7 @@ def _rms_norm(module: nn.Module, x: torch.Tensor, epsilon: str) -> torch.Tensor:
 
 
 def _tanh_gelus(model: nn.Module) -> Iterator[FusedForward]:
-    """Yield modules of two classes of transformers that have their class's forward pass."""
+    """Yield modules of the classes TANH_GELUS whose forward pass is unchanged."""
     for module in _unpatched(model):
         kind = type(module)
         if kind.__module__ == "transformers.activations" and kind.__name__ in TANH_GELUS:
@@ -119,9 +119,10 @@ def _tanh_gelus(model: nn.Module) -> Iterator[FusedForward]:
 
 
 def _gated_mlps(model: nn.Module) -> Iterator[FusedForward]:
-    """Yield modules that compute a gated MLP, as tested with small layers in their place.
+    """Yield modules that compute a gated MLP; each is tested with small layers in place of its own.
 
-    Other modules also cut, scale or drop. If the activation has hooks, the class's own code runs.
+    Modules of the same form that also clip, scale or drop values fail the test. If the activation
+    has hooks, the class's own code runs.
     """
     for module in _unpatched(model):
         own = vars(module)
@@ -156,7 +157,7 @@ def _activation_of(module: nn.Module) -> str | None:
 
 
 def _rms_norms(model: nn.Module) -> Iterator[FusedForward]:
-    """Yield modules that compute RMSNorm, like T5's LayerNorm; some add 1 to the weight."""
+    """Yield modules that compute RMSNorm, such as T5's LayerNorm, but not with 1 + weight."""
     if not simd.is_available():
         return
     for module in _unpatched(model):
@@ -179,7 +180,7 @@ def _line(first: float, last: float, count: int) -> torch.Tensor:
 
 
 def _unpatched(model: nn.Module) -> Iterator[nn.Module]:
-    """Return modules that have their class's forward pass."""
+    """Return modules whose forward pass is their class's, unchanged."""
     return (module for module in model.modules() if "forward" not in vars(module))
 
 
@@ -193,7 +194,7 @@ FUSED_RMS_NORMS = ObjectPatch(_rms_norms, _set_forward)
 
 
 def _rotary_functions(model: nn.Module) -> Iterator[FunctionPatch]:
-    """Yield functions of the modules' files that have this name and compute the same."""
+    """Yield the rotary functions in the modules' source files that the kernel can replace."""
     if not simd.is_available():
         return
     for name in sorted({type(module).__module__ for module in model.modules()}):

@@ -4,9 +4,9 @@ Attention masks padding, so nothing reads its keys and values. In a classifier t
 token of each sample:
 
 - Nothing reads padding at all, because tokens interact only in attention.
-- Behind the last layer's attention nothing reads other tokens than the first.
-- Columns of padding behind the longest sample of a batch, which scripts such as run_glue have, need
-  not exist.
+- Behind the last layer's attention only the first token is read.
+- Columns of padding behind a batch's longest sample can be cut off. Scripts such as run_glue have
+  such columns.
 
 Loss and gradients are the same up to rounding.
 """
@@ -27,7 +27,7 @@ FIRST_TOKEN = (
     "albert", "bert", "camembert", "deberta-v2", "distilbert", "electra", "modernbert", "roberta",
     "xlm-roberta",
 )  # fmt: skip
-# model types whose padding can be skipped in keys and values, which have layers of their own
+# model types that have separate layers for keys and values, which can skip padding
 MASKED_KEYS = (
     "albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta",
 )  # fmt: skip
@@ -38,8 +38,8 @@ KEYS_AND_VALUES = {"key", "value", "k_lin", "v_lin"}
 # Linear layers of the last block whose output is read at the first token only. Layers with other
 # names are not checked yet; DeBERTa's query_proj is also used for positions.
 OF_FIRST_TOKEN = {"query", "q_lin", "dense", "out_lin", "lin1", "lin2", "Wo", "Wi"}
-# torch's modules in these models, whose result for a token depends on no other token; and the loss
-# that DistilBERT has as a module
+# torch's modules in these models: their result for a token depends on no other token. DistilBERT
+# also has its loss as a module.
 TORCH_MODULES = (
     nn.Linear, nn.Dropout, nn.LayerNorm, nn.Embedding, nn.ModuleList, nn.Tanh, nn.Identity, nn.GELU,
     nn.CrossEntropyLoss,
@@ -61,7 +61,7 @@ def rows_read(input: torch.Tensor) -> torch.Tensor | None:
 def _skips_rows(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the model if it is a supported encoder whose classes are all from transformers.
 
-    Forward passes and hooks of others are checked again before each call.
+    Each call checks again for forward passes and hooks that other code has added.
     """
     known = looks_at_first_token(model) or _model_type(model) in MASKED_KEYS
     if known and _is_stock(type(model)) and _begin not in model._forward_pre_hooks.values():
@@ -69,7 +69,7 @@ def _skips_rows(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def why_not_skipped(model: nn.Module) -> str:
-    """Return why a model of these types computes all rows; "" if there is no such reason."""
+    """Return why a model of a supported type computes all rows; "" if it skips rows."""
     if _model_type(model) not in {*FIRST_TOKEN, *MASKED_KEYS}:
         return ""
     part = _foreign_part(model)
@@ -151,7 +151,7 @@ def _begin(
     if outer is not None and outer.rows is not None:
         if _is_part(model, outer.rows.model):
             return None
-        outer.__exit__()  # an interrupted call has not left it
+        outer.__exit__()  # an interrupted call has left its context open
     mask: Any = kwargs.get("attention_mask")
     tokens: Any = kwargs.get("input_ids")
     config: Any = model.config
@@ -164,7 +164,7 @@ def _begin(
         or mask.ndim != 2
         or mask.shape != tokens.shape
         or torch.compiler.is_compiling()
-        or _foreign_part(model)  # at each call, because hooks may come later
+        or _foreign_part(model)  # checked at each call, because hooks may be added later
     ):
         return None
     by_token = ("output_attentions", "output_hidden_states")

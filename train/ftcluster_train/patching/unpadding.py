@@ -1,7 +1,7 @@
-"""Encoders whose layers compute the real tokens of a batch one after the other, without padding.
+"""Encoders whose layers compute only the real tokens of a batch, as one row without padding.
 
 Attention treats the samples as packed sequences of a row; all other parts of a layer compute each
-token alone. Behind the layers padding is 0, which is correct if nothing reads it.
+token alone. The outputs of the layers are 0 for padding, which is correct if nothing reads them.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from ftcluster_train.patching.batch_context import current_rows
 from ftcluster_train.patching.registry import ObjectPatch
 from ftcluster_train.patching.rows import Rows
 
-# for each model type the class of its stack of layers; their attention uses no positions
+# keys: model types whose attention uses no positions; values: class of the stack of layers
 STACKS = {
     "bert": "BertEncoder",
     "camembert": "CamembertEncoder",
@@ -33,8 +33,8 @@ UNKNOWN = ("encoder_hidden_states", "past_key_values")
 def _stacks(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the layers of supported encoders with sdpa as attention, where nothing reads padding.
 
-    That is so in classifiers that read the first token, and in recipes whose loss only uses other
-    tokens. The conditions for skipped rows are checked again before each call.
+    Nothing reads padding in classifiers that read the first token, and in recipes whose loss uses
+    only real tokens. The conditions for skipped rows are checked again before each call.
     """
     config: Any = getattr(model, "config", None)
     name = STACKS.get(str(getattr(config, "model_type", "")))
@@ -93,7 +93,7 @@ def _at(places: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
 def _unpad(
     _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return the arguments of a call with real tokens alone; None to keep the arguments."""
+    """Return the arguments of a call with only the real tokens; None to keep the arguments."""
     rows = current_rows()
     hidden: Any = args[0] if args else kwargs.get("hidden_states")
     if (

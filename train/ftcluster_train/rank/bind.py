@@ -2,15 +2,15 @@
 
     python -m ftcluster_train.host.bind PROGRAM ARGUMENTS ...
 
-FTCLUSTER_PLACEMENT has the plan of all ranks (see
-`ftcluster_common.protocol.launch.rank_placement`). PMI_RANK or torchrun's variables have the rank.
-Each host computes its own masks from the CPUs that this process may use. If binding fails, as in a
-container without the capability, a message goes to stderr and the rank runs unbound.
+FTCLUSTER_PLACEMENT contains the plan of all ranks (see
+`ftcluster_common.protocol.launch.rank_placement`). PMI_RANK or torchrun's variables contain the
+rank. Each host computes its own masks from the CPUs that this process may use. If binding fails, as
+in a container without the capability, a message goes to stderr and the rank runs unbound.
 
 The program gets the variables that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE
-and GROUP_RANK. `ftcluster.launch.environment` on the control node lists all stages of its
-environment. The program is executed and not imported, because LD_PRELOAD takes effect only when a
-process starts.
+and GROUP_RANK. `ftcluster.launch.environment` on the control node lists all stages of the program's
+environment. This module executes the program instead of importing it, because LD_PRELOAD takes
+effect only when a process starts.
 
 Standard library only: it delays every rank.
 """
@@ -54,7 +54,7 @@ class Place:
 
     Attributes:
         host: number of the rank's host in the plan; the head is 0.
-        memory: NUMA nodes that the rank prefers; none: the kernel's default policy.
+        memory: NUMA nodes that the rank prefers; empty for the kernel's default policy.
         env: variables of the rank's host.
     """
 

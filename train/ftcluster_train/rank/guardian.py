@@ -36,10 +36,10 @@ from ftcluster_train.io.rank_status import (
 ADDRESS = "FTCLUSTER_SUPERVISOR"  # address:port of the supervisor
 SECRET = "FTCLUSTER_GUARD_FILE"  # file with the run's secret, which a guardian sends first
 GRACE_SECONDS = 9.0  # between SIGTERM and SIGKILL; longer than the grace time of `script`
-LOOK_SECONDS = 0.1  # between two checks of whether the rank has ended, without pidfd
+LOOK_SECONDS = 0.1  # between two checks of whether the rank has ended, on kernels without pidfd
 REPEAT_SECONDS = 2.0  # a shutdown signals every process, so the rank gets several signals
 CONDITION_SECONDS = 10.0  # between two readings of a host's condition
-STACK_SECONDS = 0.02  # a process writes its stacks meanwhile, so that they do not mix
+STACK_SECONDS = 0.02  # between two processes that write their stacks, so that the stacks do not mix
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 OOM_COUNTER = Path("/proc/vmstat")
 
@@ -128,9 +128,10 @@ def open_end(pid: int) -> int | None:
 
 
 def readable(sources: Sequence[Any], wait_seconds: float) -> list[Any]:
-    """Return the sockets and descriptors that can be read, ignoring None.
+    """Return the sources that can be read; a source None is ignored.
 
-    select() accepts no descriptor above 1023, and Hydra leaves descriptors of all its hosts open.
+    The function does not use select(), which accepts no descriptor above 1023: Hydra leaves
+    descriptors of all its hosts open.
     """
     waiting, sources_by_number = select.poll(), {}
     for source in sources:
@@ -195,7 +196,7 @@ class _Guardian:
                 self._send({**self._doing, **self._activity, **self._host(now)})
 
     def _host(self, now: float) -> dict[str, Any]:
-        """Return the host's condition from time to time, if this first rank of the host trains."""
+        """Return the host's condition at intervals, if this is the host's first rank and trains."""
         due = now - self._condition_read >= CONDITION_SECONDS
         if not (self._condition and due and self._trains):
             return {}

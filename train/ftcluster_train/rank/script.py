@@ -5,8 +5,9 @@
 
 PROGRAM is a path, or -m and a module. `run` reads it from RUN_DIR/job.json, which only the account
 can read. All users of a host can read mpirun's arguments, and mpirun sends them over the network
-unencrypted. The script is a child of this process, which reports its exit code to the supervisor:
-mpirun waits for the other ranks when one has failed, and has one exit code for all signals.
+unencrypted. The script is a child of this process, which reports the script's exit code to the
+supervisor. mpirun's report is not enough: mpirun waits for the other ranks when one has failed, and
+its exit code is the same for all signals.
 
 Standard library only: it should not cost a rank any time or memory.
 """

@@ -1,4 +1,4 @@
-"""The planned backend of torch.distributed for a script that names none, and reports of the choice.
+"""Makes torch.distributed use the planned backend if a script names none, and reports the choice.
 
 Standard library only, until torch or Accelerate is imported.
 """
@@ -31,7 +31,7 @@ def use_planned_backend() -> None:
 def _torch() -> None:
     """Set torch's default for CPUs, which Lightning also uses."""
     groups: Any = importlib.import_module("torch.distributed.distributed_c10d")
-    importlib.import_module("ftcluster_train.mpi")  # torch before 2.5 does not do so itself
+    importlib.import_module("ftcluster_train.mpi")  # torch before 2.5 does not load it by itself
     defaults = getattr(groups.Backend, "default_device_backend_map", {})
     if os.environ.get(BACKEND_VARIABLE) == IMPI:
         defaults["cpu"] = IMPI

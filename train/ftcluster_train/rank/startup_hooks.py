@@ -21,7 +21,7 @@ RENDEZVOUS = "torch.distributed.rendezvous"
 
 
 def own_layer() -> str:
-    """Return the folder with the packages of this process's run; "" for none."""
+    """Return the folder of the packages that this run adds to the stack; "" if it adds none."""
     return os.environ.get(LAYER_VARIABLE, "")
 
 
@@ -47,7 +47,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec that later finders find, with a loader that calls the action."""
+        """Return the spec from the other finders, with a loader that calls the action."""
         if name != self._name:
             return None
         behind = sys.meta_path[sys.meta_path.index(self) + 1 :]

@@ -1,13 +1,13 @@
 """The supervisor's background process: one per run, restarted after it was killed.
 
-The process is a systemd unit if possible: a system unit if root starts it, otherwise a unit of the
-account, provided that the account's systemd outlives its logins (`loginctl enable-linger`).
-Otherwise it is the child of a waiting process, both in a session of their own; killing either of
-them does not end the run. systemd may end them at logout (KillUserProcesses in logind.conf), and
-the user is warned about that.
+The process is a systemd unit if possible. If root starts it, it is a system unit. Otherwise it is a
+unit of the account, if the account's systemd continues after logout (`loginctl enable-linger`).
+Without systemd a waiting process starts the supervisor as its child. Each has a session of its own,
+and the run continues if one of them is killed. systemd may end both at logout (KillUserProcesses in
+logind.conf), so the user gets a warning.
 
-A stopped supervisor (SIGSTOP) is killed after WATCHDOG_SECONDS, by systemd's watchdog or by the
-waiting process, and is then restarted. Its ranks have ended by then.
+If the supervisor is stopped (SIGSTOP) for WATCHDOG_SECONDS, systemd's watchdog or the waiting
+process kills and restarts it. The guardians have ended its ranks by then.
 
 Standard library only.
 """
@@ -35,11 +35,11 @@ from ftcluster_train.io.fsync import GROUP_READS, has_space, write_atomically
 from ftcluster_train.io.locks import EXCLUSIVE, try_lock
 
 PID_FILE = "supervisor.pid"
-BOOT_FILE = "supervisor.boot"  # identifies the host's boot in which the supervisor ran
-STOP_FILE = "stop"  # the run must end, even if its supervisor was just killed
+BOOT_FILE = "supervisor.boot"  # id of the host's boot in which the supervisor ran
+STOP_FILE = "stop"  # marks a run that must end, even if its supervisor was just killed
 START_SECONDS = 20.0
 LOOK_BYTES = 1 << 30  # memory limit for reading a run's files
-BACK_SECONDS = 5.0  # a killed supervisor is back after this long
+BACK_SECONDS = 5.0  # longest time until a killed supervisor runs again
 PAUSE_SECONDS = 1.0  # before a killed supervisor is restarted
 LOGGED = {  # events that are copied to the host's log
     "error": syslog.LOG_ERR, "restart": syslog.LOG_WARNING, "notice": syslog.LOG_NOTICE,
@@ -52,11 +52,11 @@ SPACE_SECONDS = 600.0  # longest wait for the disk space that events and a launc
 WATCHDOG_SECONDS = 20.0
 # How long a reboot waits for a run; only `ftcluster stop` knows the run's own grace time.
 STOP_SECONDS = 120
-MOST_TASKS = "50%"  # of the system's tasks; the default, 15 %, may be too low for many ranks
+MOST_TASKS = "50%"  # of all tasks the host allows; systemd's 15 % may be too few for many ranks
 NOTIFY_SOCKET = "NOTIFY_SOCKET"  # variable that systemd sets, sd_notify(3)
 SYSTEMD = Path("/run/systemd/system")  # exists if systemd runs this host, sd_booted(3)
 LINGER = Path("/var/lib/systemd/linger")
-# written by the role tuning; PAM applies it to sessions, but systemd does not apply it to units
+# limits that the role tuning writes; PAM applies them to sessions, but systemd ignores them
 LIMITS = Path("/etc/security/limits.d/ftcluster.conf")
 UNIT_LIMITS = {"nofile": "LimitNOFILE", "memlock": "LimitMEMLOCK"}
 
@@ -72,12 +72,12 @@ def supervisor_of(run_dir: Path) -> int | None:
 
 
 def is_supervised(run_dir: Path) -> bool:
-    """Return True if a run has a supervisor or does not need one any more."""
+    """Return True if a run has a supervisor, or has ended and needs none."""
     return has_ended(run_dir) or supervisor_of(run_dir) is not None
 
 
 def wait_for_supervisor(run_dir: Path) -> bool:
-    """Wait for a supervisor that was started; return True if it runs."""
+    """Wait until a newly started supervisor runs; return False if that takes START_SECONDS."""
     deadline = time.monotonic() + START_SECONDS
     while not is_supervised(run_dir):
         if time.monotonic() > deadline:
@@ -202,7 +202,7 @@ def unit_command(
         system: True for a system unit, False for a unit of the account.
     """
     properties = [
-        "WorkingDirectory=/",  # Python imports from it, and another user may own it
+        "WorkingDirectory=/",  # not a folder of another user: Python imports from it
         "Restart=on-abnormal",  # after a signal, not after an exit code
         f"RestartSec={PAUSE_SECONDS:g}",
         f"WatchdogSec={WATCHDOG_SECONDS:g}",
@@ -272,14 +272,14 @@ def was_killed(pid: int) -> bool:
 
 
 def this_boot() -> str:
-    """Return an id of this boot of the host; in a container, of this start of its process 1."""
+    """Return an id that changes with each boot of the host, or with each start of a container."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     started = str(process_state(1).get("start", ""))
     return f"{boot} {started}"
 
 
 def was_rebooted(run_dir: Path) -> bool:
-    """Return True if this host was booted since a run's last supervisor; store this boot's id."""
+    """Return True if this host has rebooted since a run's last supervisor; store the boot's id."""
     file = run_dir / BOOT_FILE
     before = file.read_text(encoding="ascii").strip() if file.is_file() else ""
     with contextlib.suppress(OSError):  # disk full
@@ -318,8 +318,8 @@ def is_stopped(pid: int) -> bool:
 
 
 def feed_watchdog() -> None:
-    """Start to send systemd a regular sign of life; do nothing if systemd wants none."""
-    address = os.environ.pop(NOTIFY_SOCKET, "")  # programs that this process starts send none
+    """Start sending watchdog notifications to systemd; do nothing if systemd expects none."""
+    address = os.environ.pop(NOTIFY_SOCKET, "")  # child processes must send none
     if not address:
         return
 

@@ -117,7 +117,7 @@ class Heartbeats:
         for key, _ in self._selector.select(0):
             if key.data is None:
                 self._accept(now)
-            elif key.data.socket.fileno() >= 0:  # otherwise it was closed for a newer connection
+            elif key.data.socket.fileno() >= 0:  # else a newer connection has replaced it
                 self._read(key.data, now)
         while self._ungreeted and now - next(iter(self._ungreeted)).since > GREETING_SECONDS:
             self._refuse(next(iter(self._ungreeted)), now)
@@ -129,7 +129,7 @@ class Heartbeats:
                     connection.life.acked = now - _seconds_since_ack(connection.socket)
 
     def trouble(self, now: float) -> list[Trouble]:
-        """Return the troubles of the ranks, see `find_trouble`, or of the supervisor itself."""
+        """Return the troubles of the ranks (see `find_trouble`) or of the supervisor itself."""
         if self._stopped > self._timeouts.supervisor:  # the guardians have ended their ranks
             first = max(self.lives, key=lambda live: live.step)
             what = f"the supervisor was stopped for {self._stopped:.0f} s"
@@ -144,7 +144,7 @@ class Heartbeats:
         return all(live.exit == 0 for live in self.lives)
 
     def all_gone(self, now: float) -> bool:
-        """Return True if the supervisor hears of no rank any more."""
+        """Return True if every rank has ended, or its guardian is gone or silent."""
         oldest = now - self._timeouts.silence
         return all(
             live.exit is not None or live.lost or (live.heard or oldest) <= oldest
@@ -209,7 +209,7 @@ class Heartbeats:
         """Read a connection's first line, which names the guardian's rank.
 
         Raises:
-            ValueError: the connection is not a guardian's.
+            ValueError: the other end is no guardian.
         """
         rank = rank_of(connection.rest, self._secret)
         if rank is None:
@@ -225,7 +225,7 @@ class Heartbeats:
             connection.socket.send(b"beat\n")
 
     def _refuse(self, connection: _Connection, now: float) -> None:
-        """Close the connection of a stranger; log that from time to time."""
+        """Close a stranger's connection; log the refusals at intervals."""
         self._strangers += 1
         if now >= self._say_at:
             self._say_at = now + SAY_SECONDS
@@ -250,7 +250,7 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """Handles stop signals from now on; the second signal ends the run at once, unless `repeated`.
+    """A handler of stop signals; the second signal ends the run at once, unless `repeated`.
 
     Attributes:
         asked: True after the first signal.
@@ -273,7 +273,7 @@ class StopRequest:
             signal.signal(number, self._take)
 
     def check(self) -> None:
-        """Check for a stop; call this while ranks run and before they are started.
+        """Raise Stopped if the run was asked to end and must not wait any longer.
 
         Raises:
             Stopped: the grace time is over, or there are no ranks to wait for.
@@ -289,7 +289,7 @@ class StopRequest:
         ranks = self.saving
         saves = ranks is not None and all(life.step for life in ranks.lives)
         if ranks is None or not saves or (again and not self.repeated):
-            self._deadline = -math.inf  # for `check`: Python drops an exception during a fork
+            self._deadline = -math.inf  # `check` raises again: a fork may drop it
             raise Stopped
         if again:
             return

@@ -3,11 +3,13 @@
     python -m ftcluster_train.host.lease hold RUNS_DIR RUN SECONDS [--share]
     python -m ftcluster_train.host.lease look RUNS_DIR   print the holder, if any, and exit with 3
 
-`hold` keeps the lease, a lock on RUNS_DIR/.lease, while lines arrive on stdin at most SECONDS
-apart, and then until all processes of the run on this host have ended. The kernel frees the lock
-however `hold` ends. Each line `ask` is answered with `held`, with `held open` on a host that lacks
-its firewall rules, or with `taken` and the run that has the lease. `hold` tries to take the lease
-at each `ask`, and with --share at every line. `leases` starts it on all hosts of a run.
+The lease is a lock on RUNS_DIR/.lease. `leases` starts `hold` on all hosts of a run. `hold` keeps
+the lease while lines arrive on stdin at most SECONDS apart. Then it keeps the lease until all
+processes of the run on this host have ended. The kernel frees the lock however `hold` ends.
+
+`hold` tries to take the lease at each line `ask`, and with --share at every line. It answers each
+`ask` with `held`, with `held open` on a host that lacks its firewall rules, or with `taken` and the
+run that has the lease.
 
 The firewall rules of a host count as loaded if their unit is active. Every account may ask systemd
 for that, while only root may list rules. Rules that were flushed without systemd go unnoticed.
@@ -35,7 +37,7 @@ HINT = (
     "--share-hosts"
 )
 OWN_SECONDS = 10.0  # wait for processes of an earlier start of the same run
-LOOK_SECONDS = 0.5  # wait for somebody who checks the lease or holds it for a moment
+LOOK_SECONDS = 0.5  # wait for a process that holds the lease only for a moment
 PAUSE_SECONDS = 0.05  # between two attempts to take the lease
 # installed by the role firewall
 RULES, UNIT = Path("/etc/ftcluster/firewall.nft"), "ftcluster-firewall.service"
@@ -51,7 +53,7 @@ def hold(runs: Path, run: str, silence_seconds: float, share: bool) -> None:
         silence_seconds: the supervisor counts as gone after this long without a line.
         share: True if the run starts without the lease, and takes it when it is free.
     """
-    # these signals may be sent to the supervisor and all its children
+    # a signal for the supervisor may also reach its children, but must not end them
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     lease = os.open(runs / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o640)

@@ -38,7 +38,7 @@ def firewall_notice(host: str) -> str:
 
 
 class Leases:
-    """The leases that a run holds; with `share` it also uses hosts that another run has."""
+    """The leases that a run holds; with `share` the run also uses hosts that another run uses."""
 
     def __init__(self, share: bool) -> None:
         self._share = share
@@ -49,10 +49,10 @@ class Leases:
     def take(
         self, launch: Launch, stack: Path, waiting: Callable[[str], None] | None = None
     ) -> list[HostFailure]:
-        """Take the leases of a launch's hosts; if a host refuses, give back all that are new.
+        """Take the leases of a launch's hosts; if a host refuses, give back all new leases.
 
-        The head comes first, so that of two runs waiting for the same hosts, only one continues.
-        The first call also needs the idle hosts; a restart continues without their leases.
+        The head comes first, so that of two runs waiting for the same hosts, only one continues. At
+        the first call the idle hosts must grant their leases too; a restart continues without them.
 
         Args:
             stack: folder of the stack, which every host must have.
@@ -148,7 +148,7 @@ class _Holder:
     def __init__(self, host: Host, command: list[str], timeouts: Timeouts) -> None:
         self._host, self._timeouts = host, timeouts
         self.held = self.is_open = False
-        # the process must not count as one of the run's processes, because it outlives them
+        # The process must not count as a process of the run, because it outlives these processes.
         environment = {key: value for key, value in os.environ.items() if key != RUN_VARIABLE}
         self.process = subprocess.Popen(
             command, env=environment, cwd="/", bufsize=0, stdin=subprocess.PIPE,

@@ -1,7 +1,8 @@
 """A run's metrics in a file for Prometheus: <prefix>/metrics/RUN.prom on the head.
 
-The format is the subset of OpenMetrics 1.0 that Prometheus' older text format shares, because
-node_exporter's textfile collector reads that format. Standard library only: the supervisor uses it.
+The file is valid both in OpenMetrics 1.0 and in Prometheus' older text format, because
+node_exporter's textfile collector reads only the older format. Standard library only: the
+supervisor uses it.
 """
 
 import contextlib
@@ -58,7 +59,7 @@ class RunNumbers:
         began: time of the first event, in seconds since 1970.
         restarts: number of restarts of the ranks.
         step: step that the ranks are in.
-        interval: difference between the last two reports of the ranks.
+        interval: steps and times between the last two reports of the ranks.
         before: seconds of training in the runs that this run continues.
         steps_since_restart: True if the ranks have reported a step since their last start.
     """
@@ -205,7 +206,7 @@ class MetricsFile:
         partial = self.path.with_name(f".{self.path.name}.partial")
         with contextlib.suppress(OSError):  # a full disk, or a folder that setup has not made
             for event in self._events.read():
-                with contextlib.suppress(ValueError):  # the number of ranks differs
+                with contextlib.suppress(ValueError):  # an event's number of ranks differs
                     self._numbers.add(event)
             if step:
                 self._numbers.step = step

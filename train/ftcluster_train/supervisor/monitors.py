@@ -1,4 +1,4 @@
-"""Readers for mpirun's output during a run: of a training, and of a user's script.
+"""Readers of mpirun's output during a run: one for a training, one for a user's script.
 
 Standard library only.
 """
@@ -55,7 +55,8 @@ class Ending:
         exit_code: exit code of mpirun, or of the script on the rank that failed first.
         errors: fields of each event `error`.
         seconds: time from the first launch to the end of the last rank; 0 if no rank was started.
-        restartable: True if the program itself did not cause the failure.
+        restartable: True if a restart may help, because the program itself did not cause the
+            failure.
     """
 
     state: str
@@ -85,7 +86,7 @@ class Watch(ABC):
         """Finish after the last piece of output."""
 
     def blame(self, trouble: list[Trouble]) -> list[Trouble]:
-        """Return the troubles that are the cause; call this after `close`."""
+        """Return the troubles that caused the failure; call this after `close`."""
         return trouble
 
     @abstractmethod
@@ -208,7 +209,7 @@ class _ScriptWatch(Watch):
         append_to_log(self._path, event_line("output", rank=0, stream=stream, text=text))
 
     def blame(self, trouble: list[Trouble]) -> list[Trouble]:
-        """Return the rank whose failure made mpirun end the others, if its output names that rank.
+        """Return the rank whose failure made mpirun end the others, if mpirun's output names it.
 
         If a script hangs, return the ranks that are in no collective, because the others wait for
         them.
@@ -233,7 +234,7 @@ class _ScriptWatch(Watch):
 
     def ending(self, exit_code: int) -> Ending:
         output = self._output
-        if output.errors:  # from the process that starts the script
+        if output.errors:  # errors of the process that starts the script
             return Ending("failed", exit_code or 1, output.errors)
         failure = output.failure or output.killed()
         if failure:

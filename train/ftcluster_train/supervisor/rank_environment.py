@@ -1,11 +1,11 @@
 """The environment of the ranks without this host's secrets, and delivery of the user's own secrets.
 
 The user's secrets are a token for the Hugging Face Hub and variables. While ranks run, each host
-has them in files that only the ranks' account can read. HF_TOKEN_PATH names the token's file to
-huggingface_hub, and each rank reads the variables from the other file after its start. mpirun does
-not get the secrets, because it sends variables over the network unencrypted: the files are copied
-to the other hosts over the mesh's SSH. `ftcluster.launch.environment` on the control node lists all
-stages of the environment and their precedence. Standard library only.
+has them in files that only the ranks' account can read. huggingface_hub finds the token's file by
+HF_TOKEN_PATH. Each rank reads the variables from a second file after its start. The supervisor
+copies the files to the other hosts over the mesh's SSH. mpirun does not get the secrets, because it
+sends variables over the network unencrypted. `ftcluster.launch.environment` on the control node
+lists all stages of the environment and their precedence. Standard library only.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ def rank_environment(
     Args:
         variables: variables of the launch; they override all others.
         sourced: variables that the backend's own scripts have set. Their PATH comes after the
-            stack's, so that mpirun and Hydra are the stack's.
+            stack's, so that the stack's mpirun and Hydra are used.
         rendezvous: socket that reserves torch's port; None uses any port that is free now.
 
     Raises:
@@ -74,7 +74,7 @@ def rank_environment(
         key: value
         for key, value in os.environ.items()
         if (key in INHERITED or key.startswith(INHERITED_PREFIXES))
-        # no stack has a library for these: huggingface_hub would refuse to start
+        # huggingface_hub fails with a SOCKS proxy, because no stack has a library for it
         and not (key.lower() == "all_proxy" and value.startswith("socks"))
     }
     sourced = sourced or {}
@@ -93,8 +93,8 @@ def without_credentials(
     """Return mpirun's command line with options that keep this host's credentials on this host.
 
     The ranks of this host inherit the credentials from mpirun. Without the options, Hydra would
-    send the environment to other hosts unencrypted (seen with Intel MPI 2021.18). The ranks there
-    have the credentials of their own host's SSH sessions.
+    send the environment to other hosts unencrypted (seen with Intel MPI 2021.18). The ranks on
+    other hosts have the credentials that SSH sessions get there.
 
     Args:
         variables: variables of the launch, which all hosts need.
@@ -158,9 +158,9 @@ def _hold(ports: range, needed_by: str) -> socket.socket:
 
 
 def users_of(ports: range) -> list[str]:
-    """Return which users listen at how many of these ports, such as `50: nobody`.
+    """Return how many of these ports each user listens at, such as `50: nobody`.
 
-    Only root sees the processes of others, but every account sees the users of sockets.
+    Only root can read which process of another user listens, but every account can read which user.
     """
     ports_by_user: dict[int, set[int]] = {}
     for name in ("tcp", "tcp6"):
@@ -235,7 +235,7 @@ def _give(path: Path, content: str, launch: Launch) -> list[HostFailure]:
 
 
 def left_secrets(run_dir: Path) -> list[Path]:
-    """Return the secret files on this host, and partial files of writers that were killed."""
+    """Return the paths of secret files on this host, with partial files of killed writers."""
     # plugins/module_utils/safe_path.py first writes to a file with such a name
     paths = (*(run_dir / name for name in SECRETS), *run_dir.glob(".ftcluster-*"))
     return [path for path in paths if path.exists()]

@@ -72,7 +72,7 @@ class SupervisedRun:
     """State that all starts of a run's ranks share.
 
     Attributes:
-        secrets: see `take_secrets`.
+        secrets: contents of the secret files by file name, see `take_secrets`.
     """
 
     leases: Leases
@@ -98,14 +98,14 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
     make_room_for_files(len(launch.rank_hosts), len(launch.hosts + launch.idle))
     stack = own_stack()
     hold_stack(stack)
-    launch = replace(launch, stack=str(stack))  # the link may be moved during the run
+    launch = replace(launch, stack=str(stack))  # setup may change the link during the run
     if launch.ssh_config:
         events.write("phase", doing="checking that the head reaches the other hosts")
     _take_hosts(launch, run, stack)
     if notice:
         events.write("notice", message=notice)
     sourced = torch_backends.variables_for(launch.env, host_path())
-    _refuse(give_secrets(run.secrets, launch))  # before the start, whose time is limited
+    _refuse(give_secrets(run.secrets, launch))  # now, because the time of the start is limited
     beats = listen_for_guardians(launch)  # takes its port before the rendezvous takes one
     command = mpirun_command(launch)
     write_atomically(Path(launch.hostfile_path), command.hostfile)
@@ -173,7 +173,7 @@ def _ending_of(
     code = code if code >= 0 else 128 - code  # systemd has other meanings for such exit codes
     # mpirun's own exit code does not matter if all ranks have ended well
     ending = watch.ending(0 if beats.all_done else code)
-    if any(one.cause != "exit" for one in trouble):  # it is the cause of later errors
+    if any(one.cause != "exit" for one in trouble):  # this trouble caused any later errors
         errors = [dict(vars(one)) for one in watch.blame(trouble)]
         ending = Ending("failed", ending.exit_code or 1, errors, restartable=True)
     if request.asked and ending.state == "failed":
@@ -219,7 +219,7 @@ def listen_for_guardians(launch: Launch) -> Heartbeats:
 
 
 def make_room_for_files(ranks: int, hosts: int) -> None:
-    """Let this process and mpirun open as many files as the ranks and hosts need.
+    """Raise the file limit of this process and mpirun to what the ranks and hosts need.
 
     Raises:
         TrainError: the account may not open so many files.
@@ -238,10 +238,10 @@ def make_room_for_files(ranks: int, hosts: int) -> None:
 
 
 def launcher_gone(process: "subprocess.Popen[bytes]", lives: Sequence[RankLife]) -> list[Trouble]:
-    """Return a trouble if mpirun was killed by something other than the end of a rank.
+    """Return a Trouble if mpirun was killed although no rank had ended; else an empty list.
 
-    mpirun is a shell script, and its exit code is that of mpiexec.hydra. After the end of a rank by
-    a signal, that exit code is another one.
+    mpirun is a shell script that exits with the code of mpiexec.hydra. After the end of a rank,
+    mpiexec.hydra never exits with SIGKILL's code.
     """
     code = process.poll()
     if code not in (-signal.SIGKILL, 128 + signal.SIGKILL) or any(live.exit for live in lives):
@@ -252,7 +252,7 @@ def launcher_gone(process: "subprocess.Popen[bytes]", lives: Sequence[RankLife])
 
 
 def _find_trouble(process: "subprocess.Popen[bytes]", beats: Heartbeats) -> list[Trouble]:
-    """Return mpirun's trouble, or the ranks'; then have the guardians end the ranks."""
+    """Return the troubles of mpirun or of the ranks; if any, have the guardians end the ranks."""
     trouble = beats.trouble(time.monotonic())
     if trouble:  # the guardians also end if mpirun has ended
         time.sleep(PAUSE_SECONDS)
@@ -328,7 +328,7 @@ def _read(
 
 
 def _read_rest(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
-    """Pass on the output that mpirun had written before it was ended."""
+    """Pass the output that mpirun wrote before its end to the watch."""
     for name, pipe in _pipes(process):
         os.set_blocking(pipe.fileno(), False)
         with contextlib.suppress(BlockingIOError):  # another process has it open

@@ -12,9 +12,9 @@ from ftcluster_common.protocol.timeouts import BEAT_SECONDS, Timeouts
 from ftcluster_train.io.mpi_output import signal_name
 from ftcluster_train.io.rank_status import SCRIPT
 
-IDLE_CPU = 0.02  # share of a core below which a rank waits
-IDLE_WIRE = 1000.0  # bytes a second below which it waits
-STARVED = 3  # a thread that only wakes up at times is not seen awake so often in a row
+IDLE_CPU = 0.02  # share of a core; a rank that uses less counts as waiting
+IDLE_WIRE = 1000.0  # bytes a second; a rank with less traffic counts as waiting
+STARVED = 3  # messages in a row; a thread that rarely wakes up is not seen awake so often
 WINDOW_SECONDS = 10.0  # longest time over which CPU and wire are averaged
 STOPPED_HINT = "find out who sends SIGSTOP on that host"
 ASLEEP_HINT = "a disk or network file system of that host does not answer: dmesg there"
@@ -41,7 +41,7 @@ class RankLife:
         stopped: time since which the rank is stopped (state T); None: it is not.
         sleep: uninterruptible sleep of the rank (state D), see `activity.sleep_of`; None: there is
             none.
-        asleep: time when the rank was first seen in that sleep.
+        asleep: time when the supervisor first saw the rank in this `sleep`.
         cpu: CPU seconds that the rank's processes had used at `since`.
         wire: bytes that the processes had sent and received at `since`.
         since: start of the window over which `cpu` and `wire` are compared.
@@ -124,11 +124,12 @@ def find_trouble(
     timeouts: Timeouts,
     hang_seconds: float | None = None,
 ) -> list[Trouble]:
-    """Return the ranks' troubles: only the causes, not the ranks that wait for them.
+    """Return the troubles that started a failure, without ranks that only wait for others.
 
     Args:
         now: current time on the supervisor's clock, in seconds.
-        hang_seconds: longest time without any activity of all ranks; 0: unlimited; None: `silence`.
+        hang_seconds: longest time for which all ranks may be idle; 0 means unlimited, None means
+            `timeouts.silence`.
     """
     dead = [life for life in lives if life.exit not in (None, 0)]
     killed = [life for life in dead if life.oom or (life.exit or 0) < 0]
@@ -249,5 +250,5 @@ def _trouble(life: RankLife, cause: str, what: str, hint: str = "") -> Trouble:
 
 
 def at_step(life: RankLife) -> str:
-    """Return the end of a message that names a rank's step; a script reports none."""
+    """Return a message's ending that names a rank's step; "" for a script, which reports none."""
     return "" if life.doing == SCRIPT else f" at step {life.step}"

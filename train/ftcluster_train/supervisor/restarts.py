@@ -26,7 +26,7 @@ SAY_SECONDS = 15.0  # between two events that name the awaited hosts
 def run_with_restarts(
     launch: Launch, run: SupervisedRun, again: bool, rebooted: bool = False
 ) -> Ending:
-    """Run the ranks; restart them, as often as allowed, after failures not caused by the program.
+    """Run the ranks; after failures that the program has not caused, restart them if allowed.
 
     A training resumes by itself from its newest checkpoint or snapshot. A spare host replaces a
     lost host. Without a spare, the run continues without the lost host if the launch allows that,
@@ -70,7 +70,7 @@ def place_and_message(error: dict[str, Any]) -> str:
 
 
 def _restart(launch: Launch, run: SupervisedRun) -> tuple[Launch, Ending] | None:
-    """Restart the ranks on the hosts that answer; return None if these are too few.
+    """Restart the ranks on the hosts that answer; return None if too few hosts answer.
 
     Returns:
         The launch on those hosts, and how it ended.

@@ -1,4 +1,4 @@
-"""The runs that are known to a head, for any control node that reaches the head.
+"""Lists and removes the runs of a head, for any control node that can reach the head.
 
     M=ftcluster_train.host.runs
     python -m $M list RUNS_DIR SKIP MOST [RUN ...]   print a page of the runs whose ids begin with
@@ -41,12 +41,12 @@ from ftcluster_train.io.events import EVENTS, has_ended, last_events
 from ftcluster_train.io.fsync import GROUP_READS, remove
 from ftcluster_train.io.processes import run_of
 
-PAGE_BYTES = 640_000  # of packed rows, some 13,000
+PAGE_BYTES = 640_000  # size of the packed rows of about 13,000 runs
 INDEX = ".ended.json"  # in the folder of all runs
 CACHES = {"models": "models", "data": "data", "tokens": "cache/tokens"}  # below the prefix
 ALL = "\0all"  # stands for a run whose inputs are not known yet
 NEW_SECONDS = 86400.0  # a run younger than this may be about to start
-# exceptions raised by reading a document of another form
+# exceptions from reading a JSON document with unexpected content
 WRONG_FORM = (
     ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
 )  # fmt: skip
@@ -86,7 +86,7 @@ def list_runs(
     some = names[skip : skip + most if most else None]
     page = [index.read(name, name in alive) for name in some]
     index.keep(None if beginnings else names)
-    return page, max(0, len(names) - skip - len(page))  # some may have been removed since page 1
+    return page, max(0, len(names) - skip - len(page))  # page 1 may be older than a removal
 
 
 def listed(folder: Path, beginnings: Sequence[str] = (), skip: int = 0, most: int = 0) -> str:
@@ -104,7 +104,7 @@ def packed_page(runs: Sequence[RunState], left: int) -> dict[str, Any]:
 
 
 class _Index:
-    """The stored rows of ended runs, with time and size of each run's events at that moment."""
+    """The stored rows of ended runs; a row counts if its events file has not changed since."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -142,7 +142,7 @@ class _Index:
         return state
 
     def keep(self, there: Sequence[str] | None) -> None:
-        """Store new rows, and drop rows of other runs than `there` if all runs are known."""
+        """Store new rows; drop rows of runs that are not in `there`, unless `there` is None."""
         if self._new:
             names = self._kept.keys() & there if there is not None else self._kept
             kept = {name: self._kept[name] for name in names}
@@ -153,7 +153,7 @@ class _Index:
 
 
 def _made(path: Path) -> float:
-    """Return when a run was created: its first file is never rewritten."""
+    """Return when a run was created, from its first file, which is never rewritten."""
     for file in (path / "job.json", path / "launch.json", path):
         with contextlib.suppress(OSError):
             return file.stat().st_mtime
@@ -161,7 +161,7 @@ def _made(path: Path) -> float:
 
 
 def run_there(path: Path, alive: bool) -> RunState:
-    """Return the state of one run; damaged files must not hide the other runs."""
+    """Return the state of one run, even if its files are damaged."""
     try:
         return read_run(path, alive)
     except WRONG_FORM:

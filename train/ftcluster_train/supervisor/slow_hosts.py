@@ -32,9 +32,9 @@ class Behind:
     Attributes:
         step: last step of the measured window.
         seconds: work time per step of the host's slowest rank, in seconds.
-        usual: time that `seconds` is compared with.
-        others: True if `usual` is the median of the other hosts, False if it is from the host's
-            earlier steps.
+        usual: time in seconds that `seconds` is compared with.
+        others: True if `usual` is the median of the other hosts; False if `usual` comes from
+            earlier steps of this host.
         ratio: `seconds` / `usual`; 0 if the host is not slow any more.
     """
 
@@ -53,7 +53,7 @@ class _Host:
     named: bool = False
     earlier: list[float] = field(
         default_factory=list
-    )  # seconds relative to the others', or to the tokens, while none was slow
+    )  # seconds per second of the other hosts, or per token, while no host was slow
 
 
 class SlowHosts:
@@ -112,7 +112,7 @@ class SlowHosts:
 
 
 def message_of(found: Behind, own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
-    """Return the message for users.
+    """Return the message for users about a slow or recovered host.
 
     Args:
         own: `HostCondition` of this host; {} if it is not known.

@@ -1,7 +1,7 @@
 """Commands on all other hosts over the mesh, such as a check for the same stack before a launch.
 
-mpirun calls `ssh -q`: its own error names no host, and it waits minutes for a host that is off.
-Standard library only.
+mpirun alone is not enough: it calls `ssh -q`, so its error names no host, and it waits minutes for
+a host that is off. Standard library only.
 """
 
 import hashlib
@@ -38,8 +38,8 @@ class HostFailure:
 def same_stack(stack: Path, then: str = ":") -> str:
     """Return a command that fails on a host whose stack differs from this host's.
 
-    The name of a stack has a digest of its packages except the node package. The node package is
-    compared by the list in the stack.
+    A stack's name contains a digest of all its packages except the node package. The command
+    compares the node package by its name and hash, which a file of the stack lists.
 
     Args:
         then: shell command that runs if the stacks are the same.
@@ -93,7 +93,7 @@ def refusals(
 
 
 def ask_all(hosts: Sequence[Host], ask: Callable[[Host], HostFailure | None]) -> list[HostFailure]:
-    """Call a function for each host, for many at the same time; return the failures."""
+    """Call a function for each host, in parallel threads; return the failures."""
     pool = ThreadPoolExecutor(max_workers=AT_ONCE)
     try:
         return [refusal for refusal in pool.map(ask, hosts) if refusal]
@@ -112,7 +112,7 @@ def no_ssh(host: Host) -> HostFailure:
 
 
 def failed(host: Host, code: int, stderr: str) -> HostFailure:
-    """Return the failure of the command on the host, or of ssh."""
+    """Return the failure of the command on the host, or of ssh itself."""
     if code == SSH_FAILED:
         return HostFailure(host, f"ssh from the head fails: {_words(stderr)}", True)
     return HostFailure(host, _words(stderr), False)

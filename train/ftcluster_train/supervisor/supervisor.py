@@ -7,11 +7,12 @@
     python -m $M stop RUN_DIR --force   the same, without the supervisor's help
     python -m $M sweep RUN_DIR          kill the run's remaining processes on this host
 
-`start` does nothing if the run has a supervisor or has ended. root may `start RUN_DIR --user NAME`
-for an account; that exits with NO_UNIT if the supervisor cannot be a systemd unit. A supervisor
-that follows a killed one restarts the ranks.
+`start` does nothing if the run has a supervisor or has ended. root may run `start RUN_DIR --user
+NAME` for an account. This command exits with NO_UNIT if the supervisor cannot be a systemd unit. A
+supervisor that replaces a killed supervisor restarts the ranks.
 
-Standard library only: it starts at once and does not depend on the programs that it watches.
+Standard library only: the supervisor starts at once and does not depend on the programs that it
+watches.
 """
 
 import contextlib
@@ -187,7 +188,7 @@ def become(run_dir: Path, no_unit: str = "") -> int:
 
     Args:
         run_dir: folder of the run.
-        no_unit: reason why the supervisor is no systemd unit, if the user can change that.
+        no_unit: reason why the supervisor is no systemd unit, if the user can change that; else "".
     """
     again = background.become_supervisor(run_dir)
     background.feed_watchdog()
@@ -251,7 +252,7 @@ def force_stop(run_dir: Path) -> str:
             _signal(pid, signal.SIGKILL)
         time.sleep(0.1)
     processes.kill_all(run_dir.name)
-    if not has_ended(run_dir):  # no new supervisor was started, or that one hangs too
+    if not has_ended(run_dir):  # the supervisor was not replaced, or the new one hangs too
         if (pid := background.supervisor_of(run_dir)) is not None:
             _signal(pid, signal.SIGKILL)
         seconds = round(seconds_since_first(run_dir), 2)
