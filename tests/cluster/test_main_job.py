@@ -32,7 +32,10 @@ def test_another_control_node_keeps_what_the_cluster_has(machine: Machine, tmp_p
     link = prefix / "current"
     stack = link.readlink()
     newer, named = prefix / "stacks/native-trackers-0a", tmp_path / "inventory.ini"
-    (newer / "lib/python3.11/site-packages/ftcluster_train-99.0.dist-info").mkdir(parents=True)
+    packages = newer / "lib/python3.11/site-packages"
+    (packages / "ftcluster_train-99.0.dist-info").mkdir(parents=True)
+    (packages / "ftcluster_common/protocol").mkdir(parents=True)
+    (packages / "ftcluster_common/protocol/formats.py").touch()  # a release that numbers documents
     ours = (ROOT / "inventory/localhost.ini").read_text(encoding="utf-8")
     named.write_text(f"{ours}[all:vars]\ntorch_stack_name=native\n")
     try:

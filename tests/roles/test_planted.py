@@ -183,7 +183,9 @@ def test_every_field_of_every_task(place: Place) -> None:
     for name in ("job.json", "guard"):
         assert (place.run_folder() / name).stat().st_mode & 0o777 == 0o600
     written = json.loads((place.run_folder() / "job.json").read_text())
-    assert written == json.loads(json.dumps(everything.job))
+    expected = json.loads(json.dumps(everything.job))
+    del expected["format"]  # the package of this place is older than formats
+    assert written == expected
     assert len(written["recipes"]) == len(recipes) > 50
 
 
