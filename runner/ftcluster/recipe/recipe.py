@@ -43,6 +43,13 @@ def known_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(bundled("recipes").glob("*.yml"))}
 
 
+# how to give a required field on the command line
+GIVEN_BY = {
+    "data": "give --data PATH, a file or folder, or OWNER/NAME of the Hub",
+    "model": "give --model DIR, or OWNER/NAME of the Hub",
+}
+
+
 def find_recipe(name: str) -> Path:
     """Return the file of a recipe by its name or path.
 
@@ -163,7 +170,7 @@ def parse_recipe(
     problems += [f"{lines[f'training.{key}']}: {said}" for key, said in contradictions]
     accepted = {**_spec_of(task).implied(accepted), **accepted}
     problems += [
-        f"{source}: '{key.name}' is missing: {key.meaning}"
+        f"{source}: '{key.name}' is missing: {GIVEN_BY.get(key.name, key.meaning)}"
         for key in schema.values()
         if key.required and key.name not in {*values, *accepted}
     ]
