@@ -94,7 +94,13 @@ def unmount(user: int) -> list[str]:
     libc, removed, done = ctypes.CDLL(None, use_errno=True), [], set()
     while theirs := {mount.number: mount.path for mount in mounts() if mount.user == user}:
         path = next(iter(theirs.values()))  # the kernel also unmounts mounts inside this mount
-        descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            if not theirs.keys() & {mount.number for mount in mounts() if mount.path == path}:
+                continue  # it was unmounted meanwhile
+            reason = "is mounted, but hidden: unmount the file system that covers it"
+            raise OSError(errno.EBUSY, reason, path) from error
         try:
             number = mount_number(descriptor)  # of several mounts, the top one
             if number not in theirs or number in done:

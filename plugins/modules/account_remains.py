@@ -70,6 +70,7 @@ AT_JOBS = ("/var/spool/cron/atjobs", "/var/spool/at")  # by owner
 TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm", "/run/lock")
 SHARED = {"shm": "-m", "msg": "-q", "sem": "-s"}  # tables of /proc/sysvipc, options of ipcrm
 SECONDS_TO_END = 5
+ENDED = (["Z"], ["X"])  # zombie and dead, see State in proc_pid_status(5)
 
 
 def remove_jobs(name: str, uid: int) -> list[str]:
@@ -85,7 +86,11 @@ def remove_jobs(name: str, uid: int) -> list[str]:
 
 
 def processes(uid: int) -> list[int]:
-    """Return the ids of processes with this real user id, without pgrep, which may be missing."""
+    """Return the ids of the running processes with this real user id.
+
+    Processes that have ended are not counted, even if their parent has not collected them: they
+    use nothing. pgrep is not used, because hosts may lack it.
+    """
     pids = []
     # do not use the pattern [0-9]*/status: glob fails if a process ends meanwhile
     for folder in Path("/proc").glob("[0-9]*"):
@@ -93,7 +98,8 @@ def processes(uid: int) -> list[int]:
             lines = (folder / "status").read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             continue  # the process has ended
-        if [uid] == [int(line.split()[1]) for line in lines if line.startswith("Uid:")]:
+        status = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
+        if status.get("Uid", ())[:1] == [str(uid)] and status.get("State", ())[:1] not in ENDED:
             pids.append(int(folder.name))
     return pids
 

@@ -187,3 +187,20 @@ def test_what_a_removed_account_has_mounted_is_unmounted(home: Path) -> None:
     assert mounts.unmount(STRANGER.pw_uid) == []
     remove(home)
     assert not home.exists()
+
+
+def test_a_mount_that_another_one_covers_is_named_and_one_that_is_gone_is_no_error(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "folder/mount").mkdir(parents=True)
+    inner = home / "folder/mount"
+    with fuse.mounted(inner, fuse.folder({}), STRANGER.pw_uid):
+        with (
+            fuse.mounted(home / "folder", fuse.folder({}), OTHER.pw_uid),
+            pytest.raises(OSError, match="hidden: unmount the file system that covers it") as error,
+        ):
+            mounts.unmount(STRANGER.pw_uid)
+        assert error.value.filename == str(inner)
+    answers = [[mounts.Mount(1, str(home / "gone"), STRANGER.pw_uid)], [], []]
+    monkeypatch.setattr(mounts, "mounts", lambda: answers.pop(0))
+    assert mounts.unmount(STRANGER.pw_uid) == []

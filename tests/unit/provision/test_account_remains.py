@@ -13,32 +13,33 @@ import pytest
 from tests.programs import ROOT
 
 pytestmark = pytest.mark.needs("root", "mount", "pid")
-ACCOUNT = pwd.getpwnam("nobody")
+# other tests, which may run at the same time, mount file systems as nobody
+ACCOUNT = pwd.getpwnam("games")
 PLANT = """
 set -e
 for folder in /tmp /var/tmp /dev/shm /run/lock /var/spool /var/lib/systemd; do
   [ ! -d $folder ] || mount -t tmpfs none $folder
 done
 mkdir -p /var/spool/cron/crontabs /var/spool/cron/atjobs /var/lib/systemd/linger
-for path in cron/crontabs/nobody cron/nobody cron/atjobs/a1 cron/crontabs/other; do
+for path in cron/crontabs/games cron/games cron/atjobs/a1 cron/crontabs/other; do
   touch /var/spool/$path
 done
-touch /var/lib/systemd/linger/nobody /var/lib/systemd/linger/other
-mkdir -p /tmp/torchinductor_nobody/deep /tmp/mixed
-touch /tmp/torchinductor_nobody/deep/file /tmp/mixed/other /var/tmp/file /dev/shm/segment
+touch /var/lib/systemd/linger/games /var/lib/systemd/linger/other
+mkdir -p /tmp/torchinductor_games/deep /tmp/mixed
+touch /tmp/torchinductor_games/deep/file /tmp/mixed/other /var/tmp/file /dev/shm/segment
 mkfifo /tmp/pipe
 ln -s /var/lib/systemd/linger /tmp/link
-chown -hR nobody /tmp /var/tmp /dev/shm /var/spool/cron/atjobs/a1
+chown -hR games /tmp /var/tmp /dev/shm /var/spool/cron/atjobs/a1
 chown root /tmp /var/tmp /dev/shm /tmp/mixed/other
 touch /tmp/other
-setpriv --reuid nobody --clear-groups ipcmk -M 4096 > /dev/null
-setpriv --reuid nobody --clear-groups ipcmk -S 1 > /dev/null
-setpriv --reuid nobody --clear-groups ipcmk -Q > /dev/null
+setpriv --reuid games --clear-groups ipcmk -M 4096 > /dev/null
+setpriv --reuid games --clear-groups ipcmk -S 1 > /dev/null
+setpriv --reuid games --clear-groups ipcmk -Q > /dev/null
 ipcmk -M 4096 > /dev/null
 # one that adds a job when it is asked to end
 chmod 1777 /var/spool/cron/crontabs
-setpriv --reuid nobody --clear-groups sh -c '
-  trap "echo x > /var/spool/cron/crontabs/nobody; exit" TERM; touch /tmp/ready
+setpriv --reuid games --clear-groups sh -c '
+  trap "echo x > /var/spool/cron/crontabs/games; exit" TERM; touch /tmp/ready
   while :; do sleep 1; done
 ' > /dev/null 2>&1 &
 while [ ! -e /tmp/ready ]; do sleep 0.1; done
@@ -48,9 +49,9 @@ for name in pgrep pkill; do
 done
 """
 LEFT = """
-find /tmp /var/tmp /dev/shm /var/spool /var/lib/systemd -mindepth 1 -not -type d -o -user nobody
+find /tmp /var/tmp /dev/shm /var/spool /var/lib/systemd -mindepth 1 -not -type d -o -user games
 for kind in shm sem msg; do awk 'NR > 1' /proc/sysvipc/$kind | wc -l; done
-find /proc -maxdepth 1 -user nobody | wc -l
+find /proc -maxdepth 1 -user games | wc -l
 """
 
 
@@ -62,7 +63,7 @@ FUTURE = "from __future__ import annotations\n"
 MODULE = MOUNTS + re.sub(r"(?m)^from ansible.*\n", "", FILE.replace(FUTURE, ""))
 CALL = f"""
 import json
-print(json.dumps(remove_remains("nobody", {ACCOUNT.pw_uid})))
+print(json.dumps(remove_remains("games", {ACCOUNT.pw_uid})))
 """
 
 
@@ -75,8 +76,8 @@ def test_nothing_is_left_that_the_next_one_with_its_number_would_get() -> None:
     )  # fmt: skip
     _, first, again, left = done.stdout.split("---\n")
     removed, kept = json.loads(first)
-    assert {"its processes", "/tmp/torchinductor_nobody", "/var/tmp/file"} < set(removed)
-    assert removed.count("/var/spool/cron/crontabs/nobody") == 2
+    assert {"its processes", "/tmp/torchinductor_games", "/var/tmp/file"} < set(removed)
+    assert removed.count("/var/spool/cron/crontabs/games") == 2
     assert len([name for name in removed if name.startswith("/proc/sysvipc/")]) == 3
     assert kept == ["/tmp/mixed"]
     assert json.loads(again) == [[], ["/tmp/mixed"]]
