@@ -21,7 +21,7 @@ def used() -> tuple[int, int]:
     return len(list(Path("/proc/self/fd").iterdir())), pages * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.more
+@pytest.mark.long
 def test_rank_0_does_not_grow(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
