@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+from ftcluster.cli.arguments import not_empty
 from ftcluster.cli.connection import connected
 from ftcluster.cli.launch_arguments import add_detach, add_grace, launch_options
 from ftcluster.cli.output import print_plan, print_result
@@ -35,6 +36,7 @@ def add_parser(commands: Any) -> None:
     add_training(parser)
     parser.add_argument(
         "--resume",
+        type=not_empty,
         metavar="RUN",
         help="continue a run from its newest checkpoint or snapshot, as a new run, on the hosts "
         "that respond; its id, or the beginning of its id",
