@@ -55,7 +55,9 @@ def add_parser(commands: Any) -> None:
     )
     add_detach(parser)
     add_running(parser)
-    parser.set_defaults(run=run)
+    # None: not set by the user, so that --resume keeps the value of the continued run
+    unset = ("max_restarts", "min_nodes", "timeout_seconds", "grace_seconds", "wait", "share_hosts")
+    parser.set_defaults(run=run, **dict.fromkeys(unset))
 
 
 def run(options: argparse.Namespace) -> int:

@@ -41,7 +41,7 @@ def test_a_model_folder_has_configuration_weights_and_tokenizer(tmp_path: Path, 
     assert "it cannot generate text" in problems("seq2seq")
     # as of Qwen's models with -FP8 at the end of their names
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
-    assert "are quantized already (fp8)" in problems()
+    assert "are already quantized (fp8)" in problems()
 
 
 def test_instruction_tuning_needs_a_chat_template(tmp_path: Path, said: Said) -> None:
