@@ -38,8 +38,8 @@ def add_parser(commands: Any) -> None:
         "--resume",
         type=not_empty,
         metavar="RUN",
-        help="continue a run from its newest checkpoint or snapshot, as a new run, on the hosts "
-        "that respond; its id, or the beginning of its id",
+        help="continue a run from its newest checkpoint or snapshot, as a new run with the same "
+        "options, on the hosts that respond; its id, or the beginning of its id",
     )
     parser.add_argument(
         "--watch",

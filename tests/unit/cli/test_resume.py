@@ -18,7 +18,7 @@ from ftcluster.launch.kept_options import DEFAULTS, KeptOptions, kept_options_of
 from ftcluster.launch.record import begin_record
 from ftcluster.launch.training_run import HeadLost, TrainingRun
 from ftcluster.operations.train.prepare import LaunchOptions
-from ftcluster.operations.train.resume import Shape, with_kept_options
+from ftcluster.operations.train.resume import HostCounts, with_kept_options
 from ftcluster.recipe.recipe import load_recipe
 from ftcluster_train.supervisor.runs import find_jobs
 from tests.unit.clusters import cluster, host
@@ -155,13 +155,13 @@ def test_values_of_variables_come_from_this_machine_only(monkeypatch: pytest.Mon
     kept = KeptOptions(env=("MODE",), secret_env=("OWN_KEY",))
     job = runs.FoundJob("r-1", RECIPE, NAMES, 4, options=kept)
     with pytest.raises(UsageError) as caught:
-        with_kept_options(Shape(), LaunchOptions(), job, {})
+        with_kept_options(HostCounts(), LaunchOptions(), job, {})
     assert "--env MODE" in caught.value.message
     assert "--env OWN_KEY" in caught.value.message
     assert caught.value.exit_code == 2
     monkeypatch.setenv("OWN_KEY", "x")
     launch = LaunchOptions(env=("MODE=c",))
-    _, launch, _ = with_kept_options(Shape(), launch, job, {"MODE": "a"})
+    _, launch, _ = with_kept_options(HostCounts(), launch, job, {"MODE": "a"})
     assert set(launch.env) == {"MODE=c", "OWN_KEY"}
 
 

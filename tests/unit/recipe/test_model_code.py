@@ -143,7 +143,7 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
     "settings that are none": ({"generation_config.json": "{"}, "is not JSON"),
     "settings of another form": ({"generation_config.json": []}, "is not a JSON object"),
     "settings without end": ({"generation_config.json": "[" * 90_000}, "nested too deeply"),
-    "adapters of nothing": ({"adapter_config.json": {}}, "does not name the model"),
+    "adapters of nothing": ({"adapter_config.json": {}}, "does not name the adapters' base model"),
     "adapters of a folder that is not here": (
         {"adapter_config.json": {"base_model_name_or_path": "../gone"}}, "'../gone', neither",
     ),
@@ -161,7 +161,7 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "adapters of another kind": (
         {"adapter_config.json": {"base_model_name_or_path": "a/b", "peft_type": "MISS"}},
-        "has peft_type",
+        "does not write: peft_type",
     ),
     "adapters with a class": (
         {"adapter_config.json": {

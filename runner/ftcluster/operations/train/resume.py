@@ -31,7 +31,7 @@ EITHER = ("wait", "share_hosts")  # options that exclude each other
 
 
 @dataclass(frozen=True)
-class Shape:
+class HostCounts:
     """The hosts and ranks of a run that continues another run.
 
     Attributes:
@@ -47,11 +47,11 @@ class Shape:
 
 
 def with_kept_options(
-    shape: Shape,
+    shape: HostCounts,
     launch: LaunchOptions,
     job: FoundJob,
     recorded: Mapping[str, str],
-) -> tuple[Shape, LaunchOptions, str]:
+) -> tuple[HostCounts, LaunchOptions, str]:
     """Add the options of the continued run's launch, unless the user sets them anew.
 
     Args:
@@ -139,7 +139,7 @@ def _env_arguments(env: Sequence[str]) -> Iterator[str]:
 def resumed_run(
     job: FoundJob,
     cluster: Cluster,
-    shape: Shape,
+    shape: HostCounts,
     must_resume: bool,
     name: str | None = None,
     partly: bool = False,

@@ -26,7 +26,7 @@ from ftcluster.operations.train.prepare import (
     headline_of,
     say_notes,
 )
-from ftcluster.operations.train.resume import Shape, resumed_run, with_kept_options
+from ftcluster.operations.train.resume import HostCounts, resumed_run, with_kept_options
 from ftcluster.operations.train.slurm_job import earlier_run, requeued
 from ftcluster.progress.classes import class_lines
 from ftcluster.progress.format import duration, metrics
@@ -206,7 +206,7 @@ def _prepared(
     if request.resume:  # if the head is lost, find_job reads the run's job on another host
         run_hosts = replace(run_hosts_of(cluster), options=request.connection.to(cluster))
         job = find_job(run_hosts, request.resume, request.user_code())
-        shape = Shape(request.nodes, request.spares, request.ranks_per_host)
+        shape = HostCounts(request.nodes, request.spares, request.ranks_per_host)
         shape, launch, note = with_kept_options(shape, request.launch, job, recorded_env(job.run))
         partly = bool(request.connection.inventories)
         run = resumed_run(job, cluster, shape, must_resume, request.run_name, partly)
