@@ -252,10 +252,11 @@ def host_problems(facts: FactValues, requirements: FactValues) -> Findings:
     yield from refused_to_root(facts)
     if facts["free_bytes"] < requirements["free_bytes"]:
         available, required = free_and_needed(facts["free_bytes"], requirements["free_bytes"])
-        yield finding(
-            f"{available} free at {facts['prefix']}, {required} are needed",
-            f"free some space or {ELSEWHERE}",
-        )
+        what = f"{available} free at {facts['prefix']}, {required} are needed"
+        yield {
+            **finding(what, f"free some space or {ELSEWHERE}"),
+            "needed_bytes": str(requirements["free_bytes"]),
+        }
     if facts["memory_bytes"] < requirements["memory_bytes"]:
         memory, required = free_and_needed(facts["memory_bytes"], requirements["memory_bytes"])
         yield finding(f"{memory} of memory, {required} are needed", "use a larger host")

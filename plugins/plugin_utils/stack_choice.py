@@ -265,4 +265,5 @@ def space_problems(needed: int, free: int, prefix: str, name: str) -> list[dict[
         return []
     available, required = free_and_needed(free, needed)
     what = f"{available} free at {prefix}, {required} are needed for stack {name}"
-    return [_finding(what, "free some space or choose another folder with -e ftcluster_prefix=DIR")]
+    hint = "free some space or choose another folder with -e ftcluster_prefix=DIR"
+    return [{**_finding(what, hint), "needed_bytes": str(needed)}]

@@ -53,7 +53,7 @@ __all__ = [
 
 Name = str | PathLike[str]  # a file or folder on this machine, or a name on the Hugging Face Hub
 SILENT = View()
-RESTARTS = LaunchOptions(max_restarts=3)
+DEFAULT_LAUNCH, RESTARTS = LaunchOptions(), LaunchOptions(max_restarts=3)
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ def train(
     *,
     resume: str = "",
     hub_token: bool = False,
-    launch: LaunchOptions = RESTARTS,
+    launch: LaunchOptions = DEFAULT_LAUNCH,
     view: View = SILENT,
     **more: Any,
 ) -> Run:
@@ -489,7 +489,7 @@ def _asked(
     data: Data | None = None,
     model: Name | None = None,
     nodes: int | None = None,
-    spares: int = 0,
+    spares: int | None = None,
     ranks_per_host: int | None = None,
     name: str | None = None,
     cluster: Cluster | None = None,

@@ -67,6 +67,7 @@ INPUTS = Kind(
     "inputs.json", 1, older_hint=STOP_OLD, newer_hint=UPGRADE_HOSTS,
     required=frozenset({"model", "tokenizer", "samples"}),
 )  # fmt: skip
+OPTIONS = Kind("options.json", 1)  # read by control nodes only
 EVENTS = Kind("events.jsonl", 1)
 STATE = Kind("format.json", 1, newer_hint=UPGRADE_HOSTS)  # in a checkpoint or snapshot
 TRAINED = Kind("ftcluster.json", 1)
@@ -74,7 +75,7 @@ CLUSTER = Kind("cluster.json", 1)  # on the control node
 RECORD = Kind("cluster.json", 1, oldest=1)  # on the head; plugins/module_utils/record.py writes it
 RUN_RECORD = Kind("run.json", 1)
 CHECKS = Kind("checks.json", 1)
-KINDS = (LAUNCH, JOB, INPUTS, EVENTS, STATE, TRAINED, CLUSTER, RECORD, RUN_RECORD, CHECKS)
+KINDS = (LAUNCH, JOB, OPTIONS, INPUTS, EVENTS, STATE, TRAINED, CLUSTER, RECORD, RUN_RECORD, CHECKS)
 
 
 def stamped(kind: Kind, content: Mapping[str, Any]) -> dict[str, Any]:

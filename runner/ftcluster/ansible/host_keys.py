@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.ansible.answers import SSH_WAY, take
+from ftcluster.ansible.failures import failed_without_task
 from ftcluster.ansible.inventory import Inventory
 from ftcluster.ansible.playbook import PlaybookOutcome, TaskEvent, run_playbook
 from ftcluster.ansible.playbooks import ASK_KEY, CHECK_KEY, HostKeys
@@ -108,9 +109,7 @@ def ask_hosts(inventory: Inventory, hosts: Sequence[str], options: Sequence[str]
         keys = Keys()
         for host in [name for name in inventory.hosts if name in hosts]:
             if host not in ways:
-                raise FtclusterError(
-                    f"{host}: cannot ask ssh for its key; output of ansible:\n{outcome.output}"
-                )
+                raise failed_without_task(f"{host}: the request for its key", outcome.output)
             file = folder / host
             problem = checked.get(host, "")
             if problem.startswith((CHANGED, REFUSED)):

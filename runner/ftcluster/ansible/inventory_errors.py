@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from ftcluster.ansible.ansible_words import hint_of
+from ftcluster.ansible.failures import without_warnings
 from ftcluster.ansible.private_ansible import ini_line
 from ftcluster.errors import InventoryError, UsageError
 from ftcluster.text.printable import printable
@@ -91,9 +92,10 @@ def _reason(paths: Sequence[Path], stderr: str, code: int) -> InventoryError:
     lines = [line.strip() for line in printable(stderr).splitlines() if line.strip()]
     source = _after(SOURCE, lines)
     if not source:  # all hosts were read, but not their variables
-        (error, *_) = [
+        error, *_ = [
             *(line.partition("]: ")[2] for line in lines if line.startswith("[ERROR]: ")),
-            *(lines[-1:] or [f"ansible-inventory ended with exit code {code}"]),
+            *without_warnings("\n".join(lines)).splitlines()[-1:],
+            f"ansible-inventory ended with exit code {code}",
         ]
         return InventoryError(f"{named(paths)}: {error}", seen_by(paths))
     path = next((path for path in paths if str(path.absolute()) == source), Path(source))

@@ -28,7 +28,13 @@ from ftcluster.ansible.processes import end_descendants, memory_of
 from ftcluster.ansible.scratch import answer_in_memory, private_folder
 from ftcluster.ansible.settings import ansible_environment
 from ftcluster.ansible.signals import Interrupts
-from ftcluster.ansible.ssh_words import WITH_PASSWORD, of_connection, of_host_key, of_sshd
+from ftcluster.ansible.ssh_words import (
+    WITH_PASSWORD,
+    of_connection,
+    of_host_key,
+    of_silence,
+    of_sshd,
+)
 from ftcluster.errors import FtclusterError
 from ftcluster.text.printable import printable
 
@@ -81,12 +87,15 @@ class PlaybookOutcome:
     Attributes:
         state: done, failed, stopped (cancelled by the user) or timeout.
         output: Ansible's own messages, for a failure without a task event.
-        failures: events of failed tasks, and of unreachable hosts.
+        failures: events of failed tasks, and of hosts that did not respond.
+        failed_hosts: hosts that failed according to Ansible's statistics at the end. A failure that
+            a rescue section handled does not count.
     """
 
     state: EndState
     output: str
     failures: tuple[TaskEvent, ...] = ()
+    failed_hosts: tuple[str, ...] = ()
 
     @property
     def unreachable(self) -> bool:
@@ -148,6 +157,7 @@ class _Playing:
         self._events: queue.SimpleQueue[TaskEvent] = queue.SimpleQueue()
         self._messages: list[str] = []
         self._waiting_for: dict[str, None] = {}  # hosts that have not responded yet
+        self._failed_hosts: tuple[str, ...] = ()
 
     def play(
         self,
@@ -195,7 +205,7 @@ class _Playing:
             raise
         succeeded = runner.status == "successful"
         self.state = end = after(self.state, "succeeded" if succeeded else "failed")
-        return PlaybookOutcome(end, "\n".join(self._messages), tuple(failures))
+        return PlaybookOutcome(end, "\n".join(self._messages), tuple(failures), self._failed_hosts)
 
     def _end(self, reason: Reason) -> None:
         """End ansible-playbook and all processes that it started, for this reason."""
@@ -211,6 +221,9 @@ class _Playing:
             elif event.kind != "diff":
                 self._waiting_for.pop(event.host, None)
             self._events.put(event)
+        elif raw.get("event") == "playbook_on_stats":
+            counts = raw.get("event_data", {})
+            self._failed_hosts = (*counts.get("failures", ()), *counts.get("dark", ()))
         elif raw.get("event") in ("verbose", "error") and raw.get("stdout"):
             self._messages.append(printable(raw["stdout"]))
         return False  # tells ansible-runner not to keep the event
@@ -313,7 +326,7 @@ def read_event(raw: dict[str, Any]) -> TaskEvent | None:
         kind = "failed" if name == "runner_on_failed" else "unreachable"
         message = _failure_text(result)
         if kind == "unreachable" or WITH_PASSWORD in message:
-            message = of_host_key(message) or of_sshd(message) or message
+            message = of_host_key(message) or of_sshd(message) or of_silence(message) or message
         elif hint := hint_of(message):
             message = f"{message}\n{hint}"
     elif name == "runner_on_file_diff" and str(raw.get("stdout", "")).strip():

@@ -5,7 +5,7 @@ Each field of a class has the name of a variable that the playbook reads.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from ftcluster.ansible import answers
@@ -24,12 +24,12 @@ class Variables:
     def variables(self) -> dict[str, Any]:
         """Return all variables by name, including the variables of nested parts."""
         values: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for variable in fields(self):
+            value = getattr(self, variable.name)
             if isinstance(value, Variables):
                 values |= value.variables()
             elif value is not None:
-                values[field.name] = value
+                values[variable.name] = value
         return values
 
 
@@ -410,6 +410,7 @@ class Train(Playbook):
         train_hub_token: token for downloads of model and data; empty for none.
         train_prompts: file on the control node to which the user's prompts are added during the
             run; empty for none.
+        train_options: content of options.json; empty for none.
     """
 
     events: RunEvents
@@ -417,6 +418,7 @@ class Train(Playbook):
     train_folders: list[dict[str, str]]
     train_hub_token: str
     train_prompts: str = ""
+    train_options: dict[str, Any] = field(default_factory=dict)
 
     name = "train"
     answers = (answers.CLUSTER_CHANGED,)

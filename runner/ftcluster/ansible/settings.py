@@ -97,14 +97,23 @@ def _checking_in_file() -> tuple[str, str]:
 
 
 def inventories_of_ansible() -> tuple[list[str], str]:
-    """Return Ansible's default inventories and the name of their setting, or ([], "")."""
+    """Return the paths of Ansible's default inventories and the name of their setting.
+
+    Return ([], "") if neither the environment nor ansible.cfg names an inventory.
+    """
     name = "ANSIBLE_INVENTORY"
     if value := os.environ.get(name):
-        return value.split(","), name
+        return _paths(value, Path.cwd()), name
     file, parser = _own_file()
-    values = parser.get("defaults", "inventory", fallback="").split(",")
-    paths = [str(Path(file).parent / value.strip()) for value in values if value.strip()]
+    paths = _paths(parser.get("defaults", "inventory", fallback=""), Path(file).parent)
     return (paths, file) if paths else ([], "")
+
+
+def _paths(value: str, folder: Path) -> list[str]:
+    """Return the absolute paths in a setting, as Ansible reads it: separated by commas."""
+    names = value.replace("{{CWD}}", str(Path.cwd())).split(",")
+    expanded = (os.path.expandvars(name.strip()) for name in names if name.strip())
+    return [os.path.normpath(folder / Path(name).expanduser()) for name in expanded]
 
 
 def _set_in_file() -> set[str]:

@@ -16,6 +16,8 @@ ON_THE_WAY = re.compile(
 )
 BEHIND = "by UNKNOWN port 65535"  # ssh prints this for a connection through a pipe
 TURNED_AWAY = re.compile(r"(?:kex|ssh)_exchange_identification: [^\r\n]*")
+# Ansible's message if a connection is open, and the first program on the host prints nothing
+SILENT = re.compile(r"Timeout \((\d+)s\) waiting for privilege escalation prompt")
 WITH_PASSWORD = "not possible because Host Key checking is enabled"
 
 
@@ -28,6 +30,21 @@ def of_connection(message: str) -> str:
     lines = message.rpartition(VIA)[2].split("\n") if VIA in message else []
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return f"ssh does not connect: {last}" if last else ""
+
+
+def of_silence(message: str) -> str:
+    """Return the reason why a host with an open connection did not respond as one line, or "".
+
+    >>> of_silence("Timeout (32s) waiting for privilege escalation prompt: ")[:30]
+    'no response within 32 s over a'
+    """
+    match = SILENT.search(message)
+    return (
+        f"no response within {match[1]} s over an open SSH connection: the host is off or cut off, "
+        "or sudo hangs there"
+        if match
+        else ""
+    )
 
 
 def of_host_key(message: str) -> str:

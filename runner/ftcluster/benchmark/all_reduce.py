@@ -156,7 +156,7 @@ def prepare(
         FtclusterError: the plan is not valid.
     """
     # earlier measurements must not change the plan
-    facts = replace(first_hosts(cluster.usable, nodes), all_reduce=None)
+    facts = replace(first_hosts(cluster.usable, nodes, cluster.absent), all_reduce=None)
     stacks = load_stacks()
     stack = stack_of(facts, stacks)
     decided = plan(facts, None, stacks, ranks_per_host)

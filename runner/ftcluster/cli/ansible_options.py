@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from ftcluster.cli.arguments import not_empty
 from ftcluster.errors import UsageError
 from ftcluster.operations.connection import SETUP
 
@@ -60,8 +61,10 @@ def add_options(
     for name in with_value:
         names = [SHORT[name], name] if name in SHORT else [name]
         metavar, meaning = WITH_VALUE[name]
+        # an empty --limit, such as an unset variable of the shell, would mean all hosts
+        kind = str if name == "--extra-vars" else not_empty
         group.add_argument(
-            *names, action="append", default=[], metavar=metavar, dest=name, help=meaning
+            *names, type=kind, action="append", default=[], metavar=metavar, dest=name, help=meaning
         )
     for name in flags:
         group.add_argument(name, action="store_true", dest=name, help=FLAGS[name])
@@ -85,7 +88,7 @@ def extra_variables(words: Sequence[str]) -> tuple[str, ...]:
 
 def add_inventories(parser: argparse.ArgumentParser, words: str) -> None:
     """Add the inventories to a command: as arguments, and with Ansible's option -i."""
-    parser.add_argument("words", nargs="*", metavar="INVENTORY", help=words)
+    parser.add_argument("words", nargs="*", type=not_empty, metavar="INVENTORY", help=words)
     add_inventory_option(parser, "an inventory; several inventories are merged in this order")
 
 
@@ -93,7 +96,13 @@ def add_inventory_option(parser: argparse.ArgumentParser, meaning: str) -> None:
     """Add Ansible's option -i for an inventory to a command."""
     names = ("-i", "--inventory")
     parser.add_argument(
-        *names, action="append", default=[], metavar="INVENTORY", dest="inventories", help=meaning
+        *names,
+        type=not_empty,
+        action="append",
+        default=[],
+        metavar="INVENTORY",
+        dest="inventories",
+        help=meaning,
     )
 
 

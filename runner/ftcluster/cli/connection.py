@@ -15,6 +15,7 @@ from ftcluster.cli.ansible_options import (
     extra_variables,
     passed_on,
 )
+from ftcluster.cli.arguments import not_empty
 from ftcluster.errors import UsageError
 from ftcluster.operations.connection import CONNECTION, Connection
 
@@ -93,7 +94,7 @@ def add_run_options(parser: argparse.ArgumentParser, words: str, meaning: str) -
         words: name of the argument in the usage, such as RUN.
         meaning: help text of the argument.
     """
-    parser.add_argument("words", nargs="*", metavar=words, help=meaning)
+    parser.add_argument("words", nargs="*", type=not_empty, metavar=words, help=meaning)
     add_cluster(parser)
     add_options(parser, ("--extra-vars", *CONNECTION))
 

@@ -7,7 +7,7 @@ from typing import Any
 from ftcluster.cli.arguments import add_output
 from ftcluster.cli.connection import command_line
 from ftcluster.errors import UsageError
-from ftcluster.operations.connection import Connection
+from ftcluster.operations.connection import Connection, this_machine
 from ftcluster.operations.setup.setup import SetupRequest, setup
 from ftcluster.operations.train.prepare import LaunchOptions
 from ftcluster.operations.train.train import TrainRequest, train
@@ -38,8 +38,10 @@ def run(options: argparse.Namespace) -> int:
     if options.words:
         raise UsageError(f"demo takes no arguments, got {' '.join(options.words)}")
     view = make_view(options.verbose)
-    setup(SetupRequest(Connection(("localhost",))), view)
-    result = train(TrainRequest(launch=LaunchOptions(command=command_line())), view)
+    ready = setup(SetupRequest(this_machine()), view)
+    connection = Connection(cluster=ready.cluster)
+    launch = LaunchOptions(command=command_line())
+    result = train(TrainRequest(connection=connection, launch=launch), view)
     if options.json:
         print(json.dumps(result.document()))
     else:

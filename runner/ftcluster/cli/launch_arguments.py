@@ -18,7 +18,6 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--spares",
         type=at_least(0),
-        default=0,
         metavar="N",
         help="also prepare the N hosts after those of --nodes; a restart uses them in place of "
         "lost hosts",

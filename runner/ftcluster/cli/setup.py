@@ -4,7 +4,12 @@ import argparse
 from typing import Any
 
 from ftcluster.cli.ansible_options import add_inventories, add_options, inventories_of
-from ftcluster.cli.arguments import add_accept_new_host_keys, add_allowances, add_output
+from ftcluster.cli.arguments import (
+    add_accept_new_host_keys,
+    add_allowances,
+    add_output,
+    not_empty,
+)
 from ftcluster.cli.connection import connected
 from ftcluster.cli.output import print_result
 from ftcluster.operations.connection import SETUP
@@ -25,17 +30,19 @@ def add_parser(commands: Any) -> None:
     )
     add_inventories(
         parser,
-        "any Ansible inventory, or 'localhost' (default: the cluster that was set up last, or else "
-        "this machine)",
+        "any Ansible inventory, or 'localhost' for this machine (default: the cluster that was set "
+        "up last from here, unless Ansible's configuration names another inventory)",
     )
     parser.add_argument(
         "--stack",
+        type=not_empty,
         metavar="NAME",
         help="a name listed by `ftcluster stacks`, or 'auto' for the first that the hosts support "
         "(default: torch_stack_name of the inventory, else the cluster's stack, else `native`)",
     )
     parser.add_argument(
         "--bundle",
+        type=not_empty,
         metavar="FILE",
         help="install from a file made by `ftcluster bundle`, without downloads",
     )

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+from ftcluster.cli.arguments import not_empty
 from ftcluster.cli.connection import connected
 from ftcluster.cli.launch_arguments import add_detach, add_grace, launch_options
 from ftcluster.cli.output import print_plan, print_result
@@ -35,9 +36,10 @@ def add_parser(commands: Any) -> None:
     add_training(parser)
     parser.add_argument(
         "--resume",
+        type=not_empty,
         metavar="RUN",
-        help="continue a run from its newest checkpoint or snapshot, as a new run, on the hosts "
-        "that respond; its id, or the beginning of its id",
+        help="continue a run from its newest checkpoint or snapshot, as a new run with the same "
+        "options, on the hosts that respond; its id, or the beginning of its id",
     )
     parser.add_argument(
         "--watch",
@@ -53,7 +55,9 @@ def add_parser(commands: Any) -> None:
     )
     add_detach(parser)
     add_running(parser)
-    parser.set_defaults(run=run)
+    # None: not set by the user, so that --resume keeps the value of the continued run
+    unset = ("max_restarts", "min_nodes", "timeout_seconds", "grace_seconds", "wait", "share_hosts")
+    parser.set_defaults(run=run, **dict.fromkeys(unset))
 
 
 def run(options: argparse.Namespace) -> int:

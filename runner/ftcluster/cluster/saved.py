@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.ansible.inventory import BUNDLED_LOCALHOST, LOCALHOST
+from ftcluster.cluster.absent import AbsentHost, drained_hosts
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.record import Drained, record_of
 from ftcluster.cluster.tunings import Tuning
@@ -61,6 +62,11 @@ class Cluster:
         """The hosts that new runs may use, always including the head."""
         hosts = tuple(host for host in self.facts.hosts if host.name not in self.drained)
         return replace(self.facts, hosts=hosts)
+
+    @property
+    def absent(self) -> tuple[AbsentHost, ...]:
+        """The hosts that new runs do not use, with the reasons."""
+        return drained_hosts(self.drained)
 
     @property
     def known(self) -> dict[str, str]:

@@ -21,6 +21,7 @@ from typing import Any
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import SUPERVISOR_GONE
 
 from ftcluster.ansible.answers import CLUSTER_CHANGED, RUN_STOPPED, SET_FACT, take
+from ftcluster.ansible.failures import without_warnings
 from ftcluster.ansible.playbook import REFUSE, PlaybookOutcome, TaskEvent
 from ftcluster.ansible.playbooks import FOLLOW, Attach, Launched, Playbook, RunEvents, Stop
 from ftcluster.ansible.signals import Interrupts
@@ -53,6 +54,7 @@ from ftcluster.launch.run_hosts import RunHosts, play_on
 from ftcluster.paths import plain_name
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
+from ftcluster.text.host_names import with_host
 from ftcluster_common import __version__
 from ftcluster_common.protocol.formats import JOB, LAUNCH, RUN_FORMAT, later_fields
 from ftcluster_common.protocol.launch import SLURM_VARIABLE, pack_env
@@ -427,10 +429,12 @@ def stop(
         time_limit_seconds=STOP_LIMIT_SECONDS,
     )
     if outcome.state != "done":
-        reasons = "".join(f"\n  {failure.host}: {failure.message}" for failure in outcome.failures)
+        lines = [with_host(failure.host, failure.problem) for failure in outcome.failures]
+        reasons = "".join(f"\n  {line}" for line in lines or [without_warnings(outcome.output)])
+        check = "when its hosts respond (ftcluster check), stop it again"
         raise FtclusterError(
             f"run {run} could not be stopped and may still be running{reasons}",
-            "" if force else f"end it without its supervisor: ftcluster stop --force {run}",
+            check if force else f"end it without its supervisor: ftcluster stop --force {run}",
         )
     return listed[0] if listed else None
 

@@ -151,6 +151,12 @@ def recorded_digests(run: str) -> set[str]:
     return {str(file.get("sha256")) for file in files if isinstance(file, dict)}
 
 
+def recorded_env(run: str) -> dict[str, str]:
+    """Return the variables of a run's ranks from its record; {} without a record."""
+    env = (read_record(run) or {}).get("launch", {}).get("env", {})
+    return {str(name): str(value) for name, value in env.items()} if isinstance(env, dict) else {}
+
+
 def recorded_run_hosts(run: str) -> RunHosts | None:
     """Return the hosts of a run that has a record on this control node; None without a record."""
     record = read_record(run) or {}

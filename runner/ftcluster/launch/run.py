@@ -5,14 +5,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ftcluster.ansible.failures import failed_without_task
 from ftcluster.ansible.playbook import PlaybookOutcome
 from ftcluster.ansible.playbooks import Launched, Playbook, RunEvents
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError, Interrupted, StoppedElsewhere
-from ftcluster.launch.run_hosts import off_hint, sudo_hint
+from ftcluster.launch.kept_options import DEFAULTS, KeptOptions
+from ftcluster.launch.run_hosts import failure_hint, off_hint
 from ftcluster.progress.format import stopped_line
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import below
+from ftcluster.text.host_names import with_host
 from ftcluster.text.plural import counted
 from ftcluster_common.protocol.launch import Launch
 
@@ -34,6 +37,7 @@ class ClusterRun(ABC):
         kind: "train" or "run".
         command: command line that started the run, for its record.
         secrets: values of the user's secret variables by name; no record gets them.
+        kept: options of the launch that a run which continues this one keeps.
     """
 
     id: str
@@ -42,6 +46,7 @@ class ClusterRun(ABC):
     launch: Launch
     command: tuple[str, ...] = field(default=(), kw_only=True)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False, kw_only=True)
+    kept: KeptOptions = field(default=DEFAULTS, kw_only=True)
 
     kind: ClassVar[str]
 
@@ -103,14 +108,14 @@ def failure(run: ClusterRun, followed: Followed) -> FtclusterError:
             host = host_of(run.plan, number)  # the error itself has only the hostname
         return FtclusterError(*why_failed(progress, host))
     if outcome.failures:
-        reasons = [f"{event.host}: {event.problem}" for event in outcome.failures]
+        reasons = [with_host(event.host, event.problem) for event in outcome.failures]
         off = [event.host for event in outcome.failures if event.kind == "unreachable"]
         hint = off_hint(off, run.plan.hosts[0].name)
-        hint = hint or sudo_hint(event.message for event in outcome.failures)
+        hint = hint or failure_hint(outcome.failures)
         return FtclusterError(f"{failed}\n  " + "\n  ".join(reasons), hint)
     if outcome.state == "timeout":
         return FtclusterError(f"run {run.id} took longer than {RUN_LIMIT_SECONDS} s")
-    return FtclusterError(f"{failed}; output of ansible:\n{outcome.output}")
+    return failed_without_task(f"run {run.id}", outcome.output)
 
 
 def why_failed(progress: RunProgress, host: str = "") -> tuple[str, str]:

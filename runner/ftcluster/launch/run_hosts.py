@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftcluster.ansible.inventory import BUNDLED_LOCALHOST, pattern_of
-from ftcluster.ansible.playbook import PlaybookOutcome, TaskEvent, run_playbook
+from ftcluster.ansible.playbook import REFUSE, PlaybookOutcome, TaskEvent, run_playbook
 from ftcluster.ansible.playbooks import Playbook, RunFolder
 from ftcluster.ansible.settings import for_hosts
 from ftcluster.cluster.saved import Cluster
@@ -28,6 +28,15 @@ def sudo_hint(messages: Iterable[str]) -> str:
     """
     asks = any(ASKS_PASSWORD.search(message) and "ncorrect" not in message for message in messages)
     return "sudo asks for a password there: give -K" if asks else ""
+
+
+def failure_hint(failures: Iterable[TaskEvent]) -> str:
+    """Return a hint for failed tasks; "" if the playbook's own message says what to do."""
+    failures = tuple(failures)
+    if hint := sudo_hint(event.message for event in failures):
+        return hint
+    ours = all(event.action == REFUSE for event in failures)
+    return "" if ours else "to see what is wrong on the hosts: ftcluster check"
 
 
 def off_hint(hosts: Sequence[str], head: str) -> str:

@@ -18,13 +18,16 @@ from ftcluster.ansible.answers import (
     run_id,
     take,
 )
+from ftcluster.ansible.failures import failed_without_task
 from ftcluster.ansible.playbook import TaskEvent
 from ftcluster.ansible.playbooks import Ask, Caches, Clean, Data, Fetch, Jobs, Logs, Runs
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.errors import FtclusterError, Interrupted
-from ftcluster.launch.record import recorded_digests
-from ftcluster.launch.run_hosts import UNREACHABLE, RunHosts, head_lost_hint, play_on, sudo_hint
+from ftcluster.launch.kept_options import DEFAULTS, KeptOptions, kept_options_of
+from ftcluster.launch.record import recorded_digests, recorded_run_hosts
+from ftcluster.launch.run_hosts import UNREACHABLE, RunHosts, failure_hint, head_lost_hint, play_on
 from ftcluster.recipe.recipe import checked_recipe
+from ftcluster.text.host_names import with_host
 from ftcluster.text.printable import printable
 from ftcluster.user_script.own_code import reported, use_code
 from ftcluster_common.protocol.run_state import RunState
@@ -129,6 +132,8 @@ class FoundJob:
         ipex: True if IPEX optimized the model.
         saved: True if at least one host has a checkpoint or a snapshot.
         code: the user's Python files that the training executes.
+        options: options of the training's launch.
+        others: hosts that respond, but have no files of the training.
     """
 
     run: str
@@ -139,6 +144,8 @@ class FoundJob:
     ipex: bool = False
     saved: bool = True
     code: UserCode = NO_CODE
+    options: KeptOptions = DEFAULTS
+    others: tuple[str, ...] = ()
 
 
 def find_job(run_hosts: RunHosts, run: str, given: UserCode = NO_CODE) -> FoundJob:
@@ -163,7 +170,8 @@ def find_job(run_hosts: RunHosts, run: str, given: UserCode = NO_CODE) -> FoundJ
     everywhere = {name: job for host in hosts for name, job in jobs[host].items()}
     name = _only(run, sorted(everywhere), ", ".join(hosts))
     hosts = tuple(sorted(hosts, key=lambda host: name not in jobs[host]))
-    prepared, job = sum(name in jobs[host] for host in hosts), everywhere[name]
+    others = tuple(host for host in hosts if name not in jobs[host])
+    prepared, job = len(hosts) - len(others), everywhere[name]
     saved = any(jobs[host].get(name, {}).get("saved", True) for host in hosts if name in jobs[host])
     if job.get("purpose", "train") != "train":
         raise FtclusterError(f"{name} has trained nothing that can be resumed", LIST)
@@ -176,6 +184,7 @@ def find_job(run_hosts: RunHosts, run: str, given: UserCode = NO_CODE) -> FoundJ
         return FoundJob(
             name, recipe, hosts, min(prepared, _count(job["nodes"])),
             tuple(map(run_id, job["resume"])), job["ipex"] is True, saved, code,
+            _options(name, job), others,
         )  # fmt: skip
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise FtclusterError(
@@ -205,6 +214,17 @@ def _check_code(run: str, code: UserCode, given: UserCode) -> None:
                 "node has no record of",
                 f"name the file, if you trust it: {flag} {file.name}",
             )
+
+
+def _options(run: str, job: Mapping[str, Any]) -> KeptOptions:
+    """Return the options of a run's launch.
+
+    Older hosts do not return them. Then only this control node's record has the run's hosts.
+    """
+    if "options" in job:
+        return kept_options_of(job["options"])
+    recorded = recorded_run_hosts(run)
+    return KeptOptions(hosts=recorded.hosts if recorded else ())
 
 
 def _count(value: Any) -> int:
@@ -368,16 +388,22 @@ def play(
     ]
     if failed:
         off = {event.host for event in failed if event.kind == "unreachable"}
-        words = [
-            f"{event.host}{' does not answer' if event.host in off else ''}: {event.message}"
+        lines = [
+            f"{event.host} does not answer: {event.problem}"
+            if event.host in off
+            else with_host(event.host, event.problem)
             for event in failed
         ]
-        hint = UNREACHABLE if off else sudo_hint(event.message for event in failed)
+        hint = UNREACHABLE if off else failure_hint(failed)
         if run_hosts.head in off and playbook.at.train_run:
             hint = head_lost_hint(playbook.at.train_run)
-        raise FtclusterError("\n  ".join(words), hint)
-    if outcome.state != "done":
+        raise FtclusterError("\n  ".join(lines), hint)
+    if outcome.state == "timeout":
         raise FtclusterError(
-            f"{playbook.name} {outcome.state}, output of ansible:\n{outcome.output.strip()}"
+            f"{playbook.name}: no result within {time_limit_seconds:.0f} s from "
+            f"{', '.join(run_hosts.hosts)}",
+            UNREACHABLE,
         )
+    if outcome.state != "done":
+        raise failed_without_task(playbook.name, outcome.output)
     return answered

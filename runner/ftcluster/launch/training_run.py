@@ -86,7 +86,8 @@ class TrainingRun(ClusterRun):
 
     def playbook(self, events: RunEvents, launch: Launched) -> Train:
         folders = [{"source": source, "path": path} for source, path in self.folders]
-        return Train(events, launch, folders, self.hub_token, self.prompts)
+        options = self.kept.document() if self.purpose == "train" else {}
+        return Train(events, launch, folders, self.hub_token, self.prompts, options)
 
     def record(self) -> dict[str, Any]:
         files = [{"name": file.name, "sha256": file.sha256} for file in self.code.files]

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
-from ftcluster.ansible.inventory import inventory_path
+from ftcluster.ansible.inventory import BUNDLED_LOCALHOST, inventory_path
 from ftcluster.ansible.playbooks import Facts
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, recall, recall_of
@@ -66,6 +66,11 @@ class Connection:
     def to(self, cluster: Cluster) -> tuple[str, ...]:
         """Return the cluster's saved ansible-playbook arguments, followed by the connection's."""
         return (*cluster.options, *self.arguments)
+
+
+def this_machine() -> Connection:
+    """Return the connection to this machine, also in a folder with a file named localhost."""
+    return Connection((str(BUNDLED_LOCALHOST),))
 
 
 def again(operation: Callable[[], Result], view: View) -> Result:

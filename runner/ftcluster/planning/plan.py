@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ftcluster.cluster.absent import AbsentHost
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.planning import explain
@@ -167,17 +168,29 @@ class Problems:
         return PlanError(f"{len(self._errors)} problems prevent the launch\n  {text}")
 
 
-def first_hosts(facts: ClusterFacts, count: int | None) -> ClusterFacts:
+def first_hosts(
+    facts: ClusterFacts, count: int | None, absent: Sequence[AbsentHost] = ()
+) -> ClusterFacts:
     """Return the first `count` hosts, including the head; all hosts if `count` is None.
 
+    Args:
+        facts: hosts that the run may use, the head first.
+        absent: the cluster's other hosts.
+
     Raises:
-        PlanError: there are fewer hosts than `count`.
+        PlanError: there are fewer hosts than `count`; names the absent hosts.
     """
-    if count and count > len(facts.hosts):
-        there = ", ".join(host.name for host in facts.hosts)
+    available = len(facts.hosts)
+    if count and count > available:
+        names = ", ".join(host.name for host in facts.hosts)
+        use = "can use" if absent else "has"
+        lines = [f"--nodes {count}, but the run {use} {counted(available, 'host')}: {names}"]
+        fewer = f"or use fewer: --nodes {available}"
         raise PlanError(
-            f"--nodes {count}, but the cluster has {counted(len(facts.hosts), 'host')}: {there}",
-            "use fewer, or add hosts with ftcluster setup",
+            "; ".join([*lines, *(f"{host.name} {host.why}" for host in absent)]),
+            "; ".join([*(host.remedy for host in absent), fewer])
+            if absent
+            else f"add hosts: ftcluster hosts add HOST; {fewer}",
         )
     return replace(facts, hosts=facts.hosts[:count])
 

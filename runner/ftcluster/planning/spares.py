@@ -3,9 +3,10 @@
 Pure functions only.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from ftcluster.cluster.absent import AbsentHost
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.cluster.record import Drained
 from ftcluster.errors import PlanError, UsageError
@@ -29,27 +30,35 @@ COMMON = {
 }
 
 
-def next_hosts(facts: ClusterFacts, nodes: int | None, count: int) -> tuple[HostFacts, ...]:
+def next_hosts(
+    facts: ClusterFacts, nodes: int | None, count: int, absent: Sequence[AbsentHost] = ()
+) -> tuple[HostFacts, ...]:
     """Return the spare hosts: the `count` hosts that follow the first `nodes` hosts.
 
     Args:
+        facts: hosts that the run may use, the head first.
         nodes: number of hosts with ranks; None for all hosts, which leaves no spares.
         count: number of spare hosts.
+        absent: the cluster's other hosts.
 
     Raises:
-        UsageError: there are too few hosts; or only the head has ranks, and no spare can replace
-            the head.
+        UsageError: there are too few hosts (the message names absent hosts); or only the head has
+            ranks, and no spare can replace the head.
     """
     nodes = nodes or len(facts.hosts)
-    left = facts.hosts[nodes:]
-    if count > len(left):
+    remaining = facts.hosts[nodes:]
+    if count > len(remaining):
+        problem = (
+            f"--spares {count}, but the run has ranks on {nodes} of "
+            f"{counted(len(facts.hosts), 'host')}, which leaves {len(remaining)}"
+        )
         raise UsageError(
-            f"--spares {count}, but the run has {nodes} of the cluster's "
-            f"{counted(len(facts.hosts), 'host')}, which leaves {len(left)}: see --nodes"
+            "; ".join([problem, *(f"{host.name} {host.why}" for host in absent)]),
+            "; ".join([*(host.remedy for host in absent), "use fewer spares, or fewer --nodes"]),
         )
     if count and nodes == 1:
         raise UsageError("--spares needs --nodes 2 or more: no spare takes the place of the head")
-    return left[:count]
+    return remaining[:count]
 
 
 def plan_with_spares(

@@ -1,6 +1,7 @@
 """The state of a setup and of a run, computed from events. Pure data, no terminal."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ class HostProgress:
         stage: current play.
         ok: number of tasks that changed nothing.
         failed: error of the failed task, or "".
+        last_failure: error of the last task that failed, also if later tasks succeeded.
         unreachable: True if Ansible could not connect.
         started: time.monotonic() of the first event.
         ended: time.monotonic() of the latest event.
@@ -28,6 +30,7 @@ class HostProgress:
     ok: int = 0
     changed: int = 0
     failed: str = ""
+    last_failure: str = ""
     unreachable: bool = False
     started: float = 0.0
     ended: float = 0.0
@@ -54,12 +57,20 @@ class SetupProgress:
             case "changed":
                 host.changed += 1
             case "failed" | "unreachable":
-                host.failed = event.problem
+                host.failed = host.last_failure = event.problem
                 host.unreachable = event.kind == "unreachable"
         if event.kind in ("ok", "changed", "skipped"):
-            host.failed, host.unreachable = "", False  # the failure was rescued
+            # the failure was rescued; or this task is in an `always` section, see `settle`
+            host.failed, host.unreachable = "", False
         if event.kind in ("ok", "changed") and event.message:
             self.notices.append(f"{event.host}: {event.message}")
+
+    def settle(self, failed_hosts: Iterable[str]) -> None:
+        """Restore the failures of hosts that failed although a later task succeeded there."""
+        for name in failed_hosts:
+            host = self.hosts.get(name)
+            if host and not host.failed:
+                host.failed = host.last_failure
 
 
 @dataclass

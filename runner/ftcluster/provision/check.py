@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.ansible.answers import FACTS, HOSTS, NOTICES, PROBLEMS, REPORT, take
+from ftcluster.ansible.failures import failed_without_task
 from ftcluster.ansible.host_keys import refused_hosts
 from ftcluster.ansible.inventory import Inventory
 from ftcluster.ansible.playbook import PlaybookOutcome, TaskEvent
 from ftcluster.ansible.playbooks import Check, ClusterVariables
 from ftcluster.ansible.scratch import private_folder
-from ftcluster.errors import FtclusterError, Interrupted
+from ftcluster.errors import Interrupted
 from ftcluster.progress.state import SetupProgress
 from ftcluster.progress.view import View
 from ftcluster.provision.questions import meet, say_unchecked
@@ -80,7 +81,7 @@ def collect(
     if outcome.state == "stopped":
         raise Interrupted("stopped: the cluster is unchanged")
     if outcome.state == "failed" and not results.failures:
-        raise FtclusterError(f"check failed; output of ansible:\n{outcome.output.strip()}")
+        raise failed_without_task("check", outcome.output)
     return results
 
 

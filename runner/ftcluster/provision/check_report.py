@@ -87,7 +87,8 @@ def _problems(results: Found) -> Iterator[Finding]:
             hint = "check that it is on and that ssh connects to it"
             yield Finding(name, what, hint, "unreachable")
         elif failure:
-            yield Finding(name, failure.problem, "", "ansible")
+            hint = "for the task's whole output: ftcluster check -v"
+            yield Finding(name, failure.problem, hint, "ansible")
         for problem in results.problems.get(name, []):
             yield Finding(name, problem["what"], problem["hint"], "preflight")
         facts = results.facts.get(name)
@@ -104,8 +105,8 @@ def _warnings(results: Found) -> Iterator[Finding]:
             yield Finding(name, notice["what"], notice["hint"], "preflight")
         facts = results.facts.get(name, {})
         if facts.get("current") and not facts.get("tcmalloc"):
-            what = "it has no tcmalloc; a training step takes 15 to 35 % longer without it"
-            hint = "install it (libtcmalloc-minimal4), or run ftcluster setup as a user with root"
+            what = "tcmalloc is not installed, so training steps take 15 to 35 % longer"
+            hint = "install libtcmalloc-minimal4, or run ftcluster setup as a user with root"
             yield Finding(name, what, hint, "allocator")
     head = results.inventory.head
     if results.report is None and head in results.failures:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ftcluster.progress.format import duration
+from ftcluster.text.host_names import with_host
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
 
@@ -137,7 +138,7 @@ def _findings(findings: Sequence[JsonObject]) -> Iterator[str]:
     for hint in dict.fromkeys(hint for hint, _ in hosts):
         for what in [what for same, what in hosts if same == hint]:
             where = ", ".join(name for name in hosts[hint, what] if name)
-            first, *rest = f"{where}: {what}".splitlines() if where else what.splitlines()
+            first, *rest = (with_host(where, what) if where else what).splitlines()
             yield f"  {first}"
             yield from (f"    {line}" for line in rest)
         if hint:

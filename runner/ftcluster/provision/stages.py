@@ -16,6 +16,7 @@ from ftcluster.ansible.answers import (
     TABLE,
     take,
 )
+from ftcluster.ansible.failures import failed_without_task
 from ftcluster.ansible.host_keys import refused_hosts
 from ftcluster.ansible.inventory import Inventory, pattern_of, read_inventory
 from ftcluster.ansible.playbook import PlaybookOutcome, TaskEvent, run_playbook
@@ -28,6 +29,7 @@ from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.progress.state import SetupProgress
 from ftcluster.progress.view import View
 from ftcluster.provision.questions import meet, say_unchecked, which_hosts
+from ftcluster.text.host_names import with_host
 
 TIME_LIMIT_SECONDS = 3600
 UNLOCK_SECONDS = 60
@@ -123,7 +125,7 @@ def run_stages(
     if unreachable and result.facts and all(host.unreachable for host in failed.values()):
         return result
     if failed:
-        reasons = [f"{name}: {host.failed}" for name, host in failed.items()]
+        reasons = [with_host(name, host.failed) for name, host in failed.items()]
         lines = "\n".join(reasons).replace("\n", "\n  ")
         count = f"{len(failed)} of {len(inventory.hosts)} hosts"
         raise FtclusterError(
@@ -131,7 +133,7 @@ def run_stages(
             _advice(name, result.inventory, progress),
         )
     if outcome.state != "done":
-        raise FtclusterError(f"{name} failed; output of ansible:\n{outcome.output.strip()}")
+        raise failed_without_task(name, outcome.output)
     return result
 
 
@@ -156,6 +158,7 @@ def _run(
     )
     if result.locked and outcome.state != "done":
         _unlock(inventory, variables, options)
+    result.progress.settle(outcome.failed_hosts)
     result.progress.finished = outcome.state == "done"
     view.close()
     return result, outcome

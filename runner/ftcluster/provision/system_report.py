@@ -17,9 +17,10 @@ from typing import Any
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import answers
 
 from ftcluster.ansible.answers import SYSTEM, take
+from ftcluster.ansible.failures import failed_without_task
 from ftcluster.ansible.playbook import TaskEvent
 from ftcluster.ansible.playbooks import ClusterVariables, SystemReport
-from ftcluster.errors import FtclusterError, Interrupted, UsageError
+from ftcluster.errors import Interrupted, UsageError
 from ftcluster.progress.state import SetupProgress
 from ftcluster.progress.view import View
 from ftcluster.provision.check import Found
@@ -79,7 +80,7 @@ def read_systems(found: Found, options: Sequence[str], view: View) -> dict[str, 
     if outcome.state == "stopped":
         raise Interrupted("stopped: nothing was written")
     if outcome.state == "failed" and not outcome.failures:
-        raise FtclusterError(f"the report failed; output of ansible:\n{outcome.output.strip()}")
+        raise failed_without_task("the report", outcome.output)
     return systems
 
 

@@ -129,7 +129,7 @@ def hub_notes(recipe: Recipe) -> list[str]:
     there = "is" if len(names) == 1 else "are"
     return [
         f"{' and '.join(names)} {there} taken from the Hugging Face Hub, because no file or folder "
-        "here has that name; nothing from there has been read yet"
+        "here has that name; they have not been read yet"
     ]
 
 
@@ -146,8 +146,10 @@ def check_exists(field: str, value: str) -> None:
     plain, revision = split_revision(value)
     if revision is not None and (Path(plain).exists() or not plain or not revision):
         raise InputError(
-            f"{field} {value}: @ stands between a name of the Hub and a revision of it",
-            f"a file or folder of this machine has no revisions: {plain}" if plain else "",
+            f"{field} {value}: @ must separate a name on the Hub from its revision",
+            f"for the file or folder on this machine, leave out @{revision}: {plain}"
+            if plain and Path(plain).exists()
+            else "write it as OWNER/NAME@REVISION",
         )
     path, folder = Path(plain), Path(plain).parent
     names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
@@ -229,8 +231,8 @@ def check_model_folder(folder: Path, recipe: Recipe, purpose: Purpose = "train")
         if purpose != "train" and (folder / ADAPTER_WEIGHTS).is_file():
             return
         raise InputError(
-            f"model {folder} has adapters, and not the model that they belong to",
-            "train it with merge_adapters=true, or merge them with peft: merge_and_unload()",
+            f"model {folder} contains adapters without their base model",
+            "train it again with merge_adapters=true, or merge them with peft: merge_and_unload()",
         )
     problems: list[str] = []
     config: dict[str, Any] = {}
@@ -253,13 +255,13 @@ def check_model_folder(folder: Path, recipe: Recipe, purpose: Purpose = "train")
     raise_together(
         problems,
         f"{folder} is not a Hugging Face model folder",
-        "save_pretrained of the model and of the tokenizer writes these files",
+        "save the model and its tokenizer with save_pretrained, which writes these files",
     )
     if quantized := config.get("quantization_config"):
         method = quantized.get("quant_method") if isinstance(quantized, dict) else "?"
         raise InputError(
-            f"the weights of {folder} are quantized already ({method})",
-            "use the model that they were made of; adapters can be trained with load_in_4bit=true",
+            f"the weights in {folder} are already quantized ({method})",
+            "use the model before its quantization; to train adapters in 4 bit: load_in_4bit=true",
         )
     kind = config.get("model_type")
     decodes = {**config, **recipe.config_overrides}.get("is_decoder")

@@ -50,7 +50,7 @@ SHOWN = 8
 
 
 def unknown_files(folder: Path) -> list[str]:
-    """Return the files of a folder that no training writes, such as Python files and pickles."""
+    """Return a folder's files that a training does not write, such as Python files and pickles."""
     unknown = []
     seen = 0
     for above, folders, files in os.walk(folder):
@@ -70,7 +70,7 @@ def code_problems(folder: Path) -> list[str]:
     """Return the files and settings of a model's folder that may run code; empty if it is safe."""
     problems = []
     if unknown := unknown_files(folder):
-        problems.append(f"files that no training writes: {listed(unknown)}")
+        problems.append(f"files that a training does not write: {listed(unknown)}")
     for path in sorted(folder.rglob("*.json")):
         if path.name in NO_SETTINGS:
             continue
@@ -153,13 +153,13 @@ def _of_adapters(folder: Path) -> Iterator[str]:
         if name not in (*OF_ADAPTERS, *NAMES_CODE) and value and value != PEFT_DEFAULTS.get(name)
     ]
     if others:
-        yield f"{ADAPTERS} has {listed(sorted(others))}, which no training writes"
+        yield f"{ADAPTERS} has settings that a training does not write: {listed(sorted(others))}"
     base = settings.get("base_model_name_or_path")
     if not isinstance(base, str):
-        yield f"{ADAPTERS} does not name the model that the adapters belong to"
+        yield f"{ADAPTERS} does not name the adapters' base model"
     elif os.path.isdir(base):  # noqa: PTH112  Path.is_dir raises if a name is too long
         if (Path(base) / ADAPTERS).is_file():
-            yield f"{ADAPTERS} names {base[:200]!a}, which has adapters itself"
+            yield f"{ADAPTERS} names {base[:200]!a} as the base model, which is itself an adapter"
         else:
             yield from (f"{base}: {what}" for what in code_problems(Path(base)))
     elif not ON_THE_HUB.fullmatch(split_revision(base)[0]):

@@ -28,6 +28,16 @@ def short_names(names: Sequence[str]) -> str:
     return ", ".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
+def with_host(host: str, message: str) -> str:
+    """Return a message that begins with its host, which is named only once.
+
+    >>> with_host("xeon3", "the disk is full"), with_host("xeon3", "xeon3 (10.0.0.3) was lost")
+    ('xeon3: the disk is full', 'xeon3 (10.0.0.3) was lost')
+    """
+    named = re.match(rf"{re.escape(host)}(?![\w-]|\.\w)", message)
+    return message if named else f"{host}: {message}"
+
+
 def _follows(name: str, following: str) -> int:
     """Return the position of the number that increases by 1 in `following`, or -1."""
     for match in re.finditer(r"\d+", name):

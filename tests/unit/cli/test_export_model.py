@@ -176,7 +176,9 @@ def test_what_is_refused(shell: Shell, task: str, words: str, code: int, said: s
 
 def test_a_model_whose_files_may_run_is_not_exported(shell: Shell) -> None:
     Path("model/evil.py").write_text("raise SystemExit")
-    assert "files that no training writes: evil.py" in shell("export-model onnx model", 1).err
+    assert (
+        "files that a training does not write: evil.py" in shell("export-model onnx model", 1).err
+    )
     write_model("text-classification", auto_map={"AutoModel": "evil.Model"})
     Path("model/evil.py").unlink()
     assert "config.json has auto_map" in shell("export-model onnx model", 1).err

@@ -194,9 +194,10 @@ def test_where_the_cluster_lives_is_saved_with_it(
     assert given(str(path), "-e", "ftcluster_root=false")[2] == (
         "--extra-vars", "ftcluster_root=false",
     )  # fmt: skip
-    said = capsys.readouterr().err
-    assert "the last setup of this inventory had -e ftcluster_prefix=/elsewhere" in said
-    assert "ftcluster_root" not in said
+    note = capsys.readouterr().err
+    assert "the last setup of this inventory had -e ftcluster_prefix=/elsewhere" in note
+    assert "-e ftcluster_root" not in note
+    assert "--extra-vars ftcluster_prefix=/elsewhere" in note  # the command for that cluster
     assert recall().options == ("--extra-vars", "ftcluster_root=false")
 
 
@@ -227,9 +228,31 @@ def test_the_same_inventories_are_the_same_cluster_by_any_path(
     assert "-i a -i b" in shell("setup a -i b", 2).err
 
 
-def test_without_a_saved_cluster_setup_is_for_this_machine(given: Callable[..., Given]) -> None:
-    playbook, (path,), options, variables = given()
+def test_without_a_saved_cluster_setup_refuses_and_localhost_is_typed(
+    given: Callable[..., Given], shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in ("setup", "setup --check", "setup --rollback --json"):
+        refused = shell(words, 2)
+        assert "ftcluster setup localhost" in refused.err + refused.out, words
+    playbook, (path,), options, variables = given("localhost")
     assert (playbook, path.name, options, variables) == ("setup", "localhost.ini", (), {})
+
+
+def test_setup_without_an_inventory_names_its_cluster_in_the_first_line(
+    given: Callable[..., Given], capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = cluster(host("xeon1"), host("xeon2"))
+    remember(Cluster((Path("/srv/inventory.ini"),), hosts, ("--user", "ops")))
+    given()
+    first = capsys.readouterr().err.splitlines()[0]
+    assert "/srv/inventory.ini (xeon1-xeon2)" in first
+    given("localhost")  # another cluster: the user learns what later commands use
+    replaced = capsys.readouterr().err
+    assert "instead of /srv/inventory.ini" in replaced
+    assert "ftcluster setup /srv/inventory.ini" in replaced
+    given()
+    assert "inventory: localhost (a)" in capsys.readouterr().err
 
 
 # --- the stack
@@ -239,7 +262,7 @@ def test_options_of_the_stack(
     given: Callable[..., Given], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def variables(*words: str) -> dict[str, Any]:
-        return given(*words)[3]
+        return given("localhost", *words)[3]
 
     assert variables() == {}  # inventory and playbook choose
     assert variables("--downgrade") == {"node_agent_downgrade": True}
@@ -298,22 +321,61 @@ def test_the_stack_in_use_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stack_after(monkeypatch, "native", "--rollback") == {"a": "native", "b": "native"}
 
 
-def test_an_inventory_of_ansible_is_not_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_setup_refuses_to_choose_between_ansibles_inventory_and_the_last_cluster(
+    given: Callable[..., Given], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:
+    """The paths in ansible.cfg are read as ansible-config reads them."""
     monkeypatch.delenv("ANSIBLE_INVENTORY", raising=False)
-    monkeypatch.setenv("ANSIBLE_CONFIG", str(tmp_path / "ansible.cfg"))
-    (tmp_path / "ansible.cfg").write_text("[defaults]\nforks = 5\n")
-    [ours] = verb.find_inventories(())
-    assert ours.name == "localhost.ini"
-    (tmp_path / "ansible.cfg").write_text("[defaults]\ninventory = company/hosts.yml\n")
-    with pytest.raises(UsageError, match="company/hosts"):
-        verb.find_inventories(())
-    (tmp_path / "ansible.cfg").write_text("[defaults]\ninventory = a.yml, /b.ini\n")
-    with pytest.raises(UsageError, match=f"ftcluster setup -i {tmp_path}/a.yml -i /b.ini"):
-        verb.find_inventories(())
-    monkeypatch.setenv("ANSIBLE_INVENTORY", "one.yml")
-    with pytest.raises(UsageError, match="ANSIBLE_INVENTORY names one"):
-        verb.find_inventories(())
-    remember(Cluster((Path("/inventory.ini"),), cluster(host("a"))))
-    assert verb.find_inventories(()) == (Path("/inventory.ini"),)
+    monkeypatch.delenv("ANSIBLE_CONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    config = folder / "ansible.cfg"
+    ours, other = folder / "inventory.ini", folder / "company" / "hosts.yml"
+
+    def refused() -> str:
+        return shell("setup", 2).err
+
+    config.write_text("[defaults]\ninventory = company/hosts.yml\n")
+    nothing_saved = refused()
+    assert f"{config} names {other}" in nothing_saved
+    assert f"ftcluster setup {other}; for this machine: ftcluster setup localhost" in nothing_saved
+    remember(Cluster((ours,), cluster(host("a")), ("--user", "ops")))
+    both = refused()
+    assert f"ftcluster setup {other};" in both
+    assert f"ftcluster setup {ours} --user ops" in both
+    # in the same order, by any path
+    config.write_text("[defaults]\ninventory = ./company/../inventory.ini\n")
+    assert given()[1] == (ours,)
+    link = tmp_path / "link.ini"
+    ours.touch()
+    link.symlink_to(ours)
+    monkeypatch.setenv("ANSIBLE_INVENTORY", str(link))
+    assert given()[1] == (ours,)
+    monkeypatch.setenv("ANSIBLE_INVENTORY", f"{ours}, ~/b.ini")
+    assert f"ftcluster setup -i {ours} -i {tmp_path}/home/b.ini" in refused()
+    monkeypatch.delenv("ANSIBLE_INVENTORY")
+    config.write_text("[defaults]\nforks = 5\n")
+    assert given()[1] == (ours,)
+    # the bundled inventory is named as a user types it
+    config.write_text("[defaults]\ninventory = inventory.ini\n")
+    given("localhost")
+    assert "for localhost: ftcluster setup localhost" in refused()
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["setup", "setup localhost --limit", "setup localhost --stack", "setup -i", "teardown",
+     "teardown localhost -l", "stop", "clean --yes", "fetch", "train --resume", "check", "ps -i"],
+)  # fmt: skip
+def test_an_unset_variable_of_the_shell_selects_nothing(
+    words: str, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty --limit would mean all hosts, and an empty run the newest one."""
+
+    def run(*_: object, **__: object) -> None:
+        raise AssertionError("something is done")
+
+    monkeypatch.setattr(verb, "run_stages", run)
+    assert "the value is missing" in shell([*words.split(), ""], 2).err

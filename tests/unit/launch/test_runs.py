@@ -52,7 +52,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, **jobs: dict[str, Any]) -> None:
 def test_a_training_is_found_without_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, node1={}, node2={"r-1": JOB})
     found = runs.find_job(RUN_HOSTS, "r")
-    assert found == runs.FoundJob("r-1", RECIPE, ("node2", "node1"), 1, ("r-0",))
+    assert found == runs.FoundJob("r-1", RECIPE, ("node2", "node1"), 1, ("r-0",), others=("node1",))
 
 
 @pytest.mark.parametrize(("head", "node1", "saved"), [(False, False, False), (False, True, True)])

@@ -71,7 +71,6 @@ def test_too_few_hosts_for_spares(
     three = cluster(host("a"), host("b"), host("c"))
     with pytest.raises(UsageError) as caught:
         next_hosts(three, nodes, count)
-    assert "\n" not in str(caught.value)
     said(caught.value)
 
 

@@ -63,6 +63,7 @@ def test_a_task_that_failed_is_a_problem() -> None:
     broken = TaskEvent("failed", "preflight", "Gather facts", "node1", "no python")
     (problem,) = document(found(2, failures={"node1": broken}))["problems"]
     assert (problem["what"], problem["kind"]) == ("Gather facts: no python", "ansible")
+    assert "ftcluster check -v" in problem["hint"]
     # what verify found is taken over
     slow = {"host": "node1", "what": "it is slow", "hint": "look", "kind": "straggler"}
     wrong = {"host": "node0", "what": "wrong sum", "hint": "", "kind": "result"}

@@ -41,7 +41,7 @@ def test_a_model_folder_has_configuration_weights_and_tokenizer(tmp_path: Path, 
     assert "it cannot generate text" in problems("seq2seq")
     # as of Qwen's models with -FP8 at the end of their names
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
-    assert "are quantized already (fp8)" in problems()
+    assert "are already quantized (fp8)" in problems()
 
 
 def test_instruction_tuning_needs_a_chat_template(tmp_path: Path, said: Said) -> None:
@@ -53,7 +53,7 @@ def test_instruction_tuning_needs_a_chat_template(tmp_path: Path, said: Said) ->
     (tmp_path / "adapter_config.json").touch()
     said(problem())
     (tmp_path / "adapter_model.safetensors").touch()
-    assert "has adapters" in problem()
+    assert "contains adapters" in problem()
     check_inputs(load_recipe("sft", [f"model={tmp_path}", "data=org/chats"]), EVALUATE)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     for name in ("model.safetensors", "tokenizer.json"):
@@ -205,7 +205,7 @@ def test_the_name_of_a_copy_changes_with_its_files(data: Path, change: str) -> N
 def test_only_names_of_the_hub_have_revisions(tmp_path: Path, field: str) -> None:
     rest = {"model": "a/b@v1", "data": "a/b@0123abc", "tokenizer": "a/b@refs/pr/3"}
     check_inputs(load_recipe("mrpc", [f"{name}={value}" for name, value in rest.items()]))
-    with pytest.raises(InputError, match=f"{field} .*@v1: @ stands") as caught:
+    with pytest.raises(InputError, match=f"{field} .*@v1: @ must separate") as caught:
         check_inputs(load_recipe("mrpc", [f"{field}={tmp_path}@v1"]))
     assert str(tmp_path) in str(caught.value)
     (tmp_path / "a@b").mkdir()  # a folder may be called so

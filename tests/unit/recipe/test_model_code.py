@@ -95,11 +95,11 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
         modules_with("sentence_transformers.models.Transformer", "/tmp"), "the path '/tmp'",
     ),
     "modules that are none": ({"modules.json": [1]}, "modules.json is not as sentence-tran"),
-    "Python": ({"evil.py": ""}, "no training writes: evil.py"),
+    "Python": ({"evil.py": ""}, "a training does not write: evil.py"),
     "Python in a folder": ({"custom_generate/generate.py": ""}, "custom_generate/generate.py"),
     "compiled Python": ({"__pycache__/evil.cpython-311.pyc": b""}, "evil.cpython-311.pyc"),
     "a library": ({"evil.so": b""}, "evil.so"),
-    "a script": ({"setup": "#!/bin/sh"}, "no training writes: setup"),
+    "a script": ({"setup": "#!/bin/sh"}, "a training does not write: setup"),
     "a pickle": ({"pytorch_model.bin": pickle.dumps(Evil())}, "pytorch_model.bin"),
     "a pickle of adapters": ({"adapter_model.bin": pickle.dumps(Evil())}, "adapter_model.bin"),
     "an index of pickles": (
@@ -143,7 +143,7 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
     "settings that are none": ({"generation_config.json": "{"}, "is not JSON"),
     "settings of another form": ({"generation_config.json": []}, "is not a JSON object"),
     "settings without end": ({"generation_config.json": "[" * 90_000}, "nested too deeply"),
-    "adapters of nothing": ({"adapter_config.json": {}}, "does not name the model"),
+    "adapters of nothing": ({"adapter_config.json": {}}, "does not name the adapters' base model"),
     "adapters of a folder that is not here": (
         {"adapter_config.json": {"base_model_name_or_path": "../gone"}}, "'../gone', neither",
     ),
@@ -157,11 +157,11 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
         {"adapter_config.json": {
             "base_model_name_or_path": "a/b", "megatron_config": {}, "megatron_core": "evil",
         }},
-        "has megatron_core, which no training writes",
+        "has settings that a training does not write: megatron_core",
     ),
     "adapters of another kind": (
         {"adapter_config.json": {"base_model_name_or_path": "a/b", "peft_type": "MISS"}},
-        "has peft_type",
+        "does not write: peft_type",
     ),
     "adapters with a class": (
         {"adapter_config.json": {
@@ -200,9 +200,9 @@ def test_the_model_of_adapters_is_checked_too(tmp_path: Path) -> None:
     assert code_problems(folder) == []
     write(base, {"evil.py": ""})
     [problem] = code_problems(folder)
-    assert problem == f"{base}: files that no training writes: evil.py"
+    assert problem == f"{base}: files that a training does not write: evil.py"
     write(base, {"adapter_config.json": {"base_model_name_or_path": str(folder)}})
-    assert "which has adapters itself" in code_problems(folder)[0]
+    assert "which is itself an adapter" in code_problems(folder)[0]
 
 
 def test_links_and_pipes_are_no_files_of_a_model(model: Path, tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_links_and_pipes_are_no_files_of_a_model(model: Path, tmp_path: Path) ->
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(str(model / "door"))
         said = "\n".join(code_problems(model))
-    assert "files that no training writes: 2_Other, door" in said
+    assert "files that a training does not write: 2_Other, door" in said
     assert "is a pipe or a device" in said
 
 
@@ -226,5 +226,5 @@ def test_fetch_names_what_may_be_code(model: Path) -> None:
     result = _fetched_model({"run": "r"}, write(model, {"evil.py": "", "\x1b[2J": ""}))
     assert result.document() == {"run": "r", "unknown_files": ["\x1b[2J", "evil.py"]}
     assert result.lines()[1].startswith(
-        r"note: the model has files that no training writes: \x1b[2J, evil.py. "
+        r"note: the model has files that a training does not write: \x1b[2J, evil.py. "
     )

@@ -67,6 +67,9 @@ def test_a_restart_names_a_lost_host_once() -> None:
     (killed,) = find_trouble(lives(rank2={"exit": -9}), NOW, Timeouts())
     assert place_and_message(vars(lost)).startswith("node1 () was lost at ")
     assert place_and_message(vars(killed)).startswith("rank 2 on node1: killed by signal 9")
+    refused = {"host": "node1", "rank": None, "message": "node1: ssh from the head fails"}
+    assert place_and_message(refused) == refused["message"]
+    assert place_and_message({**refused, "host": "node"}) == f"node: {refused['message']}"
 
 
 @pytest.mark.parametrize(

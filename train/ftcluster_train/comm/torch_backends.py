@@ -26,8 +26,8 @@ SETVARS = Path("env/setvars.sh")
 SETVARS_SECONDS = 60
 BASH_VARIABLES = {"PWD", "OLDPWD", "SHLVL", "_"}  # bash sets these itself
 HINT = (
-    "train with gloo: training.ddp_backend=gloo; or set up a stack that has oneccl_bind_pt: "
-    "ftcluster stacks"
+    "train with the backend gloo: training.ddp_backend=gloo; or set up a stack that has "
+    "oneccl_bind_pt (for a list: ftcluster stacks)"
 )
 # Sourced without arguments, because setvars.sh passes its first one on. Its output goes to stderr.
 SCRIPT = 'file=$1; shift; . "$file" >&2 && exec env -0'
@@ -126,7 +126,7 @@ def _explain_ccl(*_: Any) -> Any:
     import torch.distributed as dist
 
     raise dist.DistBackendError(
-        "the stack does not have oneccl_bind_pt, so there is no backend ccl: use impi, which is "
-        'also Intel MPI\'s, or gloo; os.environ["FTCLUSTER_BACKEND"] is the planned one. Stacks '
-        "that have it: ftcluster stacks"
+        "the backend ccl needs oneccl_bind_pt, which this stack does not have. Use the backend "
+        'impi (Intel MPI) or gloo; os.environ["FTCLUSTER_BACKEND"] has the backend of the plan. '
+        "To list the stacks with oneccl_bind_pt: ftcluster stacks"
     )

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from ftcluster_common.models.trained_model import FILE, ROWS, trained_document
 from ftcluster_common.protocol.job import Job
+from ftcluster_common.sizes import free_and_needed
 from ftcluster_train.comm.world import World, folder_led, gather_over_ranks
 from ftcluster_train.engine.adapters import (
     adapted_layers,
@@ -178,9 +179,9 @@ def check_space(folder: Path, nbytes: int) -> None:
     needed = MARGIN * nbytes
     free = shutil.disk_usage(folder).free
     if free < needed:
+        available, required = free_and_needed(free, needed)
         raise TrainError(
-            f"the disk of {folder} has {free / 1e6:.0f} MB free, "
-            f"but saving the model needs {needed / 1e6:.0f} MB",
+            f"the disk of {folder} has {available} free, but saving the model needs {required}",
             "free some space there, or set the cluster up in another folder: "
             "ftcluster setup -e ftcluster_prefix=DIR",
         )

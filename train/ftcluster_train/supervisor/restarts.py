@@ -4,6 +4,7 @@ Standard library only: the supervisor uses it.
 """
 
 import json
+import re
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -66,7 +67,8 @@ def place_and_message(error: dict[str, Any]) -> str:
     host, message = error["host"], error["message"]
     if error["rank"] is not None:
         return f"rank {error['rank']} on {host}: {message}"
-    return message if message.startswith(f"{host} ") else f"{host}: {message}"
+    named = re.match(rf"{re.escape(host)}(?![\w-]|\.\w)", message)
+    return message if named else f"{host}: {message}"
 
 
 def _restart(launch: Launch, run: SupervisedRun) -> tuple[Launch, Ending] | None:

@@ -299,13 +299,17 @@ def find_jobs(folder: Path, beginning: str) -> dict[str, dict[str, Any]]:
     """Return job.json of the run with this id, or of each run whose id begins with the text.
 
     The files are the same on every host. Each result also has `saved`: True if this host has a
-    saved state of the run, or of a run that it continues.
+    saved state of the run, or of a run that it continues. The result of a single run also has
+    `options`, the content of its options.json.
     """
     names = (path.name for path in folder.glob("[!.]*") if path.name.startswith(beginning))
     ids = [beginning] if (folder / beginning).is_dir() else sorted(filter(is_run_id, names))
     jobs = {run: _document(folder / run / "job.json") for run in ids[:MOST_JOBS]}
     if len(jobs) > 1:  # the caller reports an error, which needs no user's files
         jobs = {run: {**job, "code": None} if "code" in job else job for run, job in jobs.items()}
+    for run in ids if len(jobs) == 1 else ():
+        if options := _document(folder / run / "options.json"):
+            jobs[run] = {**jobs[run], "options": options}
     return {run: {**job, "saved": has_state(folder, run, job)} for run, job in jobs.items()}
 
 

@@ -4,18 +4,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ftcluster.ansible.failures import failed_without_task
 from ftcluster.cluster.price import Price, price_document
 from ftcluster.errors import FtclusterError
 from ftcluster.launch import follow
 from ftcluster.launch.record import read_record
 from ftcluster.launch.run import Followed, raise_if_stopped, why_failed
-from ftcluster.launch.run_hosts import head_lost_hint
+from ftcluster.launch.run_hosts import failure_hint, head_lost_hint
 from ftcluster.operations.connection import Connection, find
 from ftcluster.progress.classes import class_documents, class_lines
 from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
 from ftcluster.report.cost import cost_line, recorded_price
+from ftcluster.text.host_names import with_host
 
 
 @dataclass(frozen=True)
@@ -119,5 +121,9 @@ def _reason(followed: Followed) -> tuple[str, str]:
     progress = followed.progress
     if progress.errors:
         return why_failed(progress)
-    words = [event.message for event in followed.outcome.failures]
-    return "\n  ".join([f"run {progress.run} failed", *words]), ""
+    failures, failed = followed.outcome.failures, f"run {progress.run} failed"
+    lines = [with_host(event.host, event.problem) for event in failures]
+    if not lines:
+        error = failed_without_task(f"run {progress.run}", followed.outcome.output)
+        return error.message, error.hint
+    return "\n  ".join([failed, *lines]), failure_hint(failures)

@@ -205,7 +205,7 @@ def _fetched_model(document: dict[str, Any], path: Path) -> Result:
     if not unknown:
         return Result(document, (f"model: {path}",))
     note = (
-        f"note: the model has files that no training writes: {listed(unknown)}. Do not open "
+        f"note: the model has files that a training does not write: {listed(unknown)}. Do not open "
         "them with a program that executes them; ftcluster.load refuses the folder"
     )
     return Result({**document, "unknown_files": unknown}, (f"model: {path}", note))

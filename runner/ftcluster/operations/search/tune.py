@@ -156,7 +156,7 @@ class _Trials:
         self._request, self._steps_view = request, steps_view
         self.cluster = cluster_of(request.connection, view)
         self._connection_options = request.connection.to(self.cluster)
-        self.hosts = first_hosts(self.cluster.usable, request.nodes)
+        self.hosts = first_hosts(self.cluster.usable, request.nodes, self.cluster.absent)
         code = request.user_code()
         asked = training_recipe(request.words, request.data, request.model, code=code)
         placed, _ = on_the_hosts(asked, self.hosts)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ftcluster.ansible.inventory import inventory_path
 from ftcluster.cluster.saved import recall, recall_of
 from ftcluster.operations.connection import Connection
-from ftcluster.operations.setup.setup import find_inventories
 from ftcluster.progress.view import View
 from ftcluster.provision import check_report, check_text, system_report
 from ftcluster.provision.check import collect
@@ -66,9 +66,9 @@ def check(
     """
     if report:
         system_report.refuse_existing(report)
-    given = connection.inventories
-    cluster = connection.cluster or (None if given else recall())
-    inventories = cluster.inventories if cluster else find_inventories(given)
+    inventories = tuple(map(inventory_path, connection.inventories))
+    if connection.cluster or not inventories:
+        inventories = (connection.cluster or recall()).inventories
     before = recall_of(inventories)
     connection_options = (
         connection.to(before) if before else connection.arguments

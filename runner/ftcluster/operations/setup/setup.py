@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ftcluster.ansible.inventory import LOCALHOST, inventory_path
+from ftcluster.ansible.inventory import BUNDLED_LOCALHOST, LOCALHOST, inventory_path
 from ftcluster.ansible.playbooks import Rollback, Setup, Teardown
 from ftcluster.ansible.settings import inventories_of_ansible
 from ftcluster.cluster.facts import ClusterFacts
@@ -17,6 +17,7 @@ from ftcluster.progress.format import duration
 from ftcluster.progress.view import View
 from ftcluster.provision.stages import StagesResult, run_stages
 from ftcluster.stacks.catalog import find_stack, load_stacks
+from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 
 CHECK = "--check"  # option of ansible-playbook: change nothing
@@ -28,7 +29,7 @@ class SetupRequest:
 
     Attributes:
         connection: connection with the inventories. Without inventories, the inventories of the
-            cluster that was set up last are used; without such a cluster, this machine's.
+            cluster that was set up last are used, unless Ansible's configuration names others.
         stack: name of a stack; "auto" for the first stack that the hosts support; "" for the
             inventory's stack or the cluster's current stack.
         bundle: path of a file from `ftcluster bundle` to install from; "" to download packages.
@@ -141,12 +142,13 @@ def setup(request: SetupRequest, view: View) -> SetupResult:
     """Set up a cluster and save it for later operations; or roll its stack back.
 
     Raises:
-        UsageError: there is no such stack, bundle or inventory.
+        UsageError: there is no such stack, bundle or inventory, or it is not clear which cluster is
+            meant.
         FtclusterError: a host failed or does not respond; lists each such host with its reason.
         Interrupted: the user stopped the setup.
     """
     connection, accept_new = request.connection, request.accept_new_host_keys
-    inventories = find_inventories(connection.inventories)
+    inventories = find_inventories(connection.inventories, view)
     playbook = Setup() if request.rollback else request.playbook()
     options, passwords = connection.options, connection.passwords
     before = recall_of(inventories)
@@ -157,13 +159,19 @@ def setup(request: SetupRequest, view: View) -> SetupResult:
             if key not in place_of(options):
                 view.say(
                     f"note: the last setup of this inventory had -e {key}={value}; this one uses "
-                    "the inventory's value. For that cluster: ftcluster setup, without an inventory"
+                    f"the inventory's value. For that cluster: {_setup_again(before)}"
                 )
     if damaged := damage():
         view.say(f"{damaged}; reading the hosts again")
     checked = CHECK in options
     if not request.rollback:
+        replaced = None if damaged else _saved_or_none()
         result = set_up(inventories, options, view, passwords, playbook, accept_new)
+        if replaced and not recall_of(replaced.inventories):
+            view.say(
+                f"note: commands now use this cluster instead of {_inventories(replaced)}; "
+                f"to use that one again: {_setup_again(replaced)}"
+            )
         return SetupResult(result, checked)
     result = run_stages(
         Rollback(), inventories, (*options, *passwords), view, accept_new=accept_new
@@ -173,29 +181,99 @@ def setup(request: SetupRequest, view: View) -> SetupResult:
     return SetupResult(result, checked, rollback=True)
 
 
-def find_inventories(given: Sequence[str]) -> tuple[Path, ...]:
-    """Return the paths of the given inventories.
+def find_inventories(requested: Sequence[str], view: View) -> tuple[Path, ...]:
+    """Return the paths of the requested inventories.
 
-    If no inventory is given, return the inventories of the saved cluster. If no cluster is saved,
-    return the inventory of this machine.
+    If none is requested, return the inventories of the cluster that was set up last, and say so.
 
     Raises:
-        UsageError: no inventory is given or saved, but Ansible's configuration names an inventory.
-        FtclusterError: no inventory is given, and the saved cluster cannot be read.
+        UsageError: no inventory is requested, and it is not clear which cluster is meant; see
+            `cluster_without_inventory`.
+        FtclusterError: no inventory is requested, and the saved cluster cannot be read.
     """
-    if given:
-        return tuple(map(inventory_path, given))
+    if requested:
+        return tuple(map(inventory_path, requested))
+    cluster = cluster_without_inventory(_saved_or_none(), *inventories_of_ansible())
+    hosts = short_names([host.name for host in cluster.facts.hosts])
+    view.say(
+        f"inventory: {_inventories(cluster)} ({hosts}), the cluster that was set up last from here"
+    )
+    return cluster.inventories
+
+
+def _saved_or_none() -> Cluster | None:
+    """Return the cluster that was set up last; None if there is none.
+
+    Raises:
+        FtclusterError: the saved cluster cannot be read.
+    """
     try:
-        return recall().inventories
+        return recall()
     except NoCluster:
-        theirs, where = inventories_of_ansible()
-        if theirs:
-            words = theirs[0] if len(theirs) == 1 else " ".join(f"-i {path}" for path in theirs)
-            raise UsageError(
-                f"which inventory? {where} names {', '.join(theirs)}",
-                f"ftcluster setup {words}, or for this machine: ftcluster setup {LOCALHOST}",
-            ) from None
-        return (inventory_path(LOCALHOST),)
+        return None
+
+
+def cluster_without_inventory(
+    saved: Cluster | None, configured: Sequence[str], setting: str
+) -> Cluster:
+    """Return the cluster that `ftcluster setup` without an inventory means.
+
+    That is the cluster that was set up last, unless Ansible's configuration names another one.
+
+    Args:
+        saved: the cluster that was set up last; None if there is none.
+        configured: paths of the inventories that Ansible's configuration names.
+        setting: file or variable with this configuration.
+
+    Raises:
+        UsageError: no cluster was set up, or the configuration names other inventories; the hint
+            has the commands to choose from.
+    """
+    names = ", ".join(configured)
+    if saved and (not configured or _same_files(saved.inventories, configured)):
+        return saved
+    this_machine = f"for this machine: ftcluster setup {LOCALHOST}"
+    if not saved and not configured:
+        raise UsageError(
+            "which hosts? No cluster has been set up from here",
+            f"for an inventory: ftcluster setup inventory.ini; {this_machine}",
+        )
+    theirs = f"for {names}: {_command('setup', configured)}"
+    if not saved:
+        raise UsageError(f"which hosts? {setting} names {names}", f"{theirs}; {this_machine}")
+    last = _inventories(saved)
+    raise UsageError(
+        f"which cluster? {setting} names {names}, and the cluster that was set up last from here "
+        f"is {last}",
+        f"{theirs}; for {last}: {_setup_again(saved)}",
+    )
+
+
+def _same_files(inventories: Sequence[Path], configured: Sequence[str]) -> bool:
+    """Return True if these are the same files in the same order, also if links lead to them."""
+    return [path.resolve() for path in inventories] == [Path(name).resolve() for name in configured]
+
+
+def _as_typed(path: Path) -> str:
+    """Return the argument for an inventory; the bundled inventory is `localhost`."""
+    return LOCALHOST if path == BUNDLED_LOCALHOST else str(path)
+
+
+def _inventories(cluster: Cluster) -> str:
+    """Return the cluster's inventories as a text for messages."""
+    return ", ".join(map(_as_typed, cluster.inventories))
+
+
+def _setup_again(cluster: Cluster) -> str:
+    """Return the command that sets up a saved cluster with its saved options."""
+    return _command("setup", [_as_typed(path) for path in cluster.inventories], cluster.options)
+
+
+def _command(verb: str, inventories: Sequence[str], options: Sequence[str] = ()) -> str:
+    """Return the command line of `setup` or `teardown` for inventories."""
+    flags = [] if len(inventories) == 1 else ["-i"]
+    arguments = [word for inventory in inventories for word in (*flags, inventory)]
+    return f"ftcluster {verb} {shlex.join([*arguments, *options])}"
 
 
 def set_up(
@@ -289,12 +367,10 @@ class TeardownResult:
 def _last_set_up() -> str:
     """Return a hint: the command that tears down the cluster that was set up last from here."""
     try:
-        inventories = recall().inventories
+        command = _command("teardown", [_as_typed(path) for path in recall().inventories])
     except FtclusterError:
         return "ftcluster teardown INVENTORY"
-    option = "-i " if len(inventories) > 1 else ""
-    paths = " ".join(f"{option}{shlex.quote(str(path))}" for path in inventories)
-    return f"for the cluster that was set up last from here: ftcluster teardown {paths}"
+    return f"for the cluster that was set up last from here: {command}"
 
 
 def teardown(connection: Connection, view: View) -> TeardownResult:

@@ -8,13 +8,12 @@ from typing import TypeVar
 
 from ftcluster.cluster.price import price_of
 from ftcluster.cluster.saved import Cluster
-from ftcluster.errors import FtclusterError
 from ftcluster.launch.environment import with_user_variables
 from ftcluster.launch.follow import new_run_id
+from ftcluster.launch.kept_options import KeptOptions
 from ftcluster.launch.mpirun import render
 from ftcluster.launch.preview import headline
 from ftcluster.launch.run import ClusterRun
-from ftcluster.launch.runs import FoundJob
 from ftcluster.launch.tags import read_tags
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.launch.user_env import read_env
@@ -28,7 +27,7 @@ from ftcluster.operations.train.recipe_words import (
 from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.model_size import cached_size, model_size, size_from_scratch
 from ftcluster.planning.plan import Decision, LaunchPlan, first_hosts
-from ftcluster.planning.spares import BACK, next_hosts, plan_with_spares
+from ftcluster.planning.spares import next_hosts, plan_with_spares
 from ftcluster.planning.tuned import UNTUNED, choose_tuned
 from ftcluster.progress.view import View
 from ftcluster.recipe.data_columns import file_notes, find_columns
@@ -40,7 +39,6 @@ from ftcluster.stacks.catalog import load_stacks
 from ftcluster.text.host_names import described
 from ftcluster.user_script.own_code import read_code, reported
 from ftcluster_common.protocol.job import Purpose
-from ftcluster_common.protocol.run_state import name_of_run
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.user_code import UserCode
 
@@ -56,7 +54,7 @@ class RecipeRequest:
         data: folder or name that replaces the recipe's data; None for the recipe's data.
         model: folder or name that replaces the recipe's model; None for the recipe's model.
         nodes: number of hosts with ranks, including the head; None for all hosts.
-        spares: number of further hosts that may replace a lost host.
+        spares: number of further hosts that may replace a lost host; None for the default.
         ranks_per_host: number of ranks on each host; None if the plan decides.
         run_name: beginning of the run's id; None for the recipe's name.
         connection: the cluster, and the arguments for reaching its hosts.
@@ -69,7 +67,7 @@ class RecipeRequest:
     data: str | None = None
     model: str | None = None
     nodes: int | None = None
-    spares: int = 0
+    spares: int | None = None
     ranks_per_host: int | None = None
     run_name: str | None = None
     connection: Connection = field(default_factory=Connection)
@@ -128,9 +126,9 @@ class RecipeRequest:
             )
         check_inputs(asked, purpose)
         columns, encodings = find_columns(asked, purpose), file_notes(asked, purpose)
-        facts = first_hosts(cluster.usable, self.nodes)
-        further = next_hosts(cluster.usable, self.nodes, self.spares)
-        size = _size_of(asked)
+        facts = first_hosts(cluster.usable, self.nodes, cluster.absent)
+        further = next_hosts(cluster.usable, self.nodes, self.spares or 0, cluster.absent)
+        size = size_of(asked)
         placed, folders = on_the_hosts(asked, facts)
         tuned, tuning, stacks = UNTUNED, None, load_stacks()
         if trains and use_tuning:
@@ -146,12 +144,18 @@ class RecipeRequest:
             decided = decided.with_decision(Decision("tuning", *tuning))
         if "batch_size" in tuned.settings:
             notes = (*notes, f"batch_size={launched.batch_size}: {tuned.why} --batch")
-        notes = (*notes, *encodings, *_code_notes(code))
+        notes = (*notes, *encodings, *code_notes(code))
         run_id = new_run_id(self.run_name or launched.name)
         launch = render(decided, run_id, slurm_job=cluster.slurm_job)
-        return TrainingRun(
-            run_id, cluster, decided, launch, launched, folders, columns, notes, purpose, code=code
+        kept = KeptOptions(
+            hosts=tuple(host.name for host in decided.prepared),
+            spares=self.spares or 0,
+            ranks_per_host=self.ranks_per_host,
         )
+        return TrainingRun(
+            run_id, cluster, decided, launch, launched, folders, columns, notes, purpose, code=code,
+            kept=kept,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -193,15 +197,23 @@ class LaunchOptions:
         Raises:
             UsageError: the launch itself sets one of the variables.
         """
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        command = given.pop("command")
-        plain, secret = read_env(given.pop("env"))
-        env = with_user_variables(run.launch, plain, secret, read_tags(given.pop("tags")))
-        launch = replace(run.launch, env=env, **given)
-        return replace(run, command=command, launch=launch, secrets=secret)
+        settings = {name: value for name, value in vars(self).items() if value is not None}
+        command = settings.pop("command")
+        plain, secret = read_env(settings.pop("env"))
+        tags = settings.pop("tags")
+        env = with_user_variables(run.launch, plain, secret, read_tags(tags))
+        launch = replace(run.launch, env=env, **settings)
+        kept = replace(
+            run.kept,
+            **{name: value for name, value in settings.items() if name != "hang_seconds"},
+            tags=tags,
+            env=tuple(plain),
+            secret_env=tuple(secret),
+        )
+        return replace(run, command=command, launch=launch, secrets=secret, kept=kept)
 
 
-def _code_notes(code: UserCode) -> tuple[str, ...]:
+def code_notes(code: UserCode) -> tuple[str, ...]:
     """Return a note for each Python file of the user that the hosts execute."""
     return tuple(
         f"the hosts execute your file {file.name} (SHA-256 {file.sha256[:12]})"
@@ -227,64 +239,8 @@ def with_batch_of(recipe: Recipe, plan: LaunchPlan) -> tuple[Recipe, tuple[str, 
     return replace(recipe, batch_size=samples, training=training), (f"batch_size={samples}: {why}",)
 
 
-def resumed_run(
-    job: FoundJob,
-    cluster: Cluster,
-    nodes: int | None,
-    spares: int,
-    ranks_per_host: int | None,
-    must_resume: bool,
-    name: str | None = None,
-) -> TrainingRun:
-    """Prepare a run that continues another run, on the hosts that respond.
-
-    Args:
-        job: the run to continue.
-        nodes: number of hosts with ranks, including the head; None for the number that run had.
-        spares: number of further hosts that may replace a lost host.
-        ranks_per_host: number of ranks on each host; None if the plan decides.
-        must_resume: True to raise an error if the run has saved no state to continue from.
-        name: beginning of the new run's id; None for the name of the continued run.
-
-    Raises:
-        FtclusterError: no host responds, the run has saved no state, IPEX optimized the run's
-            model, or the plan is not valid.
-    """
-    if must_resume and not job.saved and not job.recipe.training.resume_from_checkpoint:
-        raise FtclusterError(
-            f"run {job.run} has no checkpoint or snapshot on {', '.join(job.hosts)}",
-            f"train again from the beginning; to see how it ended: ftcluster logs {job.run}",
-        )
-    hosts = cluster.facts
-    if not cluster.slurm_job:  # the first node responds for all nodes
-        facts_of = {host.name: host for host in hosts.hosts}
-        names = [name for name in job.hosts if name not in cluster.drained]
-        if not names:
-            others = ", ".join(job.hosts)
-            raise FtclusterError(f"every host that answers is drained: {others}", BACK)
-        hosts = replace(hosts, hosts=tuple(facts_of[name] for name in names))
-        nodes = nodes or min(job.nodes, len(names))
-    cluster = replace(cluster, facts=hosts)
-    facts, further = first_hosts(hosts, nodes), next_hosts(hosts, nodes, spares)
-    size = _size_of(job.recipe)
-    stacks = load_stacks()
-    decided = plan_with_spares(
-        facts, further, job.recipe, stacks, ranks_per_host, size, drained=cluster.drained
-    )
-    if job.ipex or decided.ipex:
-        raise FtclusterError(
-            f"run {job.run} cannot be resumed: IPEX keeps its own copies of the weights",
-            "train again from the beginning; with training.use_ipex=false a run can be resumed",
-        )
-    run_id, resumed = new_run_id(name or name_of_run(job.run)), (job.run, *job.resume)
-    launch = render(decided, run_id, slurm_job=cluster.slurm_job)
-    notes = _code_notes(job.code)
-    return TrainingRun(
-        run_id, cluster, decided, launch, job.recipe, notes=notes, resume=resumed, code=job.code
-    )
-
-
-def _size_of(recipe: Recipe) -> ModelSize | None:
+def size_of(recipe: Recipe) -> ModelSize | None:
+    """Return the size of the recipe's model; None if it is not known here."""
     if recipe.from_scratch:
         vocabulary = recipe.spec.new_vocabulary(recipe.options)
         size = size_from_scratch(recipe.model, recipe.config_overrides, vocabulary)

