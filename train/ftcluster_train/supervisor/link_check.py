@@ -109,7 +109,7 @@ def _gaps_sentence(gaps: Sequence[Gap], head: Host) -> str:
             phrase += "; both reach the head"
         phrases.append(phrase)
     if len(by_pair) > MOST_PAIRS:
-        phrases.append(f"{len(by_pair) - MOST_PAIRS} more pairs do not reach each other")
+        phrases.append(f"the same with {len(by_pair) - MOST_PAIRS} more of the pairs")
     return "; ".join(phrases)
 
 

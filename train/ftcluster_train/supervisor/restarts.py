@@ -65,7 +65,8 @@ def run_with_restarts(
         try:
             launch, ending = _restart(launch, run, ending)
         except HostsRefused as error:
-            errors = [*ending.errors, *map(refusal_fields, error.refused)]
+            # the event `restart` has the failure before
+            errors = list(map(refusal_fields, error.refused)) or ending.errors
             ending = replace(ending, errors=errors, restartable=False)
     return replace(ending, seconds=round(time.monotonic() - began, 2))
 

@@ -22,27 +22,32 @@ class Cause:
         name: the reason in a few words.
         remedy: what a user can do about it.
         lasting: True if the reason does not pass with time, so that a restart cannot help.
+        line: pattern of the line that users should see; "" for the last line.
     """
 
     name: str
     remedy: str
     lasting: bool = False
+    line: str = ""
 
 
 KEY_CHANGED = Cause(
     "host key changed",
-    "if the host was reinstalled or its keys were renewed, remove its old key from this machine's "
-    f"known_hosts, compare the new one, and run {SETUP}; if not, another machine may be answering "
-    "at its address",
+    "if the host was reinstalled or its keys were renewed, remove its old key on the control node "
+    f"(ssh-keygen -R ADDRESS), compare the new one, and run {SETUP}; if not, another machine may "
+    "be answering at its address",
     lasting=True,
 )
-KEY_UNKNOWN = Cause("host key unknown", f"the head learns host keys by {SETUP}", lasting=True)
+KEY_UNKNOWN = Cause(
+    "host key unknown", f"the head learns host keys by {SETUP}", lasting=True, line="is known for"
+)
 NO_KEY = Cause("the head's SSH key is missing or unusable", f"{SETUP} makes it again", lasting=True)
 DENIED = Cause(
     "permission denied",
     "if its sshd_config has AllowUsers or AllowGroups, add the account, and check that the account "
     f"has a shell; else {SETUP} renews the keys",
     lasting=True,
+    line="denied",
 )
 SHELL = Cause(
     "login shell fails", "log in as that account and see what its shell and its profile print"
@@ -99,15 +104,13 @@ def cause_of(code: int, printed: str) -> Cause:
 
 def describe(cause: Cause, printed: str) -> str:
     """Return one line for users: the cause, and what ssh or the shell has printed about it."""
+    lines = [line.strip() for line in printed.splitlines() if line.strip(" @\r")]
+    detail = lines[-1] if lines else "without output"
     if cause == KEY_CHANGED:
         sent = SENT.search(printed)
         shows = f"; it now shows {sent[1]} {sent[2]}" if sent else ""
         revoked = " or was revoked" if "revoked" in printed.lower() else ""
-        return f"its host key has changed since the last setup{revoked}{shows}"
-    lines = [line.strip() for line in printed.splitlines() if line.strip(" @\r")]
-    if cause == DENIED:  # a warning may follow
-        lines = [line for line in lines if "enied" in line] or lines
-    if cause == KEY_UNKNOWN:
-        lines = [line for line in lines if "is known" in line] or lines
-    last = lines[-1] if lines else "without output"
-    return f"ssh from the head fails ({cause.name}): {last}"
+        detail = f"its host key has changed since the last setup{revoked}{shows}"
+    elif cause.line:  # other lines may follow
+        detail = next((line for line in lines if re.search(cause.line, line)), detail)
+    return f"ssh from the head fails ({cause.name}): {detail}"

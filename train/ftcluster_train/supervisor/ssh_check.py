@@ -79,7 +79,7 @@ def unreached_hosts(
 ) -> list[HostFailure]:
     """Connect to all hosts at the same time, as mpirun is about to; return the failures.
 
-    Hydra calls `ssh -q -x -F SSH_CONFIG ADDRESS COMMAND`. This function needs the messages that -q
+    Hydra calls `ssh -q -F SSH_CONFIG -x ADDRESS COMMAND`. This function needs the messages that -q
     suppresses, and the configuration already disables X11. Open connections are not reused: a host
     whose key has changed keeps those, but mpirun needs a new one.
     """
