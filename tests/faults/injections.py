@@ -15,6 +15,17 @@ from tests.faults.places import Hosts
 from tests.faults.training import Training
 
 CUT_SECONDS = (15.0, 30.0)  # how long a host is off or cut off
+LONG_CUT_SECONDS = (60.0, 90.0)  # longer than a restart takes
+ROTATE_KEYS = """
+set -e
+mkdir /root/keys && mv /etc/ssh/ssh_host_* /root/keys
+ssh-keygen -q -A && systemctl restart ssh
+"""
+RESTORE_KEYS = """
+set -e
+rm /etc/ssh/ssh_host_* && mv /root/keys/* /etc/ssh && rmdir /root/keys
+systemctl restart ssh
+"""
 TESTBED = ("hosts", "16 ranks")
 STEP_SECONDS = 60.0  # of the clock: longer than any time-out of a run that continues
 LOSS_PERCENT = 2
@@ -133,13 +144,34 @@ def cut_off(training: Training, draw: random.Random) -> Struck:
     return Struck(at, host, None, "was lost", lambda: bed.heal(host), draw.uniform(*CUT_SECONDS))
 
 
-def cut_apart(training: Training, draw: random.Random) -> Struck:
+def cut_apart(seconds: tuple[float, float]) -> Callable[[Training, random.Random], Struck]:
+    """Cut the link between two hosts that both reach the head, for a random time."""
+
+    def strike(training: Training, draw: random.Random) -> Struck:
+        bed = bed_of(training).bed
+        first, second = draw.sample(training.place.hosts[1:], 2)
+        at = time.time()
+        bed.cut(first, second)
+        heal = lambda: bed.heal(first, second)  # noqa: E731
+        cause = f"{first} cannot reach {second}|{second} cannot reach {first}"
+        return Struck(at, "", None, cause, heal, draw.uniform(*seconds))
+
+    return strike
+
+
+def rotated_key(training: Training, draw: random.Random) -> Struck:
+    """Give a host new SSH keys, which open connections do not notice, and end one of its ranks."""
     bed = bed_of(training).bed
-    one, other = draw.sample(training.place.hosts[1:], 2)
+    ranks = [process for process in training.processes() if process.kind == "rank"]
+    rank = draw.choice(sorted((r for r in ranks if r.host != training.head), key=lambda r: r.pid))
+    bed.exec_(rank.host, "sh", "-c", ROTATE_KEYS, check=True)
     at = time.time()
-    bed.cut(one, other)
-    heal = lambda: bed.heal(one, other)  # noqa: E731
-    return Struck(at, "", None, f"{one}|{other}", heal, draw.uniform(*CUT_SECONDS))
+    rank.signal(signal.SIGKILL)
+    heal = lambda: bed.exec_(rank.host, "sh", "-c", RESTORE_KEYS, check=True)  # noqa: E731
+    return Struck(
+        at, rank.host, None, "its host key has changed", heal,  # type: ignore[arg-type]
+        draw.uniform(*CUT_SECONDS),
+    )  # fmt: skip
 
 
 NO_HEAD = """
@@ -304,7 +336,14 @@ FAULTS = {
     "head-off": Fault("the head loses its power, and is back", lost_host(0), TESTBED),
     "worker-reboot": Fault("a host is rebooted", rebooted(1), TESTBED, ends=None),
     "head-reboot": Fault("the head is rebooted", rebooted(0), TESTBED, ends=None),
-    "cut-two": Fault("two hosts do not reach each other", cut_apart, TESTBED),
+    "cut-two": Fault("two hosts do not reach each other", cut_apart(CUT_SECONDS), TESTBED),
+    "cut-two-long": Fault(
+        "two hosts do not reach each other for over a minute", cut_apart(LONG_CUT_SECONDS), TESTBED
+    ),
+    # without an idle host, and if all hosts are needed, the run ends and is resumed
+    "rotated-key": Fault(
+        "a host has a new SSH key, and a rank there is killed", rotated_key, TESTBED, ends=None
+    ),
     "cut-all": Fault("a host is cut off from all others", cut_off, TESTBED),
     "cut-control": Fault("the control node does not reach the head", cut_from_control, TESTBED),
     "delay": Fault("a host's network answers after 200 ms", delayed, TESTBED),

@@ -1,17 +1,23 @@
-"""The loss of a host in a training; `python -m tests.faults` has more."""
+"""Lost hosts, changed host keys and cut links in runs; `python -m tests.faults` has more."""
 
 import json
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cluster.cluster import TWO, Cluster, no_rank_is_left
-from tests.cluster.control import HEAD, OTHER, THIRD
+from tests.cluster.control import ADDRESS, HEAD, OTHER, THIRD
 from tests.faults.campaign import Campaign, carry_out, problems
+from tests.faults.injections import RESTORE_KEYS, ROTATE_KEYS
 from tests.faults.places import Hosts
 from tests.programs import wait_for
 
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 SPARE = ("--nodes", "2", "--spares", "1")
 
 
@@ -62,4 +68,81 @@ def test_a_run_whose_head_lost_its_power_is_interrupted_until_somebody_attaches(
         attached.kill()
         attached.communicate()
     assert (listed()["state"], listed()["doing"]) == ("stopped", "")
+    no_rank_is_left(cluster)
+
+
+@contextmanager
+def sums(cluster: Cluster) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    """A script that adds numbers over three hosts; yields its run's id and the command."""
+    options = ("--ranks-per-host", "1", "--max-restarts", "55")
+    process = cluster.control.start("run", *options, "--json", "--", str(SCRIPTS / "sums.py"))
+    assert process.stderr is not None
+    try:
+        next(line for line in process.stderr if "added" in line)
+        runs = json.loads(cluster.control.run("ps", "--json").stdout)
+        yield runs[0]["run"], process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate(timeout=120)
+    no_rank_is_left(cluster)
+
+
+def test_a_changed_host_key_ends_a_restart_at_once_and_is_named(cluster: Cluster) -> None:
+    """Connections from before the change stay open, so only a new one shows it."""
+    control = cluster.control
+    with sums(cluster) as (run, process):
+        with control.changed({OTHER: (ROTATE_KEYS, RESTORE_KEYS)}):
+            control.shell(OTHER, "pkill -KILL -f 'python [s]ums.py'")
+            began = time.monotonic()
+            out, err = process.communicate(timeout=120)
+            seconds = time.monotonic() - began
+        assert process.returncode == 1, err
+        cause = f"{OTHER} ({ADDRESS[OTHER]}): ssh from the head fails (host key changed)"
+        assert cause in json.loads(out)["error"]
+        assert "ftcluster setup" in err
+        assert seconds < 100  # other failures are waited for, for 120 s
+        [row] = (r for r in json.loads(control.run("ps", "--json").stdout) if r["run"] == run)
+        assert row["cause"].startswith(cause)
+        assert cause in control.shell(HEAD, "journalctl --quiet --output cat -t ftcluster")
+        events = control.shell(HEAD, f"cat /opt/ftcluster/runs/{run}/events.jsonl").splitlines()
+        restarts = [line for line in events if '"event": "restart"' in line]
+        assert len(restarts) == 1
+        assert "signal 9 (SIGKILL)" in restarts[0]
+
+
+@pytest.mark.long
+def test_a_cut_link_is_named_and_waited_for(cluster: Cluster) -> None:
+    control, bed = cluster.control, cluster.control.bed
+    apart = f"{OTHER} cannot reach {THIRD} ({ADDRESS[THIRD]}:"
+    with sums(cluster) as (run, _):
+        events = f"/opt/ftcluster/runs/{run}/events.jsonl"
+
+        def written(event: str) -> list[str]:
+            lines = control.shell(HEAD, f"cat {events}").splitlines()
+            return [line for line in lines if f'"event": "{event}"' in line]
+
+        bed.cut(OTHER, THIRD)
+        try:
+            wait_for(lambda: written("restart"), 120)
+            wait_for(lambda: f"waiting for {THIRD}: link is cut" in written("phase")[-1], 60)
+        finally:
+            bed.heal(OTHER, THIRD)
+        [restart] = written("restart")
+        message = json.loads(restart)["message"]
+        assert message.startswith(apart)
+        assert "timed out" in message
+        assert message.endswith("both reach the head; the ranks wait for each other")
+        wait_for(lambda: "starting the ranks" in written("phase")[-1], 60)
+        assert apart in control.shell(HEAD, "journalctl --quiet --output cat -t ftcluster")
+
+
+@pytest.mark.long
+def test_ranks_that_hang_on_hosts_that_reach_each_other_are_blamed(cluster: Cluster) -> None:
+    hangs = ("--ranks-per-host", "1", "--", str(SCRIPTS / "hangs.py"))
+    done = cluster.control.run("run", "--json", *hangs)
+    assert done.returncode == 1
+    error = json.loads(done.stdout)["error"]
+    assert f"rank 1 on {OTHER}: hung in script" in error
+    assert "all hosts reach each other" in error
     no_rank_is_left(cluster)

@@ -50,3 +50,11 @@ def test_a_run_that_waits_or_was_interrupted_says_so() -> None:
     assert "mrpc-1  waiting for n2 (0:45 of 2:00)  3/9" in first
     assert "mrpc-0  interrupted                    3/9" in second
     assert hint.endswith("ftcluster attach RUN")
+
+
+def test_the_newest_failed_runs_say_why_they_ended() -> None:
+    cause = "n2 (10.0.0.2): its host key has changed since the last setup"
+    failed = [replace(RUN, run=f"mrpc-{n}", state="failed", cause=cause) for n in range(5)]
+    *_, last = table([RUN, failed[0]])
+    assert last == f"mrpc-0 failed: {cause}"
+    assert len(table(failed)) == 1 + 5 + 3

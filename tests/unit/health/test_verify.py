@@ -16,6 +16,7 @@ from ftcluster_train.health import probe, verify
 from ftcluster_train.health.probe import ProbeRequest
 from ftcluster_train.health.verify import launch, unreachable_hosts
 from ftcluster_train.supervisor import rank_environment
+from ftcluster_train.supervisor.ssh_causes import DENIED, NO_ROUTE
 from ftcluster_train.supervisor.ssh_check import HostFailure
 from tests.programs import NODE_PATH
 
@@ -115,10 +116,10 @@ def test_hosts_that_cannot_take_part_are_told_apart(monkeypatch: pytest.MonkeyPa
     def refuse(hosts: list[Host], ssh_config: str, command: str) -> list[HostFailure]:
         called.append((hosts, ssh_config, command))
         return [
-            HostFailure(HOSTS[1], "ssh from the head fails: No route to host", True),
-            HostFailure(HOSTS[2], "no TCP connection to the head at 127.0.0.1", False),
+            HostFailure(HOSTS[1], "ssh from the head fails: No route to host", NO_ROUTE),
+            HostFailure(HOSTS[2], "no TCP connection to the head at 127.0.0.1"),
             HostFailure(
-                HOSTS[2], "ssh from the head fails: a@b: Permission denied (publickey).", True
+                HOSTS[2], "ssh from the head fails: a@b: Permission denied (publickey).", DENIED
             ),
         ]
 

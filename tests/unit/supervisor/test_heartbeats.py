@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from ftcluster_common.protocol.launch import RENDEZVOUS_PORTS, Host
 from ftcluster_common.protocol.timeouts import Timeouts
 from ftcluster_train.io.activity import HostCondition, activity, sleep_of
+from ftcluster_train.io.events import place_and_message
 from ftcluster_train.io.rank_status import REPORT, rank_of, read_report
 from ftcluster_train.rank.guardian import connect
 from ftcluster_train.supervisor.heartbeats import UNGREETED, Heartbeats
 from ftcluster_train.supervisor.rank_launch import listen_for_guardians
 from ftcluster_train.supervisor.rank_life import RankLife, find_trouble
-from ftcluster_train.supervisor.restarts import place_and_message
 
 HOSTS = ["head", "head", "node1", "node1"]
 HOST = Host("head", "127.0.0.1")

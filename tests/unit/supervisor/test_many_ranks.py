@@ -95,8 +95,8 @@ def test_much_output_does_not_have_the_supervisor_look_at_all_ranks_each_time(
     )  # fmt: skip
     beats, watch = Counted(), Pieces()
     request = SimpleNamespace(check=lambda: None)
-    began = time.monotonic()
-    _read(process, watch, beats, request, lambda _step: None)  # type: ignore[arg-type]
+    began, pause = time.monotonic(), lambda: None
+    _read(process, watch, beats, request, lambda _step: None, pause)  # type: ignore[arg-type]
     assert watch.count >= 400
     assert beats.polls <= (time.monotonic() - began) / PAUSE_SECONDS + 2
 

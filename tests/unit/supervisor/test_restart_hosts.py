@@ -17,9 +17,13 @@ from ftcluster_train.supervisor.monitors import Ending
 from ftcluster_train.supervisor.rank_launch import HostsRefused, SupervisedRun
 from ftcluster_train.supervisor.restarts import change_notice, hosts_of_restart
 from ftcluster_train.supervisor.runs import read_run
+from ftcluster_train.supervisor.ssh_causes import KEY_CHANGED, TIMEOUT
 from ftcluster_train.supervisor.ssh_check import HostFailure
+from tests.unit.supervisor.test_ssh_causes import printed_by
 from tests.unit.supervisor.test_supervisor import (
+    LEASE,
     NODES,
+    errors,
     events,
     launch,
     notices,
@@ -43,6 +47,7 @@ LAUNCH = Launch(
     idle=HOSTS[3:4],
     spares=1,
 )
+FAILED = Ending("failed", 1, [restarts._killed(LAUNCH)], restartable=True)
 
 
 @pytest.mark.parametrize(
@@ -79,10 +84,13 @@ def test_hosts_of_a_restart(
 
 
 def test_the_launch_on_other_hosts_and_its_notice() -> None:
-    assert change_notice(HOSTS[:3], HOSTS[:2]) == "continuing without node2"
-    assert change_notice(HOSTS[:2], HOSTS[:3]) == "using node2 again"
-    assert change_notice(HOSTS[:2], HOSTS[:2]) == ""
-    assert change_notice(HOSTS[:2], (HOSTS[0], HOSTS[3])) == "using node3 in place of node1"
+    assert change_notice(HOSTS[:3], HOSTS[:2], {}) == "continuing without node2"
+    assert change_notice(HOSTS[:2], HOSTS[:3], {}) == "using node2 again"
+    assert change_notice(HOSTS[:2], HOSTS[:2], {}) == ""
+    changed = {HOSTS[1]: HostFailure(HOSTS[1], "its host key has changed", KEY_CHANGED)}
+    assert change_notice(HOSTS[:2], (HOSTS[0], HOSTS[3]), changed) == (
+        "using node3 in place of node1: its host key has changed"
+    )
     moved = LAUNCH.on((HOSTS[0], HOSTS[1], HOSTS[3]))
     assert (len(moved.rank_hosts), moved.nodes, moved.idle) == (6, 3, HOSTS[2:3])
     fewer = moved.on(HOSTS[:2])
@@ -101,7 +109,7 @@ def test_a_spare_at_once_then_the_host_that_is_back_and_else_fewer(
 
     def run_ranks(launch: Launch, _run: SupervisedRun, notice: str = "") -> Ending:
         tried.append("".join(host.name[-1] for host in launch.hosts))
-        if refused := [HostFailure(host, "off", True) for host in launch.hosts if host in off]:
+        if refused := [HostFailure(host, "off", TIMEOUT) for host in launch.hosts if host in off]:
             raise HostsRefused(refused)
         announced.append(notice)
         assert read_launch(tmp_path).hosts == launch.hosts
@@ -123,9 +131,9 @@ def test_a_spare_at_once_then_the_host_that_is_back_and_else_fewer(
     assert tried == ["012", "012", "032", "032", "012", "012", "032", "02"]
     assert announced == [
         "",
-        "using node3 in place of node1",
-        "using node1 in place of node3",
-        "continuing without node1",
+        "using node3 in place of node1: off",
+        "using node1 in place of node3: off",
+        "continuing without node1: off",
     ]
 
 
@@ -139,7 +147,7 @@ def test_who_is_waited_for_is_said_until_it_is_back(
 
     def run_ranks(_launch: Launch, _run: SupervisedRun, _notice: str = "") -> Ending:
         if clock.now < 1062:
-            raise HostsRefused([HostFailure(HOSTS[1], "off", True)])
+            raise HostsRefused([HostFailure(HOSTS[1], "off", TIMEOUT)])
         return Ending("done", 0, [])
 
     monkeypatch.setattr(restarts, "run_ranks", run_ranks)
@@ -148,12 +156,11 @@ def test_who_is_waited_for_is_said_until_it_is_back(
     restarts._write(launch)
     writer = EventWriter(tmp_path)
     run = SupervisedRun(Leases(share=False), writer, {}, StopRequest(), MetricsFile(tmp_path))
-    started = restarts._restart(launch, run)
-    assert started is not None
-    assert started[1].state == "done"
+    _, ending = restarts._restart(launch, run, FAILED)
+    assert ending.state == "done"
     said = [str(one["doing"]) for one in events(tmp_path)]
-    assert said[0] == "waiting for node1 (0:00 of 2:00)"
-    assert said[-1] == "waiting for node1 (1:00 of 2:00)"
+    assert said[0] == "waiting for node1: timeout (0:00 of 2:00)"
+    assert said[-1] == "waiting for node1: timeout (1:00 of 2:00)"
     assert len(said) == 5  # one every 15 s
     row = read_run(tmp_path, alive=True)
     assert (row.state, row.doing) == ("running", said[-1])
@@ -163,11 +170,49 @@ def test_a_restart_without_a_host_says_so(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     off = tmp_path / "off"
-    ssh = f"while read -r _; do [ -e {off} ] && exit 255; echo held; done"
-    ssh_on_path(tmp_path, monkeypatch, ssh)
+    refused = "ssh: connect to host 10.0.0.12 port 22: Connection refused"
+    ssh_on_path(
+        tmp_path, monkeypatch, f"[ ! -e {off} ] || {{ echo {refused} >&2; exit 255; }}\n{LEASE}"
+    )
     launch(
         run_dir, f'[ "$2" = 1 ] || {{ touch {off}; kill -9 $$; }}', hosts=NODES[:2], min_nodes=1,
         max_restarts=1,
     )  # fmt: skip
     assert until_end(run_dir)["state"] == "done"
-    assert notices(run_dir)[1:] == ["continuing without node2"]
+    assert notices(run_dir)[1:] == [
+        f"continuing without node2: ssh from the head fails (connection refused): {refused}"
+    ]
+
+
+def test_a_changed_key_ends_the_run_at_once_although_the_lease_is_still_held(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection of the lease is older than the new key, and mpirun needs a new connection."""
+    changed = tmp_path / "changed"
+    (tmp_path / "message").write_text(printed_by("changed"))
+    fails = f"[ -e {changed} ] && {{ cat {tmp_path}/message >&2; exit 255; }}"
+    ssh_on_path(tmp_path, monkeypatch, f"case $* in *ftcluster-reached) {fails};; esac\n{LEASE}")
+    launch(run_dir, f"touch {changed}; kill -9 $$", hosts=NODES[:2], max_restarts=55)
+    began = time.monotonic()
+    assert until_end(run_dir)["state"] == "failed"
+    assert time.monotonic() - began < restarts.HOST_RETRY_SECONDS
+    *_, error = errors(run_dir)
+    assert (error["host"], error["rank"]) == ("node2", None)
+    assert "its host key has changed since the last setup" in str(error["message"])
+    assert "ftcluster setup" in str(error["hint"])
+    assert [event["restart"] for event in events(run_dir) if event["event"] == "restart"] == [1]
+    assert "its host key has changed" in read_run(run_dir, alive=False).cause
+
+
+def test_mpirun_that_fails_before_a_rank_starts_is_explained_by_another_connection(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off = tmp_path / "off"
+    (tmp_path / "message").write_text(printed_by("timeout"))
+    fails = f"[ -e {off} ] && {{ cat {tmp_path}/message >&2; exit 255; }}"
+    ssh_on_path(tmp_path, monkeypatch, f"case $* in *ftcluster-reached) {fails};; esac\n{LEASE}")
+    launch(run_dir, f"touch {off}; exit 255", hosts=NODES[:2])
+    assert until_end(run_dir)["state"] == "failed"
+    [error] = errors(run_dir)
+    assert error["host"] == "node2"
+    assert "ssh from the head fails (timeout)" in str(error["message"])

@@ -5,7 +5,20 @@ from pathlib import Path
 import pytest
 
 from ftcluster_common.protocol.launch import Host
-from ftcluster_train.supervisor.ssh_check import HostFailure, refusals, same_stack
+from ftcluster_train.supervisor.ssh_causes import (
+    KEY_CHANGED,
+    NO_SSH,
+    OTHER,
+    REFUSED,
+    SHELL,
+    TIMEOUT,
+)
+from ftcluster_train.supervisor.ssh_check import (
+    HostFailure,
+    refusals,
+    same_stack,
+    unreached_hosts,
+)
 
 CHANGED = """\
 @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
@@ -48,7 +61,7 @@ def test_hosts_that_answer_are_no_problems(ssh: Path) -> None:
     words = "Zugriff verweigert für Unbefugte".encode("latin-1")
     (ssh / "10.0.0.1").write_bytes(words + b"\nConnection closed \xff\n")
     (refusal,) = refusals(hosts(1), "c")
-    assert refusal.reason == "ssh from the head fails: Connection closed \N{REPLACEMENT CHARACTER}"
+    assert refusal.reason.endswith(": Connection closed \N{REPLACEMENT CHARACTER}")
 
 
 def test_all_hosts_that_fail_come_together_in_their_order(ssh: Path) -> None:
@@ -61,12 +74,26 @@ def test_all_hosts_that_fail_come_together_in_their_order(ssh: Path) -> None:
     changed, late, *others = refusals(everyone, "c", limit_seconds=0.5)
     assert changed.host == everyone[0]
     assert "its host key has changed" in changed.reason
-    assert "run ftcluster setup" in changed.reason
-    assert (late.host, "0.5 s" in late.reason) == (everyone[1], True)
+    assert (changed.cause, changed.lasting) == (KEY_CHANGED, True)
+    assert (late.host, "0.5 s" in late.reason, late.cause) == (everyone[1], True, TIMEOUT)
     assert others == [
-        HostFailure(everyone[2], f"ssh from the head fails: {refused}", True),
-        HostFailure(everyone[3], "ssh from the head fails: without output", True),
+        HostFailure(
+            everyone[2], f"ssh from the head fails (connection refused): {refused}", REFUSED
+        ),
+        HostFailure(everyone[3], "ssh from the head fails (unknown cause): without output", OTHER),
     ]
+
+
+def test_a_host_is_reached_if_its_login_shell_runs_a_command(ssh: Path) -> None:
+    (ssh / "ssh").write_text(
+        "#!/bin/sh\n"
+        'case $3 in 10.0.0.1) exec sh -c "$4";; 10.0.0.2) exit 0;; 10.0.0.3) exec sleep 20;; esac\n'
+        "echo This account is currently not available.; exit 1\n"
+    )
+    silent, slow, locked = unreached_hosts(hosts(4), "c", 0.5)
+    assert (silent.host, silent.cause) == (hosts(4)[1], SHELL)
+    assert (slow.host, slow.cause) == (hosts(4)[2], TIMEOUT)
+    assert (locked.host, locked.cause) == (hosts(4)[3], SHELL)
 
 
 def test_a_stack_that_is_not_there_is_told_by_its_name(tmp_path: Path) -> None:
@@ -100,5 +127,5 @@ def test_another_node_package_is_told(tmp_path: Path) -> None:
 def test_a_head_without_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert refusals(hosts(1), "c") == [
-        HostFailure(hosts(1)[0], "the head has no ssh; install an SSH client there", True)
+        HostFailure(hosts(1)[0], "the head has no ssh; install an SSH client there", NO_SSH)
     ]

@@ -4,9 +4,11 @@ gloo connects every rank with every other rank. A firewall between two hosts mak
 for minutes, and no message names the hosts.
 
     python -m ftcluster_train.comm.connectivity ADDRESS PORT    try to connect
+    python -m ftcluster_train.comm.connectivity --pairs ADDRESS    see `answer_pairs`
 """
 
 import json
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -17,6 +19,9 @@ from typing import Any
 CONNECT_SECONDS = 3.0
 WAIT_SECONDS = 60.0  # other ranks may still be importing torch from a cold disk
 PARALLEL = 32
+# starts of the two lines that `--pairs` prints: a login script may print other lines
+PORT_MARK, ERRORS_MARK = "ftcluster-port ", "ftcluster-unreached "
+PAIRS_SECONDS = 60  # `--pairs` ends after this time even if nobody closes its stdin
 BACKLOG = 4096  # strangers may connect too; net.core.somaxconn limits this
 
 
@@ -103,8 +108,29 @@ def _read_all(store: Any, key: str, ranks: Sequence[int]) -> dict[int, str]:
     return {rank: store.get(keys[rank]).decode() for rank in present}
 
 
+def answer_pairs(address: str) -> None:
+    """Listen at this host's address, and try to connect to the hosts that stdin names.
+
+    Prints the port. Reads a line with a JSON object: [address, port] by the host's name. Tries all
+    of them, and prints a JSON object with the error for each host that it does not reach. Listens
+    until stdin ends, because the other hosts may still be trying.
+    """
+    signal.alarm(PAIRS_SECONDS)
+    with listen(address, 0, BACKLOG) as listener:
+        print(f"{PORT_MARK}{listener.getsockname()[1]}", flush=True)
+        peers = json.loads(sys.stdin.readline() or "{}")
+        with ThreadPoolExecutor(max_workers=max(1, len(peers))) as pool:
+            errors = pool.map(lambda peer: connection_error(*peer), peers.values())
+            failures = {name: error for name, error in zip(peers, errors, strict=True) if error}
+        print(f"{ERRORS_MARK}{json.dumps(failures)}", flush=True)
+        sys.stdin.read()
+
+
 def main() -> int:
     """Try to connect; return the exit code."""
+    if sys.argv[1] == "--pairs":
+        answer_pairs(sys.argv[2])
+        return 0
     address, port = sys.argv[1], int(sys.argv[2])
     error = connection_error(address, port)
     if error:

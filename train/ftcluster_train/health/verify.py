@@ -135,8 +135,8 @@ def unreachable_hosts(request: ProbeRequest) -> list[Finding]:
         Finding(
             refusal.host.name,
             f"at {refusal.host.address}: {refusal.reason}",
-            _ssh_hint(refusal.reason)
-            if refusal.by_ssh
+            refusal.cause.remedy
+            if refusal.cause
             else "; ".join(
                 (
                     f"let it connect to the head by TCP, ports {PORTS}",
@@ -144,19 +144,10 @@ def unreachable_hosts(request: ProbeRequest) -> list[Finding]:
                     f"if it has no stack, {SETUP}",
                 )
             ),
-            "ssh" if refusal.by_ssh else "network",
+            "ssh" if refusal.cause else "network",
         )
         for refusal in refused
     ]
-
-
-def _ssh_hint(reason: str) -> str:
-    if "Permission denied" in reason:  # the host answers, so it is on
-        return (
-            "if its sshd_config has AllowUsers or AllowGroups, add the account; else ftcluster "
-            "setup renews the SSH mesh"
-        )
-    return "check that it is on and that the head reaches it; ftcluster setup renews the SSH mesh"
 
 
 def launch(request: ProbeRequest) -> tuple[list[dict[str, Any]], list[Finding]]:

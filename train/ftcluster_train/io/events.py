@@ -37,6 +37,14 @@ def event_line(event: str, **fields: Any) -> bytes:
     return json.dumps(content).encode() + b"\n"
 
 
+def place_and_message(error: Mapping[str, Any]) -> str:
+    """Return the message of an event `error` with its host and rank, naming each only once."""
+    host, message = error["host"], str(error["message"])
+    if error["rank"] is not None:
+        return f"rank {error['rank']} on {host}: {message}"
+    return message if message.startswith((f"{host} ", f"{host}: ")) else f"{host}: {message}"
+
+
 class EventWriter:
     """A writer that appends each event as one whole line, even after a line that a crash has cut.
 

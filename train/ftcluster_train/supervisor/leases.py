@@ -69,12 +69,12 @@ class Leases:
             self._drop(before - {*launch.hosts, *launch.idle})
             refused = self._ask(launch, launch.hosts[:1], stack)
             refused = refused or self._ask(launch, others, stack)
-            refused = [one for one in refused if one.host in needed]
+            refused = [failure for failure in refused if failure.host in needed]
             if refused:
                 self._drop(self._held() - before)
-            if not refused or not waiting or not all(one.in_use for one in refused):
+            if not refused or not waiting or not all(failure.in_use for failure in refused):
                 return refused
-            in_use = "; ".join(f"{one.host.name}: {one.reason}" for one in refused)
+            in_use = "; ".join(f"{failure.host.name}: {failure.reason}" for failure in refused)
             if in_use != announced:
                 waiting(announced := in_use)
             time.sleep(WAIT_SECONDS)
@@ -82,7 +82,8 @@ class Leases:
     @property
     def without_rules(self) -> list[str]:
         """The hosts whose firewall rules were not loaded at the last request."""
-        return [host.name for host, one in self._holders.items() if one.held and one.is_open]
+        held = {host: holder for host, holder in self._holders.items() if holder.held}
+        return [host.name for host, holder in held.items() if holder.is_open]
 
     def release(self) -> None:
         """Give all leases back; wait for the hosts to do so, but at most END_SECONDS."""
@@ -124,7 +125,7 @@ class Leases:
         return ["ssh", "-F", launch.ssh_config, host.address, there]
 
     def _held(self) -> set[Host]:
-        return {host for host, one in self._holders.items() if one.held}
+        return {host for host, holder in self._holders.items() if holder.held}
 
     def _drop(self, hosts: Collection[Host]) -> None:
         for host in hosts:
@@ -171,7 +172,7 @@ class _Holder:
         if self.held:
             return None
         if answer:
-            return HostFailure(self._host, answer.removeprefix(TAKEN), False, in_use=True)
+            return HostFailure(self._host, answer.removeprefix(TAKEN), in_use=True)
         try:
             _, stderr = self.process.communicate(timeout=1)
         except subprocess.TimeoutExpired:

@@ -228,7 +228,7 @@ def _give(path: Path, content: str, launch: Launch) -> list[HostFailure]:
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(content)
     except OSError as error:
-        return [HostFailure(launch.hosts[0], str(error.strerror), False)]
+        return [HostFailure(launch.hosts[0], str(error.strerror))]
     command = f"umask 077 && cat > {shlex.quote(str(path))}"
     others = () if launch.slurm_job else launch.hosts[1:]  # a job's hosts share the folder
     return refusals(others, launch.ssh_config, command, content, launch.timeouts.ssh)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, Any
 
 from ftcluster_common.protocol.launch import (
     GUARD_FILE,
@@ -32,6 +32,7 @@ from ftcluster_train.io.fsync import write_atomically
 from ftcluster_train.io.mpi_output import Stream
 from ftcluster_train.io.stack import hold_stack, own_stack
 from ftcluster_train.rank.guardian import ADDRESS, SECRET
+from ftcluster_train.supervisor import lease
 from ftcluster_train.supervisor.heartbeats import (
     STOPPED_EXIT_CODE,
     UNGREETED,
@@ -40,6 +41,7 @@ from ftcluster_train.supervisor.heartbeats import (
     StopRequest,
 )
 from ftcluster_train.supervisor.leases import Leases, firewall_notice
+from ftcluster_train.supervisor.link_check import LinkCheck, Links
 from ftcluster_train.supervisor.metrics_file import MetricsFile
 from ftcluster_train.supervisor.monitors import Ending, Watch, watch_of
 from ftcluster_train.supervisor.rank_environment import (
@@ -52,11 +54,13 @@ from ftcluster_train.supervisor.rank_environment import (
 )
 from ftcluster_train.supervisor.rank_life import RankLife, Trouble
 from ftcluster_train.supervisor.slow_hosts import SlowHostWatch
-from ftcluster_train.supervisor.ssh_check import HostFailure
+from ftcluster_train.supervisor.ssh_causes import LINK
+from ftcluster_train.supervisor.ssh_check import HostFailure, unreached_hosts
 
 PAUSE_SECONDS = 0.2
 FILES_A_HOST = 4  # pipes to the ssh of a lease; mpirun opens as many to its own ssh
 OTHER_FILES = 128 + UNGREETED
+LINK_CAUSE = "link"  # `cause` of an event `error` about hosts that do not reach each other
 
 
 class HostsRefused(Exception):
@@ -65,6 +69,19 @@ class HostsRefused(Exception):
     def __init__(self, refused: list[HostFailure]) -> None:
         super().__init__()
         self.refused = refused
+
+
+def refusal_fields(refusal: HostFailure) -> dict[str, Any]:
+    """Return the fields of an event `error` about a host that a run cannot use."""
+    host = refusal.host
+    if refusal.in_use:
+        message, hint = f"{host.name}: {refusal.reason}", lease.HINT
+    elif refusal.cause == LINK:
+        message, hint = refusal.reason, LINK.remedy
+    else:
+        message = f"{host.name} ({host.address}): {refusal.reason}"
+        hint = refusal.cause.remedy if refusal.cause else ""
+    return {"message": message, "hint": hint, "host": host.name, "rank": None}
 
 
 @dataclass(frozen=True)
@@ -101,6 +118,8 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
     launch = replace(launch, stack=str(stack))  # setup may change the link during the run
     if launch.ssh_config:
         events.write("phase", doing="checking that the head reaches the other hosts")
+        needed = launch.hosts[1:] if launch.restarts else launch.hosts[1:] + launch.idle
+        _refuse(unreached_hosts(needed, launch.ssh_config, launch.timeouts.ssh))
     _take_hosts(launch, run, stack)
     if notice:
         events.write("notice", message=notice)
@@ -116,8 +135,9 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
     environment |= {ADDRESS: beats.listens_at, SECRET: f"{launch.run_dir}/{GUARD_FILE}"}
     watch = watch_of(launch, events)
     ending, heard_out = Ending("failed", 1, []), False
+    links = LinkCheck(launch)
     events.write("phase", doing="starting the ranks")
-    own = os.getpid()
+    supervisor_pid = os.getpid()
     process = subprocess.Popen(
         without_credentials(command.argv, environment, command.env),
         env=environment,
@@ -126,7 +146,7 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE if launch.script else subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=lambda: processes.end_with_parent(parent=own),
+        preexec_fn=lambda: processes.end_with_parent(parent=supervisor_pid),
     )
     try:
         request.saving = None if launch.script else beats
@@ -138,7 +158,7 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
             run.metrics.tick(launch, step)
             slow.tick()
 
-        trouble = _read(process, watch, beats, request, on_step)
+        trouble = _read(process, watch, beats, request, on_step, links.start)
         heard_out = True
         ending = _ending_of(process.wait(), trouble, watch, beats, request)
     except Stopped:
@@ -154,6 +174,49 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
         processes.kill_rest(launch.run)
         if not heard_out:
             _read_rest(process, watch)
+    if ending.state == "failed" and launch.ssh_config:
+        causes = {error.get("cause", "exit") for error in ending.errors}
+        if any(life.heard is None for life in beats.lives) and causes <= {"exit", "host"}:
+            ending = explained_by_ssh(ending, launch)
+        elif not causes.isdisjoint(("hung", "exit")):
+            ending = explained_by_links(ending, links.result())
+    return ending
+
+
+def explained_by_ssh(ending: Ending, launch: Launch) -> Ending:
+    """Return the ending of ranks of which mpirun has not started all, with the hosts to blame.
+
+    mpirun suppresses the messages of ssh, so the head connects to the hosts once more.
+    """
+    refused = unreached_hosts(launch.hosts[1:], launch.ssh_config, launch.timeouts.ssh)
+    if refused:
+        restartable = not any(failure.lasting for failure in refused)
+        return replace(ending, errors=list(map(refusal_fields, refused)), restartable=restartable)
+    if launch.restarts and all(error["rank"] is None for error in ending.errors):
+        return replace(ending, restartable=True)  # the same launch worked before
+    return ending
+
+
+def explained_by_links(ending: Ending, links: Links) -> Ending:
+    """Return a failed run's ending, with the pairs of hosts that do not reach each other.
+
+    Ranks that hang are not to blame if such a pair exists, and a restart may help once the link is
+    back.
+    """
+    hung = all(error.get("cause") == "hung" for error in ending.errors)
+    if links.gaps:
+        step = max((int(error.get("step", 0)) for error in ending.errors), default=0)
+        at = f" at step {step}" if step else ""
+        message = links.sentence() + (f"; the ranks wait for each other{at}" if hung else "")
+        host = links.gaps[0].host.name
+        trouble = vars(Trouble(host, None, step, LINK_CAUSE, message, LINK.remedy))
+        return replace(
+            ending, errors=[dict(trouble), *(() if hung else ending.errors)], restartable=True
+        )
+    if hung and links.sentence():
+        first, *others = ending.errors
+        message = f"{first['message']}; {links.sentence()}"
+        return replace(ending, errors=[{**first, "message": message}, *others])
     return ending
 
 
@@ -173,8 +236,8 @@ def _ending_of(
     code = code if code >= 0 else 128 - code  # systemd has other meanings for such exit codes
     # mpirun's own exit code does not matter if all ranks have ended well
     ending = watch.ending(0 if beats.all_done else code)
-    if any(one.cause != "exit" for one in trouble):  # this trouble caused any later errors
-        errors = [dict(vars(one)) for one in watch.blame(trouble)]
+    if any(problem.cause != "exit" for problem in trouble):  # it caused any later errors
+        errors = [dict(vars(problem)) for problem in watch.blame(trouble)]
         ending = Ending("failed", ending.exit_code or 1, errors, restartable=True)
     if request.asked and ending.state == "failed":
         ending = replace(ending, state="stopped", exit_code=STOPPED_EXIT_CODE, restartable=False)
@@ -251,13 +314,16 @@ def launcher_gone(process: "subprocess.Popen[bytes]", lives: Sequence[RankLife])
     return [Trouble(lives[0].host, None, step, "signal", message)]
 
 
-def _find_trouble(process: "subprocess.Popen[bytes]", beats: Heartbeats) -> list[Trouble]:
+def _find_trouble(
+    process: "subprocess.Popen[bytes]", beats: Heartbeats, on_hang: Callable[[], None]
+) -> list[Trouble]:
     """Return the troubles of mpirun or of the ranks; if any, have the guardians end the ranks."""
     trouble = beats.trouble(time.monotonic())
     if trouble:  # the guardians also end if mpirun has ended
         time.sleep(PAUSE_SECONDS)
     trouble = launcher_gone(process, beats.lives) or trouble
-    if any(one.cause == "hung" for one in trouble):
+    if any(rank.cause == "hung" for rank in trouble):
+        on_hang()
         beats.send(b"stack\n")
         time.sleep(PAUSE_SECONDS)  # the stacks must be written before SIGTERM arrives
     if trouble:
@@ -271,11 +337,16 @@ def _read(
     beats: Heartbeats,
     request: StopRequest,
     on_step: Callable[[int], None],
+    on_hang: Callable[[], None],
 ) -> list[Trouble]:
     """Pass mpirun's output to the watch until it ends; return why the ranks had to be ended.
 
     After a rank's failure, the other ranks get some time to report their failures before they are
     ended. Errors that ranks report themselves are more useful than their exit codes.
+
+    Args:
+        on_step: called with the newest step.
+        on_hang: called when ranks hang, before they are ended.
     """
 
     def end_ranks(_number: int, _frame: FrameType | None) -> None:
@@ -309,10 +380,10 @@ def _read(
             beats.poll(looked)
             on_step(max(life.step for life in beats.lives))
             if not (watch.over or trouble):
-                trouble = _find_trouble(process, beats)
+                trouble = _find_trouble(process, beats, on_hang)
             if beats.all_done:  # mpirun may be stopped
                 processes.signal_group(process, signal.SIGCONT)
-            silent = any(one.cause in ("host", "stopped") for one in trouble)
+            silent = any(problem.cause in ("host", "stopped") for problem in trouble)
             if (watch.over or trouble) and not armed:
                 armed = True
                 delay = PAUSE_SECONDS if trouble else processes.GRACE_SECONDS / 2

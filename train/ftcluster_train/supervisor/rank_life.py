@@ -107,7 +107,7 @@ class Trouble:
 
     Attributes:
         rank: number of the rank, or None if the whole host is in trouble.
-        cause: signal, oom, exit, stopped, asleep, host or hung.
+        cause: signal, oom, exit, stopped, asleep, host, hung or link.
     """
 
     host: str

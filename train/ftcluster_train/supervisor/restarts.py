@@ -6,7 +6,7 @@ Standard library only: the supervisor uses it.
 import json
 import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,19 @@ from typing import Any
 from ftcluster_common.protocol.launch import LAUNCH_FILE, Host, Launch, RankHost
 from ftcluster_common.protocol.run_state import WAITS
 from ftcluster_train.io import processes
-from ftcluster_train.io.events import seconds_since_first
+from ftcluster_train.io.events import place_and_message, seconds_since_first
 from ftcluster_train.io.fsync import write_atomically
 from ftcluster_train.supervisor import background
+from ftcluster_train.supervisor.link_check import LinkCheck
 from ftcluster_train.supervisor.monitors import Ending
-from ftcluster_train.supervisor.rank_launch import HostsRefused, SupervisedRun, run_ranks
+from ftcluster_train.supervisor.rank_launch import (
+    LINK_CAUSE,
+    HostsRefused,
+    SupervisedRun,
+    refusal_fields,
+    run_ranks,
+)
+from ftcluster_train.supervisor.ssh_check import HostFailure
 
 HOST_RETRY_SECONDS = 5.0
 SAY_SECONDS = 15.0  # between two events that name the awaited hosts
@@ -55,10 +63,12 @@ def run_with_restarts(
         run.events.write(
             "restart", restart=launch.restarts, max_restarts=launch.max_restarts, message=why
         )
-        started = _restart(launch, run)
-        if started is None:
-            break  # the run ends with the first failure as its cause
-        launch, ending = started
+        try:
+            launch, ending = _restart(launch, run, ending)
+        except HostsRefused as error:
+            # the event `restart` has the failure before
+            errors = list(map(refusal_fields, error.refused)) or ending.errors
+            ending = replace(ending, errors=errors, restartable=False)
     return replace(ending, seconds=round(time.monotonic() - began, 2))
 
 
@@ -71,37 +81,61 @@ def place_and_message(error: dict[str, Any]) -> str:
     return message if named else f"{host}: {message}"
 
 
-def _restart(launch: Launch, run: SupervisedRun) -> tuple[Launch, Ending] | None:
-    """Restart the ranks on the hosts that answer; return None if too few hosts answer.
+def _restart(launch: Launch, run: SupervisedRun, failure: Ending) -> tuple[Launch, Ending]:
+    """Restart the ranks on the hosts that can be used.
+
+    Args:
+        failure: the ending that the restart follows.
 
     Returns:
         The launch on those hosts, and how it ended.
+
+    Raises:
+        HostsRefused: too few hosts can be used, even after a wait if time may help.
     """
     began = time.monotonic()
     say_at, limit = 0.0, launch.timeouts.host_return
     before = launch.hosts
-    lost: set[Host] = set()
+    link_was_cut = any(error.get("cause") == LINK_CAUSE for error in failure.errors)
+    refused: dict[Host, HostFailure] = {}
     while True:
-        hosts = hosts_of_restart(launch, lost)
+        hosts = hosts_of_restart(launch, refused)
         if hosts is None:
             waited = time.monotonic() - began
-            if waited > limit:
-                return None
+            if waited > limit or any(refusal.lasting for refusal in refused.values()):
+                raise HostsRefused(list(refused.values()))
             if waited >= say_at:
                 say_at = waited + SAY_SECONDS
-                names = ", ".join(sorted(host.name for host in lost)) or "hosts"
+                names = ", ".join(sorted(map(_with_cause, refused.values()))) or "hosts"
                 times = f"{_minutes(waited)} of {_minutes(limit)}"
                 run.events.write("phase", doing=f"{WAITS} for {names} ({times})")
             time.sleep(HOST_RETRY_SECONDS)
-            lost.clear()  # they may be back
+            refused.clear()  # they may be back
             continue
         if hosts != launch.hosts:
             launch = launch.on(hosts)
             _write(launch)
         try:
-            return launch, run_ranks(launch, run, change_notice(before, hosts))
+            if link_was_cut:
+                _refuse_cut_links(launch)
+            return launch, run_ranks(launch, run, change_notice(before, hosts, refused))
         except HostsRefused as error:
-            lost |= {refusal.host for refusal in error.refused}
+            refused |= {refusal.host: refusal for refusal in error.refused}
+
+
+def _refuse_cut_links(launch: Launch) -> None:
+    """Check the links between the hosts of a launch.
+
+    Raises:
+        HostsRefused: some hosts do not reach each other.
+    """
+    if refused := LinkCheck(launch).result().refused():
+        raise HostsRefused(refused)
+
+
+def _with_cause(refusal: HostFailure) -> str:
+    cause = f": {refusal.cause.name}" if refusal.cause else ""
+    return f"{refusal.host.name}{cause}"
 
 
 def _minutes(seconds: float) -> str:
@@ -135,7 +169,7 @@ def hosts_of_restart(launch: Launch, lost: Collection[Host]) -> tuple[RankHost, 
 
     Args:
         launch: launch with the hosts of the last start.
-        lost: hosts that have not answered during this restart.
+        lost: hosts that cannot be used, as seen during this restart.
     """
     if launch.hosts[0] in lost:
         return None
@@ -152,10 +186,19 @@ def hosts_of_restart(launch: Launch, lost: Collection[Host]) -> tuple[RankHost, 
     return None
 
 
-def change_notice(before: Sequence[Host], after: Sequence[Host]) -> str:
-    """Return the notice that a restart uses other hosts; "" if it uses the same hosts."""
-    gone = ", ".join(host.name for host in before if host not in after)
+def change_notice(
+    before: Sequence[Host], after: Sequence[Host], refused: Mapping[Host, HostFailure]
+) -> str:
+    """Return the notice that a restart uses other hosts; "" if it uses the same hosts.
+
+    Args:
+        refused: why hosts are not used, as far as known.
+    """
+    gone = [host for host in before if host not in after]
+    names = ", ".join(host.name for host in gone)
     new = ", ".join(host.name for host in after if host not in before)
+    why = "; ".join(refused[host].reason for host in gone if host in refused)
+    because = f": {why}" if why else ""
     if not new:
-        return f"continuing without {gone}" if gone else ""
-    return f"using {new} in place of {gone}" if gone else f"using {new} again"
+        return f"continuing without {names}{because}" if names else ""
+    return f"using {new} in place of {names}{because}" if names else f"using {new} again"

@@ -37,7 +37,7 @@ from ftcluster_common.protocol.run_state import (
     run_state_of,
 )
 from ftcluster_common.protocol.slurm import RUNNING, UNKNOWN, job_in_queue
-from ftcluster_train.io.events import EVENTS, has_ended, last_events
+from ftcluster_train.io.events import EVENTS, has_ended, last_events, place_and_message
 from ftcluster_train.io.fsync import GROUP_READS, remove
 from ftcluster_train.io.processes import run_of
 
@@ -53,6 +53,7 @@ WRONG_FORM = (
 DAMAGED = "damaged"  # stands for the recipe of a run with damaged files
 # modules that supervise or prepare a run, by their names in this version and in older ones
 PROGRAM = re.compile(rb"ftcluster_train\.(\w+\.)*(supervisor|prepare)")
+CAUSE_CHARACTERS = 300  # longest `cause` of a row, whose page has a limited size
 MOST_JOBS = 20  # most runs listed for an ambiguous beginning
 
 
@@ -197,7 +198,16 @@ def read_run(path: Path, alive: bool) -> RunState:
         started_by=launch.get("started_by", ""),
         tags=str(launch.get("env", {}).get(TAGS_VARIABLE, "")),
         doing="" if end else _doing(last) if alive else INTERRUPTED if launch else "",
+        cause=_cause(last.get("error")) if end and state == "failed" else "",
     )
+
+
+def _cause(error: Mapping[str, Any] | None) -> str:
+    """Return the first line of an error's message with its host and rank; "" without an error."""
+    if not error:
+        return ""
+    text = place_and_message(error)
+    return text.partition("\n")[0][:CAUSE_CHARACTERS]
 
 
 def _doing(last: Mapping[str, Mapping[str, Any]]) -> str:

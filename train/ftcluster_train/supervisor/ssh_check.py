@@ -14,10 +14,18 @@ from pathlib import Path
 
 from ftcluster_common.protocol.launch import Host
 from ftcluster_common.protocol.timeouts import Timeouts
+from ftcluster_train.supervisor.ssh_causes import (
+    NO_SSH,
+    SSH_FAILED,
+    TIMEOUT,
+    Cause,
+    cause_of,
+    describe,
+)
 
 AT_ONCE = 32
 NODE_PACKAGE = "wheels-node_agent.json"  # lists name and hash of a stack's node package
-SSH_FAILED = 255  # exit code of ssh itself, ssh(1)
+REACHED = "ftcluster-reached"  # printed by the login shell of a host that ssh reaches
 
 
 @dataclass(frozen=True)
@@ -25,14 +33,19 @@ class HostFailure:
     """A host on which a command over the mesh failed.
 
     Attributes:
-        by_ssh: True if ssh failed, False if the command failed.
+        cause: why the run cannot use the host; None if the command failed.
         in_use: True if another run uses the host.
     """
 
     host: Host
     reason: str
-    by_ssh: bool
+    cause: Cause | None = None
     in_use: bool = False
+
+    @property
+    def lasting(self) -> bool:
+        """True if the failure does not pass with time."""
+        return self.cause is not None and self.cause.lasting
 
 
 def same_stack(stack: Path, then: str = ":") -> str:
@@ -61,6 +74,28 @@ def same_stack(stack: Path, then: str = ":") -> str:
     return f"sh -c {shlex.quote(script)}"
 
 
+def unreached_hosts(
+    hosts: Sequence[Host], ssh_config: str, limit_seconds: float = Timeouts().ssh
+) -> list[HostFailure]:
+    """Connect to all hosts at the same time, as mpirun is about to; return the failures.
+
+    Hydra calls `ssh -q -F SSH_CONFIG -x ADDRESS COMMAND`. This function needs the messages that -q
+    suppresses, and the configuration already disables X11. Open connections are not reused: a host
+    whose key has changed keeps those, but mpirun needs a new one.
+    """
+
+    def connect(host: Host) -> HostFailure | None:
+        done = _run_ssh(host, ssh_config, f"echo {REACHED}", b"", limit_seconds)
+        if isinstance(done, HostFailure):
+            return done
+        if done.returncode == 0 and REACHED.encode() in done.stdout:
+            return None
+        printed = (done.stdout + done.stderr).decode(errors="replace")  # nologin prints to stdout
+        return _failed_by(cause_of(done.returncode, printed), host, printed)
+
+    return ask_all(hosts, connect)
+
+
 def refusals(
     hosts: Sequence[Host],
     ssh_config: str,
@@ -77,15 +112,9 @@ def refusals(
     """
 
     def probe(host: Host) -> HostFailure | None:
-        argv = ["ssh", "-F", ssh_config, host.address, command or "true"]
-        try:
-            done = subprocess.run(
-                argv, input=data.encode(), capture_output=True, timeout=limit_seconds, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return no_answer(host, limit_seconds)
-        except FileNotFoundError:
-            return no_ssh(host)
+        done = _run_ssh(host, ssh_config, command or "true", data.encode(), limit_seconds)
+        if isinstance(done, HostFailure):
+            return done
         stderr = done.stderr.decode(errors="replace")  # a banner may be in any encoding
         return failed(host, done.returncode, stderr) if done.returncode else None
 
@@ -101,29 +130,38 @@ def ask_all(hosts: Sequence[Host], ask: Callable[[Host], HostFailure | None]) ->
         pool.shutdown(wait=False, cancel_futures=True)  # after a signal, do not wait for ssh
 
 
+def _run_ssh(
+    host: Host, ssh_config: str, command: str, data: bytes, limit_seconds: float
+) -> "subprocess.CompletedProcess[bytes] | HostFailure":
+    argv = ["ssh", "-F", ssh_config, host.address, command]
+    try:
+        return subprocess.run(
+            argv, input=data, capture_output=True, timeout=limit_seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return no_answer(host, limit_seconds)
+    except FileNotFoundError:
+        return no_ssh(host)
+
+
 def no_answer(host: Host, seconds: float) -> HostFailure:
     """Return the failure of a host that does not answer."""
-    return HostFailure(host, f"ssh from the head got no answer within {seconds:g} s", True)
+    reason = f"ssh from the head got no answer within {seconds:g} s"
+    return HostFailure(host, reason, TIMEOUT)
 
 
 def no_ssh(host: Host) -> HostFailure:
     """Return the failure of a head without an SSH client."""
-    return HostFailure(host, "the head has no ssh; install an SSH client there", True)
+    return HostFailure(host, "the head has no ssh; install an SSH client there", NO_SSH)
 
 
 def failed(host: Host, code: int, stderr: str) -> HostFailure:
     """Return the failure of the command on the host, or of ssh itself."""
     if code == SSH_FAILED:
-        return HostFailure(host, f"ssh from the head fails: {_words(stderr)}", True)
-    return HostFailure(host, _words(stderr), False)
+        return _failed_by(cause_of(code, stderr), host, stderr)
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    return HostFailure(host, lines[-1] if lines else "without output")
 
 
-def _words(stderr: str) -> str:
-    """Return the last line of ssh's error, or advice about a changed host key."""
-    if "REMOTE HOST IDENTIFICATION HAS CHANGED" in stderr:
-        return (
-            "its host key has changed since the last setup. If the host was reinstalled, run "
-            "ftcluster setup; if not, another machine may be answering at its address"
-        )
-    lines = [line.strip() for line in stderr.splitlines() if line.strip(" @\r")]
-    return lines[-1] if lines else "without output"
+def _failed_by(cause: Cause, host: Host, printed: str) -> HostFailure:
+    return HostFailure(host, describe(cause, printed), cause)

@@ -24,6 +24,7 @@ import time
 import traceback
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.protocol.launch import (
@@ -39,7 +40,7 @@ from ftcluster_train.io import processes
 from ftcluster_train.io.events import EventWriter, has_ended, seconds_since_first
 from ftcluster_train.io.fsync import write_atomically
 from ftcluster_train.io.processes import kill_rest
-from ftcluster_train.supervisor import background, lease, runs
+from ftcluster_train.supervisor import background, runs
 from ftcluster_train.supervisor.background import PID_FILE, STOP_FILE
 from ftcluster_train.supervisor.heartbeats import STOPPED_EXIT_CODE, Stopped, StopRequest
 from ftcluster_train.supervisor.leases import Leases
@@ -54,7 +55,11 @@ from ftcluster_train.supervisor.rank_environment import (
 from ftcluster_train.supervisor.rank_environment import (
     free_port as free_port,  # for --dry-run's text
 )
-from ftcluster_train.supervisor.rank_launch import HostsRefused, SupervisedRun
+from ftcluster_train.supervisor.rank_launch import (
+    HostsRefused,
+    SupervisedRun,
+    refusal_fields,
+)
 from ftcluster_train.supervisor.restarts import run_with_restarts
 from ftcluster_train.supervisor.ssh_check import HostFailure
 
@@ -102,14 +107,11 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
     return ending.exit_code
 
 
-def _not_started(refusal: HostFailure) -> dict[str, str | None]:
-    """Return the fields of an event `error` about a host that refuses ranks."""
-    host = refusal.host
-    if refusal.in_use:
-        message, hint = f"{host.name}: {refusal.reason}", lease.HINT
-    else:
-        message, hint = f"{host.name} ({host.address}): {refusal.reason}", "no rank was started"
-    return {"message": message, "hint": hint, "host": host.name, "rank": None}
+def _not_started(refusal: HostFailure) -> dict[str, Any]:
+    """Return the fields of an event `error` about a host that refuses the first ranks."""
+    fields = refusal_fields(refusal)
+    none = "" if refusal.in_use else "no rank was started"
+    return {**fields, "hint": "; ".join(filter(None, (none, fields["hint"])))}
 
 
 def forget_secrets(run_dir: Path) -> None:

@@ -29,6 +29,7 @@ COLUMNS = ("run", "state", "step", "hosts", "started", "time", "by", "tags")
 NARROW = ("started", "by", "hosts", "tags")
 ALL_RANKS = "ranks.log"
 PIECE_BYTES = 1 << 20  # bytes of a log in memory at once
+CAUSES = 3  # maximum number of failed runs whose cause a table names
 LISTED = 20  # maximum number of a script's files to show
 
 
@@ -54,37 +55,39 @@ def list_runs(
 
 
 def table(runs: Sequence[RunState], width: int | None = None) -> list[str]:
-    """Return a table of runs, and hints on how to continue interrupted runs.
+    """Return a table of runs, why the newest failed runs ended, and how to continue others.
 
     Args:
         width: width of the terminal in characters; columns of NARROW are omitted until the table
             fits. None keeps all columns.
     """
     rows = [COLUMNS, *map(_row, runs)]
-    if not any(one.tags for one in runs):
+    if not any(run.tags for run in runs):
         rows = [row[:-1] for row in rows]
     for name in NARROW:
         if name in rows[0] and width is not None and max(map(len, aligned(rows))) > width:
             place = rows[0].index(name)
             rows = [(*row[:place], *row[place + 1 :]) for row in rows]
-    ask = [f"{INTERRUPTED}: its supervisor is gone; to continue it: ftcluster attach RUN"]
-    return [*aligned(rows), *(ask if any(one.doing == INTERRUPTED for one in runs) else ())]
+    notes = [f"{run.run} failed: {run.cause}" for run in runs if run.cause][:CAUSES]
+    if any(run.doing == INTERRUPTED for run in runs):
+        notes += [f"{INTERRUPTED}: its supervisor is gone; to continue it: ftcluster attach RUN"]
+    return [*aligned(rows), *notes]
 
 
-def _row(one: RunState) -> tuple[str, ...]:
-    started = datetime.fromtimestamp(one.started).astimezone()
+def _row(run: RunState) -> tuple[str, ...]:
+    started = datetime.fromtimestamp(run.started).astimezone()
     # until its first step, a run downloads and tokenizes. Launches that other versions of ftcluster
     # wrote may lack the number of ranks
-    prepares = one.state == "running" and not one.ranks and not one.step
+    prepares = run.state == "running" and not run.ranks and not run.step
     return (
-        one.run,
-        one.doing or ("preparing" if prepares else one.state),
-        f"{one.step}/{one.steps}" if one.steps else "-",
-        short_names(one.hosts) or "-",
+        run.run,
+        run.doing or ("preparing" if prepares else run.state),
+        f"{run.step}/{run.steps}" if run.steps else "-",
+        short_names(run.hosts) or "-",
         f"{started:%Y-%m-%d %H:%M}",
-        duration(one.seconds),
-        one.started_by or "-",
-        one.tags or "-",
+        duration(run.seconds),
+        run.started_by or "-",
+        run.tags or "-",
     )
 
 

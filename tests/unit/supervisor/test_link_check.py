@@ -1,0 +1,93 @@
+"""The check of the links between hosts: real connections between addresses of the loopback."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster_common.protocol.launch import Host
+from ftcluster_train.supervisor.link_check import ALL_REACH, Gap, Links, check_links
+from ftcluster_train.supervisor.monitors import Ending
+from ftcluster_train.supervisor.rank_launch import explained_by_links
+from ftcluster_train.supervisor.ssh_causes import LINK
+from tests.programs import NODE_PATH
+from tests.unit.supervisor.test_supervisor import ssh_on_path
+
+HOSTS = tuple(Host(f"xeon{number}", f"127.0.0.{number}") for number in (1, 2, 3))
+HEAD, A, B = HOSTS
+# a stand-in for ssh: each host is an address of this machine, and its login script prints a line
+SSH = 'echo Welcome; {special} exec sh -c "$4"'
+CLOSED = "echo 'ftcluster-port 1'; read -r _; echo 'ftcluster-unreached {}'; exec cat"
+CUT = (Gap(A, B, 40001, "timed out"), Gap(B, A, 40002, "timed out"))
+
+
+@pytest.fixture(autouse=True)
+def node_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", NODE_PATH)
+
+
+def check(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, special: str = "", seconds: int = 20
+) -> Links:
+    ssh_on_path(folder, monkeypatch, SSH.replace("{special}", special))
+    return check_links(HOSTS, "/opt/mesh/ssh_config", Path(sys.prefix), seconds)
+
+
+def test_hosts_that_reach_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    links = check(tmp_path, monkeypatch)
+    assert links == Links(HOSTS)
+    assert (links.sentence(), links.refused()) == (ALL_REACH, [])
+
+
+def test_a_port_at_which_nobody_listens_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = check(tmp_path, monkeypatch, f"[ $3 != {B.address} ] || {{ {CLOSED}; }};")
+    assert [(gap.host, gap.other, gap.port) for gap in links.gaps] == [(HEAD, B, 1), (A, B, 1)]
+    refused = "(127.0.0.3:1: Connection refused)"
+    assert links.sentence() == (
+        f"xeon1 cannot reach xeon3 {refused}, but xeon3 reaches xeon1; "
+        f"xeon2 cannot reach xeon3 {refused}, but xeon3 reaches xeon2; both reach the head"
+    )
+    [failure] = links.refused()
+    assert (failure.host, failure.cause, failure.lasting) == (B, LINK, False)
+
+
+def test_a_host_without_a_response_is_no_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = check(tmp_path, monkeypatch, f"[ $3 != {B.address} ] || exec sleep 9;", seconds=2)
+    assert (links.gaps, links.silent) == ((), (B,))
+    assert links.sentence() == "no response from xeon3 to a check of the links"
+
+
+def test_a_message_names_few_pairs() -> None:
+    hosts = tuple(Host(f"n{number}", f"10.0.0.{number}") for number in range(6))
+    gaps = tuple(Gap(hosts[1], other, 9, "timed out") for other in hosts[2:])
+    links = Links(hosts, gaps)
+    assert links.sentence().count("cannot reach") == 3
+    assert links.sentence().endswith("; the same with 1 more of the pairs")
+    assert [failure.host.name for failure in links.refused()] == ["n1"]
+
+
+def test_the_ranks_that_wait_are_not_blamed_for_a_link() -> None:
+    error: dict[str, Any] = {
+        "message": "hung in saving: no rank has used its CPU", "hint": "its Python stacks: ...",
+        "host": "xeon1", "rank": 0, "step": 304, "cause": "hung",
+    }  # fmt: skip
+    hung = Ending("failed", 1, [error], restartable=True)
+    [blamed] = explained_by_links(hung, Links(HOSTS, CUT)).errors
+    assert (blamed["host"], blamed["rank"], blamed["cause"]) == ("xeon2", None, "link")
+    assert blamed["message"] == (
+        "xeon2 cannot reach xeon3 (127.0.0.3:40001: timed out), nor xeon3 xeon2; both reach the "
+        "head; the ranks wait for each other at step 304"
+    )
+    [kept] = explained_by_links(hung, Links(HOSTS)).errors
+    assert kept == {**error, "message": f"{error['message']}; {ALL_REACH}"}
+    # of a rank that has reported a time-out itself
+    reported = Ending("failed", 1, [{**error, "cause": "exit"}])
+    explained = explained_by_links(reported, Links(HOSTS, CUT))
+    assert [fields["cause"] for fields in explained.errors] == ["link", "exit"]
+    assert explained.restartable
+    assert explained_by_links(reported, Links(HOSTS)) == reported
