@@ -71,9 +71,7 @@ class Pods:
     def prepare_resources(self) -> Resources:
         """The resources of the container that downloads and tokenizes."""
         whole = self.resources
-        return Resources(
-            min(PREPARE.cpus, whole.cpus), min(PREPARE.memory_gib, whole.memory_gib)
-        )
+        return Resources(min(PREPARE.cpus, whole.cpus), min(PREPARE.memory_gib, whole.memory_gib))
 
     @property
     def run_dir(self) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ftcluster.errors import InputError, raise_together
+from ftcluster.errors import raise_together
 from ftcluster.recipe.yaml_loader import read_keys
 
 # of the fields of PodSpec, by type, those that neither ftcluster sets nor give rights on the node
@@ -21,6 +21,7 @@ FIELDS = {
     "topologySpreadConstraints": list,
 }  # fmt: skip
 SECTIONS = ("metadata", "spec")
+OF_PODS = {"apiVersion": "v1", "kind": "Pod"}
 TYPES = {dict: "a mapping", list: "a list of mappings", str: "a text"}
 DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # RFC 1123, as a namespace's name
 # "Labels and Selectors" of Kubernetes' documentation: at most 63 characters, the prefix 253
@@ -70,7 +71,9 @@ def read_pod_template(text: str, source: str) -> PodTemplate:
         for problem in _problems(key, value)
     ]
     raise_together(problems, f"{source} is no template of the pods", HINT)
-    spec = {key.removeprefix("spec."): value for key, value in values.items() if key.startswith("spec.")}
+    spec = {
+        key.removeprefix("spec."): value for key, value in values.items() if key.startswith("spec.")
+    }
     return PodTemplate(
         labels=values.get("metadata.labels", {}),
         annotations=values.get("metadata.annotations", {}),
@@ -97,8 +100,10 @@ def _problems(key: str, value: Any) -> list[str]:
         return _wrong_labels(key, value) + reserved
     if key == "metadata.annotations":
         return [] if _is_texts(value) else [f"{key} must be a mapping of names to texts"]
-    if (key, value) in (("apiVersion", "v1"), ("kind", "Pod")):
-        return []
+    if key in OF_PODS:
+        return [] if value == OF_PODS[key] else [f"{key} must be {OF_PODS[key]}"]
+    if key in SECTIONS:
+        return [f"{key} must be a mapping"]
     return [f"{key} is not a field of the template"]
 
 
