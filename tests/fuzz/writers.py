@@ -19,7 +19,7 @@ from ftcluster.ansible.playbook import TaskEvent
 from ftcluster.export.kubernetes import PYTORCH, TRAIN, Pods, claim, copy_pod, manifests
 from ftcluster.export.pod_template import PodTemplate
 from ftcluster.export.pods import as_pod, resources
-from ftcluster.export.slurm import BatchJob, batch_script
+from ftcluster.export.slurm import PATH_CHECK, BatchJob, batch_script
 from ftcluster.launch.events import read_event_line
 from ftcluster.launch.mpirun import render
 from ftcluster.launch.preview import as_commands, as_lines
@@ -162,10 +162,10 @@ def written_manifests(kind: str) -> Callable[[Any], bool]:
 def batch(value: Any) -> bool:
     """Write a script for sbatch with a command of any words, and options if they are such."""
     names = names_of(value)
-    job = BatchJob("mrpc", 2, ("--time=1:00",), ("ftcluster", "train", *names))
+    job = BatchJob("mrpc", 2, ("--time=1:00",), ("train", *names))
     script = batch_script(job)
-    head, command = script.splitlines()[:14], script.splitlines()[14:]
-    assert all(line.startswith("#") or not line for line in head)
+    head, command = script.splitlines()[:16], script.splitlines()[16:]
+    assert all(line.startswith("#") or line in ("", PATH_CHECK) for line in head)
     assert sum(line.startswith("#SBATCH ") for line in head) == 10
     assert command[0].startswith("exec ftcluster train ")
     assert all(line.endswith(" \\") for line in command[:-1])
