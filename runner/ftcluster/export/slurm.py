@@ -12,10 +12,8 @@ SIGNAL_SECONDS = SAVE_SECONDS + 30  # signal before the time limit; Slurm checks
 
 ABOUT = "ftcluster export slurm; ftcluster's docs/slurm.md explains the setup of the nodes"
 PROGRAM = "ftcluster"  # no path: the script works for others, and after a new installation
-PATH_CHECK = (
-    f"command -v {PROGRAM} > /dev/null || "
-    f"{{ echo 'error: {PROGRAM} is not on PATH of this job: add its folder to PATH' >&2; exit 127; }}"
-)
+MISSING = f"error: this job's PATH has no {PROGRAM}; add its folder to PATH, then sbatch again"
+PATH_CHECK = f'command -v {PROGRAM} > /dev/null || {{ echo "{MISSING}" >&2; exit 127; }}'
 OPTION = re.compile(r"--[a-z-]+=[\w.,:+-]+", re.ASCII)  # sbatch would split any other text
 
 
