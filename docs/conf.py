@@ -5,6 +5,7 @@ on the site. A link to a file that is not a page gives the file.
 """
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 project = "ftcluster"
 author = "The ftcluster authors"
-package = (ROOT / "common/ftcluster_common/__init__.py").read_text()
-version = release = re.findall(r'RELEASE = "([0-9.]+)"', package)[0]
+version = release = runpy.run_path(str(ROOT / "hatch_version.py"))["version"](ROOT)
 
 root_doc = "docs/index"
 include_patterns = [

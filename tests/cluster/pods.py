@@ -1,8 +1,9 @@
 """Starts containers of manifests as processes of this machine, each pod with its own network,
 hostname and mounts.
 
-Not as in a cluster: they are root's, on this machine's file system, with a stack that was set up in
-the place of the node image, and without limits.
+As in a cluster, a container can write only to its volumes, and has no capabilities. Unlike in a
+cluster, it belongs to root, has no limits of CPU and memory, and sees this machine's file system,
+with a stack that was set up in the place of the node image.
 """
 
 import os
@@ -15,18 +16,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# $1 the pod's folder, $2 its name, $3 the stack; the rest is the program
+# $1 the pod's folder, $2 its name, $3 the stack, $4 the working directory, $5 the mounts; the rest
+# is the program. A mount is SOURCE TARGET OPTIONS, and may hide the folders of the test.
 MOUNT = """
 set -eu
-pod=$1; hostname "$2"; stack=$3; shift 3
+pod=$1; hostname "$2"; stack=$3; folder=$4; mounts=$5; shift 5
 mount -t overlay overlay -o "lowerdir=/etc,upperdir=$pod/etc,workdir=$pod/work" /etc
 cp "$pod/hosts" /etc/hosts
-mount -t tmpfs tmpfs /mnt; mkdir /mnt/ftcluster
-mount --bind "$pod/../volume" /mnt/ftcluster
-mount -t tmpfs tmpfs /opt; mkdir -p /opt/ftcluster/stack /opt/ftcluster/job
+mount -t tmpfs tmpfs /mnt
+mount -t tmpfs tmpfs /opt
+mkdir -p /opt/ftcluster/stack
 mount --bind "$stack" /opt/ftcluster/stack
-mount --bind "$pod/../job" /opt/ftcluster/job
-exec "$@"
+writable=
+while read -r source target options; do
+  mkdir -p "$target"
+  case $source in
+    tmpfs) mount -t tmpfs -o "$options" tmpfs "$target" ;;
+    *) mount --bind "$source" "$target" ;;
+  esac
+  case $options in ro) ;; *) writable="$writable $target " ;; esac
+done <<MOUNTS
+$mounts
+MOUNTS
+cut -d ' ' -f 5 /proc/self/mountinfo | while read -r target; do
+  case $target in /dev | /dev/pts | /dev/mqueue | /proc | /proc/* | /sys | /sys/*) continue ;; esac
+  case $writable in *" $target "*) continue ;; esac
+  mount -o remount,bind,ro "$target" 2> /dev/null || [ ! -e "$target" ]
+done
+if touch /etc/written /usr/written /var/written 2> /dev/null; then echo "/ is writable"; exit 1; fi
+cd "$folder"
+exec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all -- "$@"
 """
 
 
@@ -53,20 +72,46 @@ class Node:
             added: variables that the operator adds.
         """
         spec = template["spec"]
-        [found] = [
-            one
-            for one in (*spec.get("initContainers", []), *spec["containers"])
-            if one["name"] == container
+        [described] = [
+            each
+            for each in (*spec.get("initContainers", []), *spec["containers"])
+            if each["name"] == container
         ]
-        env = {**self._variables(found.get("env", [])), **added}
-        command = [re.sub(r"\$\((\w+)\)", lambda m: env[m[1]], word) for word in found["command"]]
+        rights = described["securityContext"]
+        assert rights["readOnlyRootFilesystem"]
+        assert not rights["allowPrivilegeEscalation"]
+        assert rights["capabilities"] == {"drop": ["ALL"]}
+        env = {**self._variables(described.get("env", [])), **added}
+        command = [
+            re.sub(r"\$\((\w+)\)", lambda match: env[match[1]], word)
+            for word in described["command"]
+        ]
+        mounts = self._mounts(spec["volumes"], described["volumeMounts"])
         base = {"PATH": f"/opt/ftcluster/stack/bin:{os.environ['PATH']}", "HOME": "/root"}
         with (self.folder / container).open("wb") as output:
             return subprocess.Popen(
                 ["nsenter", f"--net=/run/netns/{self.network}", "unshare", "--mount", "--uts",
-                 "sh", "-c", MOUNT, "sh", str(self.folder), self.name, str(self.stack), *command],
+                 "sh", "-c", MOUNT, "sh", str(self.folder), self.name, str(self.stack),
+                 described["workingDir"], "\n".join(mounts), *command],
                 env={**base, **env}, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
+
+    def _mounts(
+        self, volumes: Sequence[Mapping[str, Any]], mounts: Sequence[Mapping[str, Any]]
+    ) -> list[str]:
+        """Return the mounts of a container in MOUNT's form; those below /tmp are the last."""
+        sources = {volume["name"]: volume for volume in volumes}
+        lines = []
+        for mount in sorted(mounts, key=lambda mount: mount["mountPath"] == "/tmp"):
+            volume, options = sources[mount["name"]], "ro" if mount.get("readOnly") else "rw"
+            if "emptyDir" in volume:
+                source, size = "tmpfs", volume["emptyDir"]["sizeLimit"].removesuffix("i")
+                options = f"size={size},mode=1777"
+            else:
+                kind = "volume" if "persistentVolumeClaim" in volume else "job"
+                source = str(self.folder.parent / kind)
+            lines.append(f"{source} {mount['mountPath']} {options}")
+        return lines
 
     def output(self, container: str) -> str:
         """Return the output of a container."""
@@ -75,8 +120,8 @@ class Node:
     def _variables(self, listed: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """A container's variables, as the kubelet resolves them."""
         return {
-            one["name"]: one["value"] if "value" in one else self._field(one["valueFrom"])
-            for one in listed
+            each["name"]: each["value"] if "value" in each else self._field(each["valueFrom"])
+            for each in listed
         }
 
     def _field(self, source: Mapping[str, Any]) -> str:
@@ -99,12 +144,12 @@ def two_nodes(folder: Path, stack: Path, names: Sequence[str], job: str) -> Iter
     lines = [f"{address} {name}" for address, name in zip(addresses, names, strict=True)]
     nodes = []
     for index in range(2):
-        own = folder / f"pod-{index}"
+        pod_folder = folder / f"pod-{index}"
         for name in ("etc", "work"):
-            (own / name).mkdir(parents=True)
-        (own / "hosts").write_text("\n".join(("127.0.0.1 localhost", *lines, "")))
+            (pod_folder / name).mkdir(parents=True)
+        (pod_folder / "hosts").write_text("\n".join(("127.0.0.1 localhost", *lines, "")))
         nodes.append(
-            Node(names[index].split(".")[0], addresses[index], networks[index], own, stack)
+            Node(names[index].split(".")[0], addresses[index], networks[index], pod_folder, stack)
         )
     try:
         for network in networks:
@@ -126,10 +171,10 @@ def two_nodes(folder: Path, stack: Path, names: Sequence[str], job: str) -> Iter
 
 def processes(network: str) -> list[int]:
     """All processes of a network."""
-    found = subprocess.run(
+    listed = subprocess.run(
         ["ip", "netns", "pids", network], check=False, capture_output=True, text=True
     )
-    return [int(pid) for pid in found.stdout.split()]
+    return [int(pid) for pid in listed.stdout.split()]
 
 
 def _ip(*words: str) -> None:

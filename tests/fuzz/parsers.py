@@ -48,6 +48,7 @@ from ftcluster.cluster.price import read_price
 from ftcluster.cluster.record import record_of
 from ftcluster.cluster.saved import recall
 from ftcluster.errors import FtclusterError
+from ftcluster.export.pod_template import read_pod_template
 from ftcluster.launch.events import EventReader, read_event_line
 from ftcluster.launch.record import end_of, read_record, recorded_run_hosts
 from ftcluster.operations.plan.facts_file import read_facts
@@ -492,6 +493,14 @@ PARSERS = {
     "recipe": Parser(
         of_file(lambda path: load_recipe(str(path)), "r.yml"),
         tuple((ROOT / "recipes" / name).read_bytes() for name in ("quickstart.yml", "mrpc.yml")),
+        (FtclusterError,),
+    ),
+    "template of pods": Parser(
+        of_text(lambda text: read_pod_template(text, "pod.yaml")),
+        (
+            b"kind: Pod\nmetadata: {labels: {team: nlp}, annotations: {a/b: x}}\n"
+            b"spec:\n  tolerations: [{key: a, operator: Exists}]\n  nodeSelector: {a/b: c}\n",
+        ),
         (FtclusterError,),
     ),
     "value of a recipe": Parser(of_text(read_value), (b"1e-4", b"[1, 2]", b"2026-01-01")),

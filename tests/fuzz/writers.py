@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ftcluster.ansible.playbook import TaskEvent
-from ftcluster.export.kubernetes import PYTORCH, TRAIN, Pods, manifests
+from ftcluster.export.kubernetes import PYTORCH, TRAIN, Pods, claim, copy_pod, manifests
+from ftcluster.export.pod_template import PodTemplate
 from ftcluster.export.pods import as_pod, resources
-from ftcluster.export.slurm import BatchJob, batch_script
+from ftcluster.export.slurm import PATH_CHECK, BatchJob, batch_script
 from ftcluster.launch.events import read_event_line
 from ftcluster.launch.mpirun import render
 from ftcluster.launch.preview import as_commands, as_lines
@@ -58,6 +59,7 @@ HOSTILE_NAMES = (
     "\ufeffg: &a [*a] !!python/object:os.system \ufffe",
 )
 PLAIN_NAMES = ("title", "label", "team", "id", "n5", "mrpc", "body", "note")
+FREE = ("nodeSelector", "annotations", "tolerations")  # fields whose keys are names
 LONGEST_KEY = 317  # of a label in Kubernetes; keys of YAML end before 1024 characters
 SEEDS = (dumped(list(PLAIN_NAMES)), dumped(list(HOSTILE_NAMES)))
 
@@ -113,7 +115,7 @@ def commands(value: Any) -> bool:
 def skeleton(document: Any) -> Any:
     """Return the keys of a document, with the types of its values."""
     if isinstance(document, dict):
-        return {key: skeleton(value) for key, value in document.items() if key != "nodeSelector"}
+        return {key: skeleton(value) for key, value in document.items() if key not in FREE}
     if isinstance(document, list):
         return [skeleton(value) for value in document]
     return type(document).__name__
@@ -128,6 +130,10 @@ def pods_of(names: Sequence[str]) -> Pods:
         name=names[3], namespace=names[4] or "x", image=names[5], claim=names[6],
         node_selector={names[7][:LONGEST_KEY]: names[0]}, token_secret=names[1] or "x",
         plan=POD_PLAN, recipe=recipe, resources=resources(cluster(VM)), min_nodes=1, max_restarts=3,
+        template=PodTemplate(
+            annotations={names[2][:LONGEST_KEY]: names[3]},
+            spec={"tolerations": [{"key": names[4]}]},
+        ),
     )  # fmt: skip
 
 
@@ -142,6 +148,10 @@ def written_manifests(kind: str) -> Callable[[Any], bool]:
         assert all(line.startswith("#") for line in text.splitlines()[: len(head)])
         documents = list(yaml.safe_load_all(text))
         assert [skeleton(one) for one in documents] == [skeleton(one) for one in expected]
+        for text in (claim(pods_of(names)), copy_pod(pods_of(names))):
+            for document in yaml.safe_load_all(text):
+                assert document["metadata"]["namespace"] == (names[4] or "x")
+                assert document["kind"] in ("PersistentVolumeClaim", "Pod", "NetworkPolicy")
         assert documents[0]["metadata"]["namespace"] == (names[4] or "x")
         assert documents[-1]["metadata"]["name"] == names[3]
         return True
@@ -152,10 +162,10 @@ def written_manifests(kind: str) -> Callable[[Any], bool]:
 def batch(value: Any) -> bool:
     """Write a script for sbatch with a command of any words, and options if they are such."""
     names = names_of(value)
-    job = BatchJob("mrpc", 2, ("--time=1:00",), ("ftcluster", "train", *names))
+    job = BatchJob("mrpc", 2, ("--time=1:00",), ("train", *names))
     script = batch_script(job)
-    head, command = script.splitlines()[:14], script.splitlines()[14:]
-    assert all(line.startswith("#") or not line for line in head)
+    head, command = script.splitlines()[:16], script.splitlines()[16:]
+    assert all(line.startswith("#") or line in ("", PATH_CHECK) for line in head)
     assert sum(line.startswith("#SBATCH ") for line in head) == 10
     assert command[0].startswith("exec ftcluster train ")
     assert all(line.endswith(" \\") for line in command[:-1])

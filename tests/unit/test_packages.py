@@ -9,22 +9,22 @@ from hatchling.metadata.core import ProjectMetadata
 from hatchling.plugin.manager import PluginManager
 from packaging.requirements import Requirement
 
-from ftcluster_common import RELEASE, __version__
+from ftcluster_common import NEXT_RELEASE, RELEASE, __version__
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_release_comes_from_one_place() -> None:
-    """ftcluster_common names it; galaxy.yml and the changelog have it too, because they must."""
+    """Tags define releases; ftcluster_common, galaxy.yml and the changelog have the next one."""
     for folder in (ROOT, ROOT / "train"):
         project = tomllib.loads((folder / "pyproject.toml").read_text())
         assert project["project"]["dynamic"] == ["version"]
         path = folder / project["tool"]["hatch"]["version"]["path"]
         assert path.resolve() == ROOT / "hatch_version.py"
     assert __version__.startswith(RELEASE)
-    assert yaml.safe_load((ROOT / "galaxy.yml").read_text())["version"] == RELEASE
+    assert yaml.safe_load((ROOT / "galaxy.yml").read_text())["version"] == NEXT_RELEASE
     newest = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
-    assert newest == RELEASE
+    assert newest == NEXT_RELEASE
 
 
 def test_the_long_description_has_no_relative_links() -> None:

@@ -65,6 +65,13 @@ def add_parser(kinds: Any) -> None:
         help="Secret whose key HF_TOKEN is your token for the Hugging Face Hub",
     )
     group.add_argument(
+        "--pod-template",
+        default="",
+        metavar="FILE",
+        help="YAML with fields that your cluster requires in pods, such as tolerations and "
+        "imagePullSecrets",
+    )
+    group.add_argument(
         "--min-nodes",
         type=at_least(1),
         default=0,
@@ -82,7 +89,7 @@ def add_parser(kinds: Any) -> None:
         "-o",
         "--output",
         metavar="DIR",
-        help="write the manifests and the files of the node image into a folder",
+        help="write all manifests and the files of the node image into a folder",
     )
     parser.set_defaults(run=run, parser=parser)
     parser.more = example_lines("export k8s", known_recipes())
@@ -91,8 +98,8 @@ def add_parser(kinds: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
     names = (
-        "facts", "kind", "image", "name", "namespace", "claim", "token_secret", "min_nodes",
-        "max_restarts",
+        "facts", "kind", "image", "name", "namespace", "claim", "token_secret",
+        "pod_template", "min_nodes", "max_restarts",
     )  # fmt: skip
     more = {name: getattr(options, name) for name in names}
     try:

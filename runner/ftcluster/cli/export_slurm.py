@@ -1,9 +1,6 @@
 """`ftcluster export slurm [RECIPE]`: writes a training as a script for sbatch."""
 
 import argparse
-import shutil
-import sys
-from pathlib import Path
 from typing import Any
 
 from ftcluster.cli.help import example_lines
@@ -39,9 +36,7 @@ def add_parser(kinds: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
-    program = shutil.which(sys.argv[0])
     settings = {name: getattr(options, name) for name in ("name", "time", "partition", "account")}
-    settings["program"] = str(Path(program).absolute()) if program else "ftcluster"
     try:
         text = export_slurm(SlurmRequest(**recipe_of(options), **settings), options.output)
     except UsageError as error:

@@ -9,20 +9,27 @@ from typing import Any
 
 import yaml
 
+from ftcluster.export.pod_template import EMPTY, PodTemplate
 from ftcluster.export.pods import STACK, VOLUME, Resources
 from ftcluster.launch.mpirun import launch_host, stack_link
 from ftcluster.planning.plan import LaunchPlan
 from ftcluster.text.printable import is_plain
+from ftcluster_common import __version__
 from ftcluster_common.protocol.job import Job
 from ftcluster_common.protocol.launch import rank_placement
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.user_code import NO_CODE, UserCode
 
 PYTORCH, TRAIN = "pytorchjob", "trainjob"  # both kinds run torchrun in each pod
-TEMPLATE = Path(__file__).with_name("kubernetes.yaml.j2")
-ACCOUNT = 1000  # user and group of the node image
+JOB, CLAIM, COPY = "kubernetes.yaml.j2", "claim.yaml.j2", "copy.yaml.j2"  # templates in this folder
+ACCOUNT = 10001  # user and group of the node image; below 10000 there are users of the nodes
 JOB_FOLDER = "/opt/ftcluster/job"  # where the ConfigMap is mounted
+TOKEN_FOLDER = "/opt/ftcluster/token"  # where the Secret is mounted
 STOP_SECONDS = 120  # time for a stopped training to save its state
+KEPT_SECONDS = 7 * 24 * 3600  # how long finished pods and their logs are kept
+SCRATCH_GIB = 2  # of /tmp; logs and temporary files of torch take some megabytes
+# `prepare` is one process that streams the data from and to the volume
+PREPARE = Resources(cpus=4, memory_gib=8)
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,7 @@ class Pods:
         min_nodes: minimum number of pods of a PyTorchJob; with fewer pods it does not continue.
         max_restarts: maximum number of restarts after failures.
         code: the user's own files that the pods execute.
+        template: further fields of the pods, from the user's file.
     """
 
     name: str
@@ -52,6 +60,18 @@ class Pods:
     min_nodes: int
     max_restarts: int
     code: UserCode = NO_CODE
+    template: PodTemplate = EMPTY
+
+    @property
+    def version(self) -> str:
+        """The version of ftcluster as a label, whose characters are more limited."""
+        return __version__.replace("+", "_")
+
+    @property
+    def prepare_resources(self) -> Resources:
+        """The resources of the container that downloads and tokenizes."""
+        whole = self.resources
+        return Resources(min(PREPARE.cpus, whole.cpus), min(PREPARE.memory_gib, whole.memory_gib))
 
     @property
     def run_dir(self) -> str:
@@ -99,7 +119,21 @@ class Pods:
 
 
 def manifests(kind: str, pods: Pods) -> str:
-    """Return the manifests of a kind, as YAML with comments for kubectl."""
+    """Return the manifests of a training as a job of this kind, as YAML with comments."""
+    return _rendered(JOB, pods, kind=kind, python=f"{STACK}/bin/python")
+
+
+def claim(pods: Pods) -> str:
+    """Return the manifest of the PersistentVolumeClaim that all pods mount."""
+    return _rendered(CLAIM, pods)
+
+
+def copy_pod(pods: Pods) -> str:
+    """Return the manifest of a pod for copying files to and from the volume."""
+    return _rendered(COPY, pods)
+
+
+def _rendered(template: str, pods: Pods, **values: str) -> str:
     from jinja2 import (
         Environment,
         StrictUndefined,
@@ -108,16 +142,18 @@ def manifests(kind: str, pods: Pods) -> str:
     environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
-    environment.filters["quoted"] = quoted
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(
-        kind=kind,
+    environment.filters |= {"quoted": quoted, "as_json": json.dumps}
+    text = Path(__file__).with_name(template).read_text(encoding="utf-8")
+    return environment.from_string(text).render(
         pods=pods,
         volume=VOLUME,
         job_folder=JOB_FOLDER,
+        token_folder=TOKEN_FOLDER,
         stop_seconds=STOP_SECONDS,
+        kept_seconds=KEPT_SECONDS,
+        scratch_gib=SCRATCH_GIB,
         account=ACCOUNT,
-        python=f"{STACK}/bin/python",
+        **values,
     )
 
 

@@ -11,6 +11,9 @@ SAVE_SECONDS = 90  # time for saving the last checkpoint
 SIGNAL_SECONDS = SAVE_SECONDS + 30  # signal before the time limit; Slurm checks every minute
 
 ABOUT = "ftcluster export slurm; ftcluster's docs/slurm.md explains the setup of the nodes"
+PROGRAM = "ftcluster"  # no path: the script works for others, and after a new installation
+MISSING = f"error: this job's PATH has no {PROGRAM}; add its folder to PATH, then sbatch again"
+PATH_CHECK = f'command -v {PROGRAM} > /dev/null || {{ echo "{MISSING}" >&2; exit 127; }}'
 OPTION = re.compile(r"--[a-z-]+=[\w.,:+-]+", re.ASCII)  # sbatch would split any other text
 
 
@@ -21,13 +24,13 @@ class BatchJob:
     Attributes:
         name: name of the job and of its log.
         options: further options of sbatch, such as "--time=4:00:00".
-        command: `ftcluster train` with its arguments.
+        arguments: arguments of ftcluster, beginning with "train".
     """
 
     name: str
     nodes: int
     options: tuple[str, ...]
-    command: tuple[str, ...]
+    arguments: tuple[str, ...]
 
 
 def batch_script(job: BatchJob) -> str:
@@ -67,9 +70,13 @@ def batch_script(job: BatchJob) -> str:
             *lines,
             "",
             *comments(
+                ["Slurm gives a job the PATH of sbatch; or add commands such as `module load` here"]
+            ),
+            PATH_CHECK,
+            *comments(
                 ["exec: ftcluster itself must get the signal, which a shell would not pass on"]
             ),
-            f"exec {_wrapped((*job.command, *flags))}",
+            f"exec {_wrapped((PROGRAM, *job.arguments, *flags))}",
             "",
         )
     )

@@ -74,10 +74,10 @@ def read_value(text: str) -> Any:
 def read_keys(
     text: str, source: str, sections: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values of a recipe's YAML by key, and the place of each key ("file:line").
+    """Return the values of a YAML mapping by key, and the place of each key ("file:line").
 
     Args:
-        text: the recipe as YAML.
+        text: a recipe, or another mapping, as YAML.
         source: name of the file, for the places.
         sections: names of the sections, which are mappings; the keys in a section get its name as a
             prefix.
@@ -97,7 +97,7 @@ def read_keys(
         if root is None:
             root = yaml.MappingNode("tag:yaml.org,2002:map", [])
         if not isinstance(root, yaml.MappingNode):
-            raise RecipeError(f"{source}:1: a recipe is a mapping of keys to values")
+            raise RecipeError(f"{source}:1: the file must be a mapping of keys to values")
         values: dict[str, Any] = {}
         lines: dict[str, str] = {}
         pending = [("", root)]

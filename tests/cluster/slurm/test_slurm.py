@@ -15,13 +15,13 @@ from tests.programs import CONTROL, ROOT, wait_for
 
 pytestmark = pytest.mark.long
 
-FTCLUSTER = "cli/bin/ftcluster"
-INSTALL = f"""
+PATH = "export PATH=$PWD/cli/bin:$PATH"  # sbatch passes it on to the job
+INSTALL = """
 set -e
 python3 -m venv cli
 cli/bin/pip install --quiet --require-hashes -r control.txt
 cli/bin/pip install --quiet --no-deps ftcluster-*.whl
-{FTCLUSTER} setup localhost -e ftcluster_root=false -e ftcluster_prefix=$PWD/ft
+cli/bin/ftcluster setup localhost -e ftcluster_root=false -e ftcluster_prefix=$PWD/ft
 """
 # a node has one core. Long enough to be stopped in the middle, if it is not short
 SHORT = ("ranks_per_host=1", "batch_size=8", "data=generated:train=160,validation=40,seed=1")
@@ -42,9 +42,10 @@ def slurm() -> Iterator[SlurmCluster]:
 
 def submit(slurm: SlurmCluster, *words: str) -> str:
     """Submit a script of `ftcluster export`; the id of the job."""
-    export = (FTCLUSTER, "export", "slurm", *words, "-o", "job.sh")
-    done = slurm.as_user(f"{' '.join(export)} && sbatch --parsable job.sh")
+    export = ("ftcluster", "export", "slurm", *words, "-o", "job.sh")
+    done = slurm.as_user(f"{PATH} && {' '.join(export)} && sbatch --parsable job.sh")
     assert done.returncode == 0, done.stderr
+    assert str(slurm.shared) not in (slurm.shared / "job.sh").read_text()
     return done.stdout.split()[-1]
 
 
@@ -75,7 +76,7 @@ def test_a_job_trains_on_its_nodes(slurm: SlurmCluster) -> None:
     job = submit(slurm, "quickstart", *SHORT, "--nodes", "2", "--time", "20")
     wait(slurm, job, "RUNNING")
     wait_for(lambda: runs(slurm, job), 120)
-    listed = slurm.as_user(f"{FTCLUSTER} ps --json", NODES[1])  # not where its supervisor is
+    listed = slurm.as_user("cli/bin/ftcluster ps --json", NODES[1])  # not where its supervisor is
     assert json.loads(listed.stdout)[0]["state"] == "running", listed.stderr
     wait(slurm, job, "COMPLETED", "FAILED")
     log = (slurm.shared / f"quickstart-{job}.log").read_text()

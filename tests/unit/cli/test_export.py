@@ -99,6 +99,39 @@ def test_nodes_without_an_image_or_of_several_kinds(
     said(err)
 
 
+TEMPLATES = {
+    "rights": "spec:\n  hostNetwork: true\n  containers: []\nkind: Job\n",
+    "types": (
+        "metadata:\n  labels: {a: 1}\n  annotations: [x]\n"
+        "spec:\n  tolerations: {key: a}\n  priorityClassName: 5\n  imagePullSecrets: [registry]\n"
+    ),
+    "reserved": (
+        "metadata:\n  labels: {app.kubernetes.io/name: x, sidecar.istio.io/inject: 'true', -a: b}\n"
+        "spec:\n  nodeSelector: {a: b c}\n"
+    ),
+    "yaml": "spec: {tolerations: [\n",
+    "no mapping": "- spec\n",
+    "twice": "spec:\n  tolerations: []\n  tolerations: []\n",
+    "sections": "metadata: []\nspec: 1\n",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_of_pods_with_problems(
+    name: str, tmp_path: Path, k8s: Callable[..., tuple[int, str, str]], said: Said
+) -> None:
+    (tmp_path / "pod.yaml").write_text(TEMPLATES[name])
+    code, out, err = k8s("mrpc", "--image", "x", "--pod-template", "pod.yaml")
+    assert (code, out) == (2, "")
+    said(err)
+
+
+def test_a_missing_template_of_pods(k8s: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = k8s("mrpc", "--image", "x", "--pod-template", "none.yaml")
+    assert (code, out) == (2, "")
+    assert "--pod-template: none.yaml cannot be read: No such file or directory" in err
+
+
 def test_no_facts_at_all(shell: Shell) -> None:
     assert "no cluster has been set up" in shell("export k8s quickstart --image x", 1).err
 
@@ -134,7 +167,8 @@ def test_a_folder_with_manifests_and_what_the_image_is_built_from(
     assert out.splitlines() == sorted(out.splitlines(), key=lambda line: "/image/" in line)
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     names = ("Dockerfile", "requirements.txt", wheel.name)
-    assert files == {"pytorchjob.yaml", *(f"image/{name}" for name in names)}
+    manifests = ("pytorchjob.yaml", "claim.yaml", "copy.yaml")
+    assert files == {*manifests, *(f"image/{name}" for name in names)}
     assert (folder / "pytorchjob.yaml").read_text() == text
     assert (folder / "image" / wheel.name).read_bytes() == wheel.read_bytes()
     lock = (folder / "image/requirements.txt").read_text()

@@ -276,7 +276,7 @@ def test_bash_reads_the_words_that_were_meant(words: list[str]) -> None:
 
 def test_values_of_a_batch_script_are_words(folder: Path) -> None:
     """Values that end a line, a quotation or a comment, or that a shell would execute."""
-    program = folder / "train\n#SBATCH --uid=0\n'it"
+    program = folder / "ftcluster"
     program.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\" > words\n")
     program.chmod(0o755)
     hostile = "rows #SBATCH --wrap='touch owned' '\"$(touch owned)`touch owned`#"
@@ -284,13 +284,14 @@ def test_values_of_a_batch_script_are_words(folder: Path) -> None:
     (folder / f"{hostile}.csv").write_bytes((folder / "rows.csv").read_bytes())
     request = SlurmRequest(
         words=("classify", "text_columns=body"), data=f"{hostile}.csv", model="model",
-        program=str(program), nodes=2,
+        nodes=2,
     )  # fmt: skip
     script = export_slurm(request, "job.sh")
     asked = [line for line in script.splitlines() if line.startswith("#SBATCH")]
     assert len(asked) == 9
     assert "uid" not in "".join(asked)
-    subprocess.run(["bash", "job.sh"], check=True, timeout=20, env={"PATH": os.environ["PATH"]})
+    path = f"{folder}:{os.environ['PATH']}"
+    subprocess.run(["bash", "job.sh"], check=True, timeout=20, env={"PATH": path})
     words: list[Any] = Path("words").read_bytes().decode().split("\0")
     assert words[words.index("--data") + 1] == str(folder / f"{hostile}.csv")
     assert not (folder / "owned").exists()

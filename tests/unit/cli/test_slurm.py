@@ -1,6 +1,7 @@
 """`ftcluster train` in a Slurm job, and `ftcluster export slurm`."""
 
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -169,8 +170,7 @@ def test_options_without_a_meaning_in_a_job(
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell) -> Callable[..., str]:
     monkeypatch.chdir(tmp_path)
     remember(Cluster((), NODES))
-    monkeypatch.setattr("sys.argv", ["/none/ftcluster"])
-
+    monkeypatch.setattr("sys.argv", ["/home/me/env/bin/ftcluster"])
     return lambda *words: shell(["export", "slurm", *words]).out
 
 
@@ -194,13 +194,24 @@ def test_what_a_shell_would_read_otherwise_is_quoted(
     (tmp_path / "ftcluster").chmod(0o755)
     text = written("classify", "--data", "my reviews.csv", "text_columns=[text]")
     path = f"{tmp_path}:{os.environ['PATH']}"
-    said = subprocess.run(
+    done = subprocess.run(
         ["bash"], input=text, env={"PATH": path}, capture_output=True, text=True, check=True
     )
-    assert said.stdout.splitlines() == [
+    assert done.stdout.splitlines() == [
         "train", "classify", "text_columns=[text]", "--data", f"{tmp_path}/my reviews.csv",
         "--requeue", "--grace-seconds=90",
     ]  # fmt: skip
+
+
+def test_the_script_has_no_path_of_the_users_environment(written: Callable[..., str]) -> None:
+    """Colleagues submit it too, and it outlives the environment that wrote it."""
+    text = written("mrpc")
+    assert set(re.findall(r"(?<![\w.])/[\w/]+", text)) == {"/bin/bash", "/dev/null"}
+    done = subprocess.run(
+        ["/bin/bash"], input=text, env={"PATH": "/none"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 127
+    assert "error: this job's PATH has no ftcluster" in done.stderr
 
 
 def test_the_script_as_a_file(written: Callable[..., str], tmp_path: Path) -> None:

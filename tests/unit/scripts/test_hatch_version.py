@@ -2,14 +2,20 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from ansible.utils.version import SemanticVersion
 from packaging.version import Version
 
-from ftcluster_common import RELEASE
-from hatch_version import hosts_version, version
+from ftcluster_common import NEXT_RELEASE as RELEASE
+from hatch_version import hosts_version, semantic, stamped, version
 from tests.programs import ROOT
+
+MAJOR, MINOR, _ = RELEASE.split(".")
+FOLLOWING = f"{MAJOR}.{int(MINOR) + 1}.0"
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -57,9 +63,47 @@ def test_a_version_counts_commits_and_names_the_last(root: Path) -> None:
     assert version(root) == hosts_version(root) == RELEASE
     versions += [RELEASE]
     later = commit(root, "train/b.py")
-    assert version(root) == hosts_version(root) == f"{RELEASE}.post1+g{later}"
+    assert version(root) == hosts_version(root) == f"{FOLLOWING}.dev1+g{later}"
     versions += [version(root)]
     assert versions == sorted(versions, key=Version)
+
+
+def test_hosts_keep_the_package_of_a_release_that_is_unchanged(root: Path) -> None:
+    """Its last change may be older than the release."""
+    commit(root, "runner/a.py")
+    git(root, "tag", f"v{RELEASE}")
+    later = commit(root, "runner/a.py")
+    assert version(root) == f"{FOLLOWING}.dev1+g{later}"
+    assert hosts_version(root) == RELEASE
+    (root / "common/ftcluster_common/__init__.py").open("a").write("# changed\n")
+    assert hosts_version(root).startswith(f"{FOLLOWING}.dev")
+    assert hosts_version(root).endswith(".dirty")
+
+
+def test_a_side_branch_from_before_a_tag_is_part_of_the_next_release(root: Path) -> None:
+    git(root, "checkout", "-qb", "side")
+    commit(root, "train/side.py")
+    git(root, "checkout", "-q", "-")
+    commit(root, "runner/a.py")
+    git(root, "tag", f"v{RELEASE}")
+    git(root, "merge", "-q", "--no-edit", "side")
+    for made in (version(root), hosts_version(root)):
+        assert Version(RELEASE) < Version(made) < Version(FOLLOWING)
+
+
+@pytest.mark.parametrize("tag", ["v1.2.3rc1", "v2", "vnext", "1.2.3"])
+def test_other_tags_are_no_releases(root: Path, tag: str) -> None:
+    first = git(root, "rev-parse", "HEAD")[:8]
+    git(root, "tag", tag)
+    assert version(root) == f"{RELEASE}.dev1+g{first}"
+
+
+def test_the_newest_tag_counts(root: Path) -> None:
+    git(root, "tag", "v0.9.0")
+    commit(root, "train/b.py")
+    git(root, "tag", "v0.10.0")
+    last = commit(root, "train/b.py")
+    assert version(root) == hosts_version(root) == f"0.11.0.dev1+g{last}"
 
 
 def test_commits_after_a_tag_lead_to_the_release_that_the_sources_name(root: Path) -> None:
@@ -89,6 +133,8 @@ def test_an_archive_without_a_history_names_its_commit(root: Path, tmp_path: Pat
     assert version(archive) == hosts_version(archive) == "5.1.dev2"
     git(root, "tag", "v0.3.0")
     assert version(archived("release")) == "0.3.0"
+    after = commit(root, "train/b.py")
+    assert version(archived("later")) == hosts_version(tmp_path / "later") == f"0.4.0.dev1+g{after}"
     (archive / "PKG-INFO").unlink()
     (archive / ".git_archival.txt").unlink()
     assert version(archive) == f"{RELEASE}.dev0"
@@ -106,3 +152,54 @@ def test_without_git_a_version_is_that_of_the_sources(
 ) -> None:
     monkeypatch.setenv("PATH", "/none")
     assert version(root) == f"{RELEASE}.dev0"
+
+
+def test_galaxy_accepts_each_version_and_orders_them_alike(root: Path) -> None:
+    versions = [version(root)]
+    git(root, "tag", f"v{RELEASE}")
+    versions += [version(root)]
+    commit(root, "train/b.py")
+    versions += [version(root)]
+    (root / "train/b.py").write_text("changed")
+    versions += [version(root)]
+    for each in versions:
+        galaxy = yaml.safe_load(stamped((ROOT / "galaxy.yml").read_text(), each))
+        assert SemanticVersion(galaxy["version"]) == SemanticVersion(semantic(each))
+        assert SemanticVersion(galaxy["version"]).is_prerelease == (each != RELEASE)
+    assert versions == sorted(versions, key=lambda each: SemanticVersion(semantic(each)))
+
+
+def test_all_packages_and_the_collection_have_the_version_of_the_tag(tmp_path: Path) -> None:
+    """Of this repository's own sources, in a clone with tags."""
+    clone = tmp_path / "clone"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "common", clone / "common", ignore=ignored)
+    for name in ("hatch_version.py", "galaxy.yml"):
+        shutil.copy(ROOT / name, clone / name)
+    git(clone, "init", "-q")
+    git(clone, "add", "-A")
+    git(clone, "commit", "-qm", "one")
+    git(clone, "tag", f"v{RELEASE}")
+
+    def versions() -> tuple[str, str, str]:
+        built = version(clone)
+        (clone / "common/ftcluster_common/_version.py").write_text(f'__version__ = "{built}"\n')
+        program = "from ftcluster_common import RELEASE, __version__; print(__version__, RELEASE)"
+        shown = subprocess.run(
+            [sys.executable, "-c", program], cwd=clone / "common", check=True,
+            capture_output=True, text=True, env={"PATH": "", "PYTHONPATH": ""},
+        ).stdout.split()  # fmt: skip
+        subprocess.run(
+            [sys.executable, "-I", clone / "hatch_version.py", "stamp", clone / "galaxy.yml"],
+            check=True,
+        )
+        collection = yaml.safe_load((clone / "galaxy.yml").read_text())["version"]
+        git(clone, "checkout", "-q", "galaxy.yml")
+        return shown[0], shown[1], collection
+
+    (clone / ".gitignore").write_text("_version.py\n__pycache__\n.gitignore\n")
+    assert versions() == (RELEASE, RELEASE, RELEASE)
+    last = commit(clone, "common/ftcluster_common/limits.py")
+    assert versions() == (
+        f"{FOLLOWING}.dev1+g{last}", FOLLOWING, f"{FOLLOWING}-dev.1+g{last}",
+    )  # fmt: skip

@@ -6,9 +6,17 @@ from pathlib import Path
 
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster
-from ftcluster.errors import FtclusterError, PlanError, UsageError
-from ftcluster.export.kubernetes import PYTORCH, TRAIN, Pods, manifests
+from ftcluster.errors import FtclusterError, InputError, PlanError, UsageError
+from ftcluster.export.kubernetes import PYTORCH, TRAIN, Pods, claim, copy_pod, manifests
 from ftcluster.export.node_image import files_of_image, why_no_image
+from ftcluster.export.pod_template import (
+    DNS_LABEL,
+    EMPTY,
+    LABEL_KEY,
+    LABEL_PART,
+    PodTemplate,
+    read_pod_template,
+)
 from ftcluster.export.pods import as_pod, resources, uneven
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.plan.facts_file import facts_of
@@ -19,13 +27,13 @@ from ftcluster.planning.backends import stack_of
 from ftcluster.planning.plan import first_hosts
 from ftcluster.stacks.catalog import Stack, load_stacks
 from ftcluster.text.comments import comments
+from ftcluster_common.given_files import GivenFileError, read_given
 from ftcluster_common.protocol.launch import GLOO
 
 KINDS = (PYTORCH, TRAIN)
 CLAIM = "ftcluster"
 IMAGE = re.compile(r"[A-Za-z0-9\[][\w./:@\[\]+-]{0,254}", re.ASCII)  # [] encloses IPv6
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035
-DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # RFC 1123, as a namespace's name
 DNS_NAME = re.compile(rf"(?=.{{1,253}}$){DNS_LABEL}(\.{DNS_LABEL})*")
 NAMES = {  # by option: the pattern of a valid name, and its description
     "namespace": (re.compile(DNS_LABEL), "at most 63 characters of a-z, 0-9 and -"),
@@ -33,14 +41,10 @@ NAMES = {  # by option: the pattern of a valid name, and its description
     "token_secret": (DNS_NAME, "parts of at most 63 of a-z, 0-9 and -, dots between them"),
 }
 LONGEST_NAME = 40  # operators append -node-0-99, -worker-99; a pod's name has at most 63 letters
-# "Labels and Selectors" of Kubernetes' documentation: at most 63 characters, the prefix 253
 OF_LABEL = (
     "each at most 63 letters, digits, dots, dashes and underscores, with a letter or digit first"
 )
-LABEL_PART = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
-SELECTOR = re.compile(
-    rf"((?=[^/]{{1,253}}/){DNS_LABEL}(\.{DNS_LABEL})*/)?{LABEL_PART}=({LABEL_PART})?", re.ASCII
-)
+SELECTOR = re.compile(rf"{LABEL_KEY}=({LABEL_PART})?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class KubernetesRequest(RecipeRequest):
         node_selector: labels of the nodes, as KEY=VALUE.
         token_secret: name of a Secret whose key HF_TOKEN has a token for the Hugging Face Hub; ""
             for none.
+        pod_template: YAML file with further fields of the pods; "" for none.
         min_nodes: minimum number of pods with which the training continues after losing pods. With
             0, the training waits for replacements.
         max_restarts: number of restarts after failures.
@@ -70,6 +75,7 @@ class KubernetesRequest(RecipeRequest):
     claim: str = CLAIM
     node_selector: tuple[str, ...] = ()
     token_secret: str = ""
+    pod_template: str = ""
     min_nodes: int = 0
     max_restarts: int = 3
 
@@ -96,13 +102,17 @@ class Manifests:
 
     Attributes:
         kind: kind of the job, from KINDS.
-        text: the manifests, as YAML.
+        text: the manifests of the training, as YAML.
+        claim: manifest of the claim for the volume.
+        copy_pod: manifest of a pod for copying files to and from the volume.
         stack: the stack of the node image.
         folders: local files and folders to copy, and their paths on the volume.
     """
 
     kind: str
     text: str
+    claim: str
+    copy_pod: str
     stack: Stack
     folders: tuple[tuple[str, str], ...]
 
@@ -113,7 +123,12 @@ class Manifests:
             FtclusterError: ftcluster runs from a source checkout, which has no package to install
                 in the image.
         """
-        files = {f"{self.kind}.yaml": self.text.encode(), **files_of_image(self.stack)}
+        files = {
+            f"{self.kind}.yaml": self.text.encode(),
+            "claim.yaml": self.claim.encode(),
+            "copy.yaml": self.copy_pod.encode(),
+            **files_of_image(self.stack),
+        }
         for path, content in files.items():
             write_atomically(folder / path, content, SHARED_FILE)
         return [folder / path for path in files]
@@ -127,10 +142,15 @@ def export_k8s(request: KubernetesRequest) -> Manifests:
         FtclusterError: no such training is possible.
     """
     problems = _wrong(request)
+    template = EMPTY
+    try:
+        template = _template(request)
+    except FtclusterError as error:
+        problems.append(f"--pod-template: {error}")
     try:
         cluster = facts_of(request.facts)
         stack, run = _planned(request, cluster)
-        pods = _pods(request, cluster, run)
+        pods = _pods(request, cluster, run, template)
     except FtclusterError as error:
         if not problems:
             raise
@@ -141,7 +161,7 @@ def export_k8s(request: KubernetesRequest) -> Manifests:
             text = f"{len(problems)} problems\n{text}".replace("\n", "\n  ")
         raise UsageError(text)
     text = _comment(request.kind, run) + manifests(request.kind, pods)
-    return Manifests(request.kind, text, stack, run.folders)
+    return Manifests(request.kind, text, claim(pods), copy_pod(pods), stack, run.folders)
 
 
 def default_name(recipe: str) -> str:
@@ -151,6 +171,20 @@ def default_name(recipe: str) -> str:
     ('my-recipe', 'gpt2-shakespeare')
     """
     return re.sub("[^a-z0-9]+", "-", Path(recipe).stem.lower()).strip("-")
+
+
+def _template(request: KubernetesRequest) -> PodTemplate:
+    """Return the fields of the user's pod template.
+
+    Raises:
+        FtclusterError: the file cannot be read, or a field is not valid.
+    """
+    if not request.pod_template:
+        return EMPTY
+    try:
+        return read_pod_template(read_given(Path(request.pod_template)), request.pod_template)
+    except GivenFileError as error:
+        raise InputError(str(error)) from error
 
 
 def _wrong(request: KubernetesRequest) -> list[str]:
@@ -225,7 +259,9 @@ def _planned(request: KubernetesRequest, cluster: Cluster) -> tuple[Stack, Train
     return stack, run
 
 
-def _pods(request: KubernetesRequest, cluster: Cluster, prepared: TrainingRun) -> Pods:
+def _pods(
+    request: KubernetesRequest, cluster: Cluster, prepared: TrainingRun, template: PodTemplate
+) -> Pods:
     """Return the pods of the manifests.
 
     Raises:
@@ -239,7 +275,10 @@ def _pods(request: KubernetesRequest, cluster: Cluster, prepared: TrainingRun) -
         namespace=request.namespace,
         image=request.image,
         claim=request.claim,
-        node_selector=dict(text.partition("=")[::2] for text in request.node_selector),
+        node_selector={
+            **template.node_selector,
+            **dict(text.partition("=")[::2] for text in request.node_selector),
+        },
         token_secret=request.token_secret,
         plan=prepared.plan,
         recipe=prepared.recipe,
@@ -247,6 +286,7 @@ def _pods(request: KubernetesRequest, cluster: Cluster, prepared: TrainingRun) -
         min_nodes=request.min_nodes or count,
         max_restarts=request.max_restarts,
         code=prepared.code,
+        template=template,
     )
 
 

@@ -30,14 +30,12 @@ class SlurmRequest(RecipeRequest):
         time: time limit in sbatch's format; "" for Slurm's default.
         partition: name of the Slurm partition; "" for Slurm's default.
         account: name of the Slurm account; "" for Slurm's default.
-        program: path of the `ftcluster` program on the nodes.
     """
 
     name: str = ""
     time: str = ""
     partition: str = ""
     account: str = ""
-    program: str = "ftcluster"
 
 
 def export_slurm(request: SlurmRequest, output: str | None = None) -> str:
@@ -58,7 +56,7 @@ def export_slurm(request: SlurmRequest, output: str | None = None) -> str:
         request.name or plain_name(recipe.name),
         request.nodes or 1,
         tuple(f"--{name}={value}" for name in limits if (value := getattr(request, name))),
-        _train_command(request),
+        _train_arguments(request),
     )
     text = batch_script(job)
     if output:
@@ -80,22 +78,23 @@ def _wrong(request: SlurmRequest) -> list[str]:
     return problems
 
 
-def _train_command(request: SlurmRequest) -> tuple[str, ...]:
-    """Return the `ftcluster train` command of the job, with absolute paths for local files."""
+def _train_arguments(request: SlurmRequest) -> tuple[str, ...]:
+    """Return the arguments of ftcluster in the job, with absolute paths for local files."""
     recipe, overrides = split_words(request.words)
     if request.task and names_no_recipe(request.words):
         recipe = ""  # the task's file defines the recipe
-    given = {
+    options = {
         "--task": _absolute(request.task or None),
         "--metrics": _absolute(request.metrics or None),
     }
-    given |= {"--data": _absolute(request.data), "--model": _absolute(request.model)}
+    options |= {"--data": _absolute(request.data), "--model": _absolute(request.model)}
     if request.ranks_per_host is not None:
-        given["--ranks-per-host"] = str(request.ranks_per_host)
+        options["--ranks-per-host"] = str(request.ranks_per_host)
     recipe = str(Path(recipe).absolute()) if Path(recipe).is_file() else recipe
-    flags = [(name, value) for name, value in given.items() if value is not None]
-    words = (word for flag in flags for word in flag)
-    return (request.program, "train", *filter(None, [recipe]), *overrides, *words)
+    flags = [(name, value) for name, value in options.items() if value is not None]
+    return (
+        "train", *filter(None, [recipe]), *overrides, *(text for flag in flags for text in flag)
+    )  # fmt: skip
 
 
 def _absolute(name: str | None) -> str | None:
