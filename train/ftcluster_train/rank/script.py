@@ -139,7 +139,7 @@ def _checkpoints(folder: Path) -> Iterator[tuple[int, Path]]:
 
 def _line(completed: int, path: Path) -> str:
     """Return a checkpoint as one line of the file STARTED."""
-    return f"{completed} {ascii(str(path))}"
+    return f"{completed} {str(path)!a}"
 
 
 def _step_of(checkpoint: Path) -> int:
