@@ -15,6 +15,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
+from ansible_collections.ftcluster.cluster.plugins.module_utils.killed import why_killed
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible import (
     environment_words,
@@ -28,9 +29,15 @@ RUN = "; ".join((
     # container images often set this variable; callers that need it pass -B
     'os.environ.pop("PYTHONDONTWRITEBYTECODE", None)',
     "command, given = json.load(sys.stdin)",
+    # processes that the kernel has killed because memory was short
+    'counters = "/proc/vmstat"',
+    "lines = lambda: open(counters) if os.path.exists(counters) else ()",
+    'kills = lambda: [line for line in lines() if line.startswith("oom_kill ")]',
+    "before = kills()",
     'done = subprocess.run(command, input=given.encode(), cwd="/", capture_output=True)',
     'said = [text.decode(errors="replace") for text in (done.stdout, done.stderr)]',
-    'print("ftcluster-%s" % "answer:", json.dumps([done.returncode, *said]))',
+    'answer = [done.returncode, *said, kills() != before]',
+    'print("ftcluster-%s" % "answer:", json.dumps(answer))',
 ))  # fmt: skip
 SECRET = "*" * 8
 # message of a Python whose package lacks the requested module
@@ -67,7 +74,8 @@ class ActionModule(ActionBase):
             code = said["rc"] or 1
             return {**result, "failed": True, "msg": why, "rc": code, "stdout": "", "stderr": why}
         try:
-            code, out, err = json.loads(answer.partition("\n")[0])
+            code, out, err, short_of_memory = json.loads(answer.partition("\n")[0])
+            killed = why_killed(code, short_of_memory)
             texts = [text.rstrip("\r\n").replace(secret or "\0", SECRET) for text in (out, err)]
         except (ValueError, TypeError, AttributeError, RecursionError):
             raise AnsibleActionFail(f"the host's response is invalid: {answer[:200]!a}") from None
@@ -75,7 +83,10 @@ class ActionModule(ActionBase):
         if code:
             lacks = NO_PROGRAM.search(texts[1])
             message = OTHER_VERSION if lacks else f"{program} ended with exit code {code}"
+            message = f"{program} {killed}" if killed else message
             result.update(failed=True, msg=message.format(program=program, stack=given["stack"]))
             if lacks:  # the caller prints this text
                 result.update(stderr=result["msg"])
+            elif killed:
+                result.update(stderr=f"{texts[1]}\n{message}".lstrip())
         return result

@@ -123,6 +123,10 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.acl import remove_acl
 from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import alone_in
 from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import boot_id
+from ansible_collections.ftcluster.cluster.plugins.module_utils.killed import (
+    memory_kills,
+    why_killed,
+)
 from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import free_bytes, libc
 from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import without_runs
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
@@ -319,10 +323,13 @@ def run(module: Any, command: Iterable[object]) -> None:
     os.umask(0o022)
     environment = {"UV_PYTHON_DOWNLOADS": "never", "UV_LINK_MODE": "hardlink"}
     argv = [str(word) for word in command]
+    before = memory_kills()
     code, out, err = module.run_command(argv, environ_update=environment)
     if code != 0:
-        words = "\n".join((err or out).strip().splitlines()[-8:])
-        module.fail_json(msg=f"{' '.join(argv[:3])} failed: {words}")
+        output = "\n".join((err or out).strip().splitlines()[-8:])
+        killed = why_killed(code, memory_kills() > before)
+        problem = f"{killed}\n{output}".rstrip() if killed else f"failed: {output}"
+        module.fail_json(msg=f"{' '.join(argv[:3])} {problem}")
 
 
 def main() -> None:

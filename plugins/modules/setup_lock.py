@@ -66,6 +66,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,17 +79,47 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
     refuse_unguarded,
     write_text,
 )
+from ansible_collections.ftcluster.cluster.plugins.module_utils.stale import running_seconds
 
 NAME = ".setup"
 FORMAT = 1  # format of a lock; a lock without a format number has format 0
 COMPLETE = ".complete-node_agent"  # in a stack, see the module environment
 
 
-def new_lock(owner: str, who: str, since: float, booted: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Moment:
+    """A moment on a host.
+
+    Attributes:
+        clock: seconds since 1970; jumps if somebody sets the host's clock.
+        uptime: seconds since the host booted.
+        boot: id of the host's boot.
+    """
+
+    clock: float
+    uptime: float
+    boot: str
+
+
+def this_moment() -> Moment:
+    """Return the current moment on this host."""
+    return Moment(time.time(), running_seconds(), boot_id())
+
+
+def new_lock(owner: str, who: str, now: Moment) -> dict[str, Any]:
     """Return the contents of a lock file."""
-    control = owner.split(" ")[0]
-    content = {"owner": owner, "control": control, "who": who, "since": since, "boot": booted}
-    return {"format": FORMAT, **content}
+    since = {"since": now.clock, "uptime": now.uptime, "boot": now.boot}
+    return {"format": FORMAT, "owner": owner, "control": owner.split(" ")[0], "who": who, **since}
+
+
+def held_seconds(lock: Mapping[str, Any], now: Moment) -> float:
+    """Return how long a lock of the current boot has been held.
+
+    Locks of older versions have no uptime, so only the clock tells their age.
+    """
+    if "uptime" in lock:
+        return float(now.uptime - lock["uptime"])
+    return float(now.clock - lock.get("since", 0))
 
 
 def read_lock(path: Path) -> dict[str, Any]:
@@ -105,8 +136,7 @@ def is_free(
     owner: str,
     alive: Collection[str],
     lease: float,
-    now: float,
-    booted: str,
+    now: Moment,
 ) -> bool:
     """Return True if `owner` may take a lock.
 
@@ -115,19 +145,19 @@ def is_free(
         owner: the process that asks for the lock.
         alive: owners whose processes are running on this control node.
         lease: seconds until a lock of another control node expires.
-        now: current time of the host.
-        booted: id of the host's boot; a lock from an earlier boot is free.
+        now: current moment on the host; a lock from an earlier boot is free.
     """
-    if not lock or lock["owner"] == owner or lock.get("boot") != booted:
+    if not lock or lock["owner"] == owner or lock.get("boot") != now.boot:
         return True
     if lock.get("control") == owner.split(" ")[0]:
         return lock["owner"] not in alive
-    return bool(now - lock.get("since", 0) > lease)
+    return held_seconds(lock, now) > lease
 
 
-def refusal(lock: Mapping[str, Any], now: float) -> str:
+def refusal(lock: Mapping[str, Any], now: Moment) -> str:
     """Return the error message for a lock that another setup holds."""
-    minutes = max(0, int(now - lock.get("since", now))) // 60
+    seconds = held_seconds(lock, now) if lock.keys() & {"uptime", "since"} else 0.0
+    minutes = max(0, int(seconds)) // 60
     return (
         f"another setup is running here: {lock.get('who', 'unknown')}, for {minutes} min; wait for "
         "it to end and run setup again. If it is not running any more: -e ftcluster_take_over=true"
@@ -198,12 +228,12 @@ def main() -> None:
         supports_check_mode=True,
     )
     given, asks = module.params, module.params["from_action"]
-    path, now, booted = Path(given["prefix"]) / NAME, time.time(), boot_id()
+    path, now = Path(given["prefix"]) / NAME, this_moment()
     owner = asks["owner"]
-    mine = new_lock(owner, asks["who"], now, booted)
+    mine = new_lock(owner, asks["who"], now)
 
     def may_take(lock: Mapping[str, Any]) -> bool:
-        free = is_free(lock, owner, asks["alive"], given["lease"], now, booted)
+        free = is_free(lock, owner, asks["alive"], given["lease"], now)
         return bool(given["take_over"]) or free
 
     try:

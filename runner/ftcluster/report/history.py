@@ -58,8 +58,8 @@ class History:
 
     @property
     def seconds(self) -> float:
-        """The seconds from the first event to the last."""
-        return self.ended - self.began
+        """The seconds from the first event to the last; 0 if the clock was set back meanwhile."""
+        return max(0.0, self.ended - self.began)
 
     @property
     def train_seconds(self) -> float:

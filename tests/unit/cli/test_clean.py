@@ -32,6 +32,7 @@ RUNS = (
     replace(FAILED, run="others-1", started_by="b on c"),
     replace(FAILED, run="recorded-1", started_by=""),
     replace(FAILED, run="new-1", started=time.time() - 60),
+    replace(FAILED, run="ahead-1", started=time.time() + DAY),  # the head's clock is ahead
 )
 
 
@@ -64,12 +65,12 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        ([], {"failed-1", "recorded-1", "new-1"}),
+        ([], {"failed-1", "recorded-1", "new-1", "ahead-1"}),
         (["--older-than", "7d"], {"failed-1", "recorded-1"}),
         (["--older-than", "2w"], set()),
-        (["--done"], {"failed-1", "recorded-1", "new-1", "done-1"}),
-        (["--resumable"], {"failed-1", "recorded-1", "new-1", "resumable-1", "resumable-2"}),
-        (["--all"], {"failed-1", "recorded-1", "new-1", "others-1"}),
+        (["--done"], {"failed-1", "recorded-1", "new-1", "ahead-1", "done-1"}),
+        (["--resumable"], {"failed-1", "recorded-1", "new-1", "ahead-1", "resumable-1", "resumable-2"}),
+        (["--all"], {"failed-1", "recorded-1", "new-1", "ahead-1", "others-1"}),
     ],
 )
 def test_without_names_only_own_runs_that_cannot_be_resumed(
@@ -92,7 +93,7 @@ def test_without_a_terminal_nothing_goes_that_is_not_named(
     removed: list[str], shell: Shell
 ) -> None:
     shown = shell("clean", 2).err
-    assert "3 runs would be removed" in shown
+    assert "4 runs would be removed" in shown
     assert "failed-1" in shown
     assert removed == []
     assert main(["clean", "--dry-run"]) == 0

@@ -98,3 +98,30 @@ def test_a_program_that_fails_for_want_of_another_module_says_which(stack: Path)
     done = ran(stack)
     assert "No module named 'ftcluster_other'" in done["stderr"]
     assert done["msg"] == "host.said ended with exit code 1"
+
+
+def test_a_killed_program_is_not_taken_for_a_missing_stack(stack: Path) -> None:
+    said = stack / "site/ftcluster_train/host/said.py"
+    said.write_text("import os; os.write(2, b'half of it'); os.kill(os.getpid(), 11)")
+    done = ran(stack)
+    assert (done["rc"], done["msg"]) == (-11, "host.said was killed by signal 11 (SIGSEGV)")
+    assert done["stderr"].splitlines() == ["half of it", done["msg"]]
+
+
+def test_a_program_that_is_out_of_memory(stack: Path, tmp_path: Path) -> None:
+    """The kernel counts such processes; here a file stands for its counters."""
+    counters = tmp_path / "vmstat"
+    counters.write_text("pgfault 7\noom_kill 3\n")
+    said = stack / "site/ftcluster_train/host/said.py"
+    dies = "import os, pathlib; {}; os.kill(os.getpid(), 9)"
+    program = node_program.RUN.replace("/proc/vmstat", str(counters))
+    assert program != node_program.RUN
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(node_program, "RUN", program)
+        said.write_text(dies.format("pass"))
+        assert ran(stack)["msg"] == "host.said was killed by signal 9 (SIGKILL)"
+        text = counters.read_text().replace("3", "4")
+        said.write_text(dies.format(f"pathlib.Path({str(counters)!r}).write_text({text!r})"))
+        done = ran(stack)
+    assert "host.said was killed by the kernel: the host is out of memory" in done["msg"]
+    assert done["stderr"] == done["msg"]

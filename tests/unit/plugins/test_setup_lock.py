@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils import alone
 from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import boot_id
 from ansible_collections.ftcluster.cluster.plugins.modules import setup_lock
 from ansible_collections.ftcluster.cluster.plugins.modules.setup_lock import (
+    Moment,
     is_free,
     main,
+    new_lock,
     read_lock,
     refusal,
     release,
@@ -24,10 +27,12 @@ from ansible_collections.ftcluster.cluster.plugins.modules.setup_lock import (
 
 from tests.unit.hosts import plugin
 
-NOW, LEASE = 1_000_000.0, 3600
+NOW, LEASE = Moment(1_000_000.0, 50_000.0, "b1"), 3600
+CLOCK = NOW.clock
+# a lock of a version that stored no uptime
 LOCK = {
     "owner": "here 100 5", "control": "here", "who": "ops on bastion (process 100)",
-    "since": NOW - 120, "boot": "b1",
+    "since": CLOCK - 120, "boot": "b1",
 }  # fmt: skip
 
 
@@ -45,25 +50,38 @@ LOCK = {
         ({}, "there 100 5", [], "b1", False),  # who lives elsewhere cannot be seen
         ({}, "there 100 5", ["here 100 5"], "b1", False),
         ({}, "there 100 5", [], "b2", True),  # the host was booted since
-        ({"since": NOW - LEASE - 1}, "there 100 5", [], "b1", True),
-        ({"since": NOW - LEASE - 1}, "here 200 9", ["here 100 5"], "b1", False),
-        ({"since": NOW + 999}, "there 100 5", [], "b1", False),  # clocks differ
+        ({"since": CLOCK - LEASE - 1}, "there 100 5", [], "b1", True),
+        ({"since": CLOCK - LEASE - 1}, "here 200 9", ["here 100 5"], "b1", False),
+        ({"since": CLOCK + 999}, "there 100 5", [], "b1", False),  # clocks differ
     ],
 )
 def test_who_may_take_it(
     changes: dict[str, Any], owner: str, alive: list[str], booted: str, free: bool
 ) -> None:
-    assert is_free({**LOCK, **changes}, owner, alive, LEASE, NOW, booted) == free
+    now = replace(NOW, boot=booted)
+    assert is_free({**LOCK, **changes}, owner, alive, LEASE, now) == free
+
+
+@pytest.mark.parametrize("jump", [-1e6, 1e6])
+def test_a_lock_lasts_as_long_if_the_clock_of_the_host_is_set(jump: float) -> None:
+    lock = new_lock("there 100 5", "ops on bastion", NOW)
+
+    def later(seconds: float) -> Moment:
+        return Moment(NOW.clock + jump + seconds, NOW.uptime + seconds, NOW.boot)
+
+    assert not is_free(lock, "here 1 1", [], LEASE, later(LEASE - 1))
+    assert is_free(lock, "here 1 1", [], LEASE, later(LEASE + 1))
+    assert "for 2 min" in refusal(lock, later(125))
 
 
 def test_the_refusal_names_the_first_and_what_to_do() -> None:
     found = refusal(LOCK, NOW)
     assert "another setup is running here: ops on bastion (process 100), for 2 min; wait" in found
     assert found.endswith("-e ftcluster_take_over=true")
-    assert "for 0 min" in refusal({**LOCK, "since": NOW + 999}, NOW)
+    assert "for 0 min" in refusal({**LOCK, "since": CLOCK + 999}, NOW)
     assert "unknown, for 0 min" in refusal({"owner": "x"}, NOW)
-    assert is_free({}, "here 100 5", [], LEASE, NOW, "b1")
-    assert is_free({"owner": "of an older version"}, "here 100 5", [], LEASE, NOW, "b1")
+    assert is_free({}, "here 100 5", [], LEASE, NOW)
+    assert is_free({"owner": "of an older version"}, "here 100 5", [], LEASE, NOW)
 
 
 # --- the file

@@ -239,3 +239,19 @@ def test_a_restarted_script_finds_its_newest_complete_checkpoint(tmp_path: Path)
     newest = checkpoint(work / "out/mrpc/checkpoint-5")
     checkpoint(work / "out/checkpoint-20", complete=False)
     assert start(tmp_path, FTCLUSTER_RESTART="2").stdout == f"{newest}\n"
+
+
+def test_checkpoints_are_found_if_the_clock_was_set_back_since_the_start(tmp_path: Path) -> None:
+    work = tmp_path / "script"
+    foreign = checkpoint(work / "out/checkpoint-900")  # came with the script
+    (work / "script.py").write_text("import os; print(os.environ.get('FTCLUSTER_CHECKPOINT'))")
+    write_job(tmp_path, start=work)
+    assert start(tmp_path, FTCLUSTER_RESTART="0").stdout == "None\n"
+    hour = 3600
+    for step, ago in ((10, 1), (20, 2)):  # the clock goes back an hour before each of them
+        completed = checkpoint(work / f"out/checkpoint-{step}") / "trainer_state.json"
+        at = completed.stat().st_mtime - ago * hour
+        os.utime(completed, (at, at))
+    assert start(tmp_path, FTCLUSTER_RESTART="1").stdout == f"{work}/out/checkpoint-20\n"
+    (foreign / "trainer_state.json").write_text("{}")  # the run itself comes to this step
+    assert start(tmp_path, FTCLUSTER_RESTART="1").stdout == f"{foreign}\n"

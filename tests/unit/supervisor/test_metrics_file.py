@@ -236,3 +236,42 @@ def test_the_dashboard_shows_what_is_written() -> None:
     assert labels <= {"run", *(label for _, names in GAUGES.values() for label in names)}
     places = [panel["gridPos"] for panel in dashboard["panels"]]
     assert all(place["x"] + place["w"] <= 24 for place in places)
+
+
+@pytest.mark.needs("promtool")
+def test_the_table_of_runs_has_a_row_for_each_run(tmp_path: Path) -> None:
+    """Grafana joins rows whose common columns are equal, and a metric's name is such a column."""
+    dashboard = json.loads((ROOT / "docs/grafana-dashboard.json").read_text())
+    [table] = (panel for panel in dashboard["panels"] if panel["type"] == "table")
+    labels = '{run="mrpc-1", host="", instance="head:9100", job="node"}'
+    about = {"recipe": "mrpc", "backend": "impi", "precision": "bf16"}
+    series, expected = [], []
+    for number, target in enumerate(table["targets"]):
+        assert target["instant"]
+        [metric] = set(re.findall(r"ftcluster_\w+", target["expr"]))
+        more = about if metric == "ftcluster_run_info" else {}
+        text = "".join(f', {name}="{value}"' for name, value in more.items())
+        series.append({"series": metric + labels.replace("}", f"{text}}}"), "values": str(number)})
+        times = 1000 if "* 1000" in target["expr"] else 1
+        expected.append({
+            "expr": target["expr"].replace("$run", "mrpc-.*"), "eval_time": "0",
+            "exp_samples": [{"labels": f'{{run="mrpc-1"{text}}}', "value": number * times}],
+        })  # fmt: skip
+    tests = {"tests": [{"input_series": series, "promql_expr_test": expected}]}
+    (tmp_path / "table.yml").write_text(yaml.safe_dump(tests))
+    done = subprocess.run(
+        [PROMTOOL, "test", "rules", "table.yml"], cwd=tmp_path, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_state_that_has_passed_is_not_shown_beside_the_current_state() -> None:
+    dashboard = json.loads((ROOT / "docs/grafana-dashboard.json").read_text())
+    states = [
+        target
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        if "ftcluster_run_state" in target["expr"]
+    ]
+    assert [target.get("instant") for target in states] == [True]

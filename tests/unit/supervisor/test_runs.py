@@ -54,6 +54,14 @@ def test_an_ended_run(tmp_path: Path) -> None:
     assert (run.step, run.steps, run.started, run.seconds, run.model) == (20, 50, 100.0, 4.0, "/m")
 
 
+def test_no_run_takes_a_negative_time_if_the_clock_was_set_back(tmp_path: Path) -> None:
+    path = make_run(tmp_path, RUN, START)
+    with (path / "events.jsonl").open("a") as file:
+        file.write(json.dumps({**END, "time": 40.0}) + "\n")
+    ((run,), _) = list_runs(tmp_path)
+    assert (run.state, run.started, run.seconds) == ("done", 100.0, 0.0)
+
+
 def test_a_run_without_an_end_is_running_only_if_it_has_processes(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     make_run(runs, RUN, START, STEP)

@@ -111,17 +111,20 @@ def _typed(path: Path, stop_asked: Callable[[], bool]) -> Iterator[str]:
     The session ends at the line null, or after SESSION_SECONDS without a new line.
     """
     with path.open("rb") as file:
-        while time.time() - os.fstat(file.fileno()).st_mtime < SESSION_SECONDS:
+        latest = time.monotonic()
+        while time.monotonic() - latest < SESSION_SECONDS:
             if stop_asked():
                 raise TrainingStopped
             line = file.readline()
             if not line.endswith(b"\n"):
                 file.seek(-len(line), os.SEEK_CUR)
                 time.sleep(PAUSE_SECONDS)
-            elif line.strip():
+                continue
+            if line.strip():
                 if (prompt := read_prompt(line)) is None:
                     return
                 yield prompt
+            latest = time.monotonic()
 
 
 def read_prompt(line: bytes) -> str | None:

@@ -27,6 +27,7 @@ from ftcluster_common.protocol.job import read_script_job
 from ftcluster_common.protocol.launch import CHECKPOINT_VARIABLE, RESTART_VARIABLE
 from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.io import rank_status
+from ftcluster_train.io.fsync import write_atomically
 from ftcluster_train.io.mpi_output import RankEnd, signal_name
 from ftcluster_train.io.processes import end_with_parent
 from ftcluster_train.rank.startup_hooks import add_layer, own_layer
@@ -35,6 +36,7 @@ STARTUP = Path(__file__).parent.parent / "startup"  # see sitecustomize.py there
 GRACE_SECONDS = 8  # between SIGTERM and SIGKILL; less than the supervisor's grace time
 LEVELS = 3  # depth of the search for checkpoints below the script's start folder
 COMPLETE = "trainer_state.json"  # transformers' Trainer writes it last
+STARTED = "started"  # in the run's folder: the checkpoints before the script's first start
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -59,7 +61,7 @@ def run(run_dir: Path) -> int:
     if int(os.environ.get(RESTART_VARIABLE, "0")):
         os.environ[CHECKPOINT_VARIABLE] = last_checkpoint(run_dir, Path(job.start))
     else:
-        mark_start(run_dir)
+        mark_start(run_dir, Path(job.start))
     # blocked until the handlers are set
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     child = os.fork()  # not subprocess, which would close MPI's own file descriptors
@@ -92,24 +94,36 @@ def run(run_dir: Path) -> int:
     return end.code
 
 
-def mark_start(run_dir: Path) -> None:
-    """Store the time of the script's first start on this host."""
-    with contextlib.suppress(OSError):  # another rank of this host has done it, or the disk is full
-        (run_dir / "started").touch(exist_ok=False)
+def mark_start(run_dir: Path, folder: Path) -> None:
+    """Store which checkpoints exist at the script's first start on this host.
+
+    They belong to other trainings. Their times are stored instead of the time of the start, because
+    the host's clock may be set while the script runs.
+    """
+    path = run_dir / STARTED
+    if not path.exists():  # else another rank of this host has done it
+        lines = [f"{_line(*checkpoint)}\n" for checkpoint in _checkpoints(folder)]
+        with contextlib.suppress(OSError):  # disk full, or another rank writes the same
+            write_atomically(path, "".join(lines))
 
 
 def last_checkpoint(run_dir: Path, folder: Path) -> str:
     """Return the newest complete checkpoint of transformers' Trainer that the run has written here.
 
     The result is "" if there is none. `folder`, where the script starts, may also have checkpoints
-    of other trainings.
+    of other trainings. In the folder with the newest checkpoint, the highest step is the newest.
     """
     try:
-        since = (run_dir / "started").stat().st_mtime_ns
+        lines = (run_dir / STARTED).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # the first start on this host
         return ""
-    checkpoints = [checkpoint for checkpoint in _checkpoints(folder) if checkpoint[0] > since]
-    return str(max(checkpoints)[1]) if checkpoints else ""
+    before = set(lines)
+    written = [one for one in _checkpoints(folder) if _line(*one) not in before]
+    if not written:
+        return ""
+    newest_folder = max(written)[1].parent
+    paths = (path for _, path in written if path.parent == newest_folder)
+    return str(max(paths, key=_step_of))
 
 
 def _checkpoints(folder: Path) -> Iterator[tuple[int, Path]]:
@@ -121,6 +135,15 @@ def _checkpoints(folder: Path) -> Iterator[tuple[int, Path]]:
             ):  # the checkpoint is not complete, or is being removed
                 if path.name.removeprefix("checkpoint-").isdecimal():
                     yield (path / COMPLETE).stat().st_mtime_ns, path
+
+
+def _line(completed: int, path: Path) -> str:
+    """Return a checkpoint as one line of the file STARTED."""
+    return f"{completed} {str(path)!a}"
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def rank_end(status: int, rank: int) -> RankEnd:

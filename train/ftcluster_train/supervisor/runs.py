@@ -192,7 +192,7 @@ def read_run(path: Path, alive: bool) -> RunState:
         step=int(last.get("step", {}).get("step", 0)),
         steps=int(last.get("start", {}).get("steps", 0)),
         started=round(started, 3),
-        seconds=round(until - started, 2),
+        seconds=round(max(0.0, until - started), 2),  # the host's clock may have been set back
         model=last.get("result", {}).get("model", ""),
         checkpoint=last.get("checkpoint", {}).get("folder", ""),
         started_by=launch.get("started_by", ""),

@@ -115,12 +115,17 @@ def _is_meant(run: RunState, request: CleanRequest, recorded: bool) -> bool:
         run.state in states
         and (request.all or is_own)
         and (request.resumable or not resumable)
-        and time.time() - run.started - run.seconds >= request.older_than
+        and _seconds_since_end(run) >= request.older_than
     )
 
 
+def _seconds_since_end(run: RunState) -> float:
+    """Return the seconds since a run ended; 0 if the head's clock is ahead of this machine's."""
+    return max(0.0, time.time() - run.started - run.seconds)
+
+
 def _ended(run: RunState) -> str:
-    return f"{duration(max(0.0, time.time() - run.started - run.seconds))} ago"
+    return f"{duration(_seconds_since_end(run))} ago"
 
 
 def _check(names: Sequence[str], runs: Mapping[str, RunState], head: str) -> None:

@@ -1,6 +1,7 @@
 """Token samples of earlier runs are found again, and only where nothing differs."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -74,4 +75,16 @@ def test_the_longest_unused_go(tmp_path: Path) -> None:
     cached_tokens(cache, "new", lambda _: [])
     assert {path.name for path in cache.iterdir()} == {
         "new", "k0", *(f"k{number}" for number in range(2, KEPT_SETS))
+    }  # fmt: skip
+
+
+def test_what_is_in_use_stays_if_the_clock_was_set_back(tmp_path: Path) -> None:
+    cache, tomorrow = tmp_path / "cache", time.time() + 86400
+    for number in range(KEPT_SETS):
+        folder, _ = cached_tokens(cache, f"k{number}", lambda _: [])
+        os.utime(folder, (tomorrow + number, tomorrow + number))
+    folder, notices = cached_tokens(cache, "new", lambda _: ["made"])
+    assert (folder.is_dir(), notices) == (True, ["made"])
+    assert {path.name for path in cache.iterdir()} == {
+        "new", *(f"k{number}" for number in range(1, KEPT_SETS))
     }  # fmt: skip

@@ -76,7 +76,7 @@ def keep_inputs(job: Job, inputs: Inputs) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {"inputs": asdict(inputs), "files": _files(job, inputs)}
     write_atomically(path, json.dumps(document) + "\n")
-    remove_least_recent(path.parent, KEPT_INPUTS)
+    remove_least_recent(path.parent, KEPT_INPUTS, path)
 
 
 def _inputs_of(job: Job) -> Path | None:

@@ -61,19 +61,22 @@ def cached_tokens(
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     os.utime(folder)
-    remove_least_recent(cache, KEPT_SETS)
+    remove_least_recent(cache, KEPT_SETS, folder)
     notices = json.loads((folder / NOTICES_FILE).read_text(encoding="utf-8"))
     return folder, notices
 
 
-def remove_least_recent(cache: Path, kept: int) -> None:
+def remove_least_recent(cache: Path, kept: int, latest: Path) -> None:
     """Remove all but the most recently used entries of a folder.
 
     Args:
         kept: number of entries that stay.
+        latest: entry that is in use. It stays even if the clock was set back, so that all other
+            entries seem more recent.
     """
     entries = [path for path in cache.iterdir() if not path.name.endswith(".partial")]
-    for entry in sorted(entries, key=lambda path: -path.stat().st_mtime)[kept:]:
+    others = [path for path in entries if path != latest]
+    for entry in sorted(others, key=lambda path: -path.stat().st_mtime)[kept - 1 :]:
         if entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)
         else:
