@@ -51,6 +51,7 @@ class RunState:
         started_by: user and machine that started the run, such as `ops on bastion`; "" if unknown.
         tags: tags such as `team=nlp ticket=42`, or "".
         doing: text that names the hosts that the run waits for, or INTERRUPTED, or "".
+        why: one line about who stopped the run, or how it failed, or "".
     """
 
     run: str
@@ -67,6 +68,7 @@ class RunState:
     started_by: str = ""
     doing: str = ""
     tags: str = ""
+    why: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as JSON-ready data."""

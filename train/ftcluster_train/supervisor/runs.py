@@ -197,6 +197,7 @@ def read_run(path: Path, alive: bool) -> RunState:
         started_by=launch.get("started_by", ""),
         tags=str(launch.get("env", {}).get(TAGS_VARIABLE, "")),
         doing="" if end else _doing(last) if alive else INTERRUPTED if launch else "",
+        why=str(end.get("why", "")) if end else "",
     )
 
 
