@@ -119,7 +119,8 @@ EVENTS: dict[str, dict[str, Any]] = {
     # errors that guardians report also have `step` and `cause`, see
     # ftcluster_train.supervisor.rank_life
     "error": {"message": str, "hint": str, "host": str, "rank": int | None},
-    # state: done, failed or stopped
+    # state: done, failed or stopped. If it is not done, there are also `cause` (stop: the command;
+    # signal; shutdown: of the head; or the first error's cause) and `why`, one line for users
     "end": {"state": str, "exit_code": int, "seconds": Number},
 }
 # types of the elements of lists and the values of dicts

@@ -35,6 +35,7 @@ PLACEMENT_VARIABLE = "FTCLUSTER_PLACEMENT"  # see `rank_placement`
 SLURM_VARIABLE = "SLURM_JOB_ID"  # set by Slurm
 LAYER_VARIABLE = "FTCLUSTER_LAYER"  # folder with a script's additional packages
 TAGS_VARIABLE = "FTCLUSTER_TAGS"  # tags of the run, such as `team=nlp ticket=42`
+STOPPED_BY_VARIABLE = "FTCLUSTER_STOPPED_BY"  # user and machine of `ftcluster stop`
 FAST_VARIABLE = "FTCLUSTER_FAST"  # set if a script is trained with our kernels
 MOST_SECONDS = 7 * 86400.0  # assumed if launch.json is damaged
 GRACE_SECONDS = 30.0  # time for the last checkpoint of a training that is asked to stop

@@ -51,7 +51,7 @@ class RunState:
         started_by: user and machine that started the run, such as `ops on bastion`; "" if unknown.
         tags: tags such as `team=nlp ticket=42`, or "".
         doing: text that names the hosts that the run waits for, or INTERRUPTED, or "".
-        cause: message of the error that ended a failed run, with its host and rank, or "".
+        why: one line about who stopped the run, or how it failed, or "".
     """
 
     run: str
@@ -68,7 +68,7 @@ class RunState:
     started_by: str = ""
     doing: str = ""
     tags: str = ""
-    cause: str = ""
+    why: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as JSON-ready data."""

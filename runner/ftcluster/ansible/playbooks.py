@@ -365,10 +365,12 @@ class Stop(Playbook):
 
     Attributes:
         stop_force: True to stop the run without its supervisor, which does not end.
+        stop_by: user and host of this command, such as `ops on bastion`.
     """
 
     events: RunEvents
     stop_force: bool
+    stop_by: str = ""
 
     name = "stop"
     answers = (answers.RUN_STOPPED,)

@@ -413,7 +413,7 @@ def stop(
         FtclusterError: the run may still be running; the message says how to end it.
     """
     begin_events(run)
-    playbook = Stop(_events_of(run_hosts, run, output), force)
+    playbook = Stop(_events_of(run_hosts, run, output), force, this_user())
     listed: list[RunState] = []
 
     def on_event(event: TaskEvent) -> None:

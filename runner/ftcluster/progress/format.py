@@ -76,7 +76,10 @@ def stopped_line(progress: RunProgress) -> str:
     """Return a line that says how a run was stopped, and how to continue the run."""
     run, checkpoint = progress.run, progress.checkpoint
     step = progress.step.get("step", 0)
-    words = [f"stopped: run {run}{f' at step {step}' if step else ''}", "no rank is left running"]
+    words = [f"stopped: run {run}{f' at step {step}' if step else ''}"]
+    if why := progress.end.get("why"):
+        words.append(str(why))
+    words.append("no rank is left running")
     if checkpoint:
         words.append(checkpoint_line(progress))
         if not progress.start.get("ipex"):

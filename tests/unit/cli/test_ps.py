@@ -54,7 +54,7 @@ def test_a_run_that_waits_or_was_interrupted_says_so() -> None:
 
 def test_the_newest_failed_runs_say_why_they_ended() -> None:
     cause = "n2 (10.0.0.2): its host key has changed since the last setup"
-    failed = [replace(RUN, run=f"mrpc-{n}", state="failed", cause=cause) for n in range(5)]
+    failed = [replace(RUN, run=f"mrpc-{n}", state="failed", why=cause) for n in range(5)]
     *_, last = table([RUN, failed[0]])
     assert last == f"mrpc-0 failed: {cause}"
     assert len(table(failed)) == 1 + 5 + 3

@@ -1,15 +1,18 @@
 """The program of one rank of a run: `mpirun ... python -m ftcluster_train.engine.rank RUN_DIR`."""
 
 import gc
+import signal
 
 if __name__ == "__main__":
     gc.disable()  # garbage collection would take a quarter of the imports' CPU time
+    # in all threads that libraries start, see `io.signals`
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # at a shutdown it follows SIGTERM
 
 import errno
 import logging
 import os
 import shutil
-import signal
 import socket
 import sys
 import traceback
@@ -80,7 +83,8 @@ from ftcluster_train.engine.trackers import make_trackers
 from ftcluster_train.errors import STOPPED_LINE, TrainError, TrainingStopped, error_line
 from ftcluster_train.health.host_benchmark import product_gflops, product_shapes, weights_of
 from ftcluster_train.io.events import EventWriter
-from ftcluster_train.io.rank_status import report, write_stacks_on_signal
+from ftcluster_train.io.rank_status import report, report_signal, write_stacks_on_signal
+from ftcluster_train.io.signals import Received, take_signals
 from ftcluster_train.rank.bind import memory_nodes
 
 SHOWN_CLASSES = 8
@@ -259,15 +263,20 @@ def say_never_predicted(
 
 
 def listen_for_stop() -> Callable[[], bool]:
-    """Handle SIGTERM and SIGINT as stop requests.
+    """Handle SIGTERM and SIGINT as stop requests, and report who sends them.
 
     Returns:
         A function that returns True if a stop was requested.
     """
-    received: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _frame: received.append(number))
-    return lambda: bool(received)
+    requests: list[Received] = []
+
+    def take(received: Received) -> None:
+        requests.append(received)
+        if not received.internal:
+            report_signal(received.to_dict())
+
+    take_signals((signal.SIGTERM, signal.SIGINT), take)
+    return lambda: bool(requests)
 
 
 def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Samples]]:

@@ -111,6 +111,21 @@ def _condition(value: Any) -> bool:
         return False
 
 
+def _stop_signal(value: Any) -> bool:
+    """Return True if the value has the form of a result of `Received.to_dict`."""
+    try:
+        return len(_fields(value, STOP_SIGNAL)) == len(STOP_SIGNAL)
+    except ValueError:
+        return False
+
+
+STOP_SIGNAL: Mapping[str, Callable[[Any], bool]] = {
+    "number": lambda value: _count(value) and 0 < value < signal.NSIG,
+    "pid": _integer,
+    "user": _text,
+    "program": _text,
+    "stopping": lambda value: value is None or isinstance(value, bool),
+}
 CONDITION: Mapping[str, Callable[[Any], bool]] = {
     "mhz": lambda value: value is None or _number(value),
     "throttled": _integer,
@@ -129,6 +144,7 @@ REPORT: Mapping[str, Callable[[Any], bool]] = {
     "exit": lambda value: _integer(value) and abs(value) < 256,
     "oom": lambda value: isinstance(value, bool),
     "host": _condition,
+    "signal": _stop_signal,
 }
 
 
@@ -140,10 +156,17 @@ def report(step: int, doing: str, pid: int | None = None) -> None:
     Args:
         pid: process of the activity, if not this one.
     """
-    descriptor = os.environ.get(PROGRESS_VARIABLE)
-    if descriptor:
+    _write({"step": step, "doing": doing, **({"pid": pid} if pid else {})})
+
+
+def report_signal(fields: Mapping[str, Any]) -> None:
+    """Report a signal that asks this process to stop; see `signals.Received.to_dict`."""
+    _write({"signal": fields})
+
+
+def _write(message: Mapping[str, Any]) -> None:
+    if descriptor := os.environ.get(PROGRESS_VARIABLE):
         with contextlib.suppress(OSError):  # the guardian does not read, or is gone
-            message = {"step": step, "doing": doing, **({"pid": pid} if pid else {})}
             os.write(int(descriptor), json.dumps(message).encode() + b"\n")
 
 

@@ -259,6 +259,7 @@ def guarded(program: list[str], rank: int) -> int:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with contextlib.suppress(OSError):
             signal.signal(code - 128, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {code - 128})
         os.kill(os.getpid(), code - 128)
     return code
 

@@ -32,6 +32,7 @@ from ftcluster_train.io.rank_status import (
     hello_of,
     read_report,
 )
+from ftcluster_train.io.signals import Received, take_signals
 
 ADDRESS = "FTCLUSTER_SUPERVISOR"  # address:port of the supervisor
 SECRET = "FTCLUSTER_GUARD_FILE"  # file with the run's secret, which a guardian sends first
@@ -40,7 +41,8 @@ LOOK_SECONDS = 0.1  # between two checks of whether the rank has ended, on kerne
 REPEAT_SECONDS = 2.0  # a shutdown signals every process, so the rank gets several signals
 CONDITION_SECONDS = 10.0  # between two readings of a host's condition
 STACK_SECONDS = 0.02  # between two processes that write their stacks, so that the stacks do not mix
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # their senders are reported
+FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 OOM_COUNTER = Path("/proc/vmstat")
 
 
@@ -59,8 +61,10 @@ def guard(program: Sequence[str], rank: int) -> int:
     os.set_blocking(ours, False)
     os.set_blocking(theirs, False)  # a rank never waits for its guardian
     kills, parent = oom_kills(), os.getpid()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     pid = os.fork()
     if pid == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         connection.close()
         os.close(ours)
         end_with_parent(signal.SIGKILL, parent)
@@ -70,11 +74,12 @@ def guard(program: Sequence[str], rank: int) -> int:
     guardian = _Guardian(connection, pid, ours, timeouts)
     for number in FORWARDED:
         signal.signal(number, lambda number, _frame: guardian.forward(number))
+    take_signals(STOPS, guardian.take_stop)
     status = guardian.watch()
     code = os.waitstatus_to_exitcode(status)
     with contextlib.suppress(OSError):
         killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)  # the rank, or its script
-        message: dict[str, Any] = {"exit": code, "oom": killed and oom_kills() > kills}
+        message = {"exit": code, "oom": killed and oom_kills() > kills, **guardian.stop_signal}
         connection.sendall(json.dumps(message).encode() + b"\n")
     connection.close()
     return code if code >= 0 else 128 - code
@@ -165,6 +170,8 @@ class _Guardian:
         self._heard = self._sent = time.monotonic()
         self._ending = 0.0  # when SIGKILL is due; 0: the rank is not being ended
         self._asked = 0.0  # when the rank was asked to stop
+        self._received: Received | None = None  # first stop signal from outside the run
+        self._reported: dict[str, Any] = {}  # the same of the rank
         first = os.environ.get("LOCAL_RANK") == "0"
         self._condition = HostCondition(os.getppid(), self._heard) if first else None
         self._condition_read = self._heard
@@ -193,7 +200,7 @@ class _Guardian:
                 self._sent = now
                 main = (self._pid, self._script)
                 self._activity = activity(os.getpid(), main, self._activity)
-                self._send({**self._doing, **self._activity, **self._host(now)})
+                self._send({**self._doing, **self._activity, **self._host(now), **self.stop_signal})
 
     def _host(self, now: float) -> dict[str, Any]:
         """Return the host's condition at intervals, if this is the host's first rank and trains."""
@@ -207,6 +214,23 @@ class _Guardian:
     def _trains(self) -> bool:
         """True if the rank runs ftcluster's own training and no user's script."""
         return bool(self._doing) and self._doing["doing"] != SCRIPT
+
+    @property
+    def stop_signal(self) -> dict[str, Any]:
+        """The first stop signal from outside the run as a message; {} if there was none."""
+        return {"signal": self._received.to_dict()} if self._received else self._reported
+
+    def take_stop(self, received: Received) -> None:
+        """Report a signal that somebody has sent to this process, and forward it.
+
+        A shutdown of the host and the end of a login session send SIGHUP after SIGTERM, which would
+        keep a training from saving.
+        """
+        if not received.internal and not self._received:
+            self._received = received
+            self._send(self.stop_signal)  # at once, as mpirun on this host is being ended too
+        if received.number != signal.SIGHUP or not self._trains:
+            self.forward(received.number)
 
     def forward(self, number: int) -> None:
         """Send the rank a signal; a training that is asked to stop twice ends at once."""
@@ -246,6 +270,9 @@ class _Guardian:
         for line in lines:
             with contextlib.suppress(ValueError):
                 report = read_report(line)
+                if "signal" in report:
+                    self._reported = self._reported or {"signal": report["signal"]}
+                    continue
                 self._script = report.get("pid", self._pid)
                 self._doing = {"step": report.get("step", 0), "doing": report.get("doing", SCRIPT)}
 

@@ -33,6 +33,7 @@ from ftcluster_train.io.activity import process_state
 from ftcluster_train.io.events import EventWriter, has_ended
 from ftcluster_train.io.fsync import GROUP_READS, has_space, write_atomically
 from ftcluster_train.io.locks import EXCLUSIVE, try_lock
+from ftcluster_train.io.shutdown import SYSTEMD
 
 PID_FILE = "supervisor.pid"
 BOOT_FILE = "supervisor.boot"  # id of the host's boot in which the supervisor ran
@@ -54,7 +55,6 @@ WATCHDOG_SECONDS = 20.0
 STOP_SECONDS = 120
 MOST_TASKS = "50%"  # of all tasks the host allows; systemd's 15 % may be too few for many ranks
 NOTIFY_SOCKET = "NOTIFY_SOCKET"  # variable that systemd sets, sd_notify(3)
-SYSTEMD = Path("/run/systemd/system")  # exists if systemd runs this host, sd_booted(3)
 LINGER = Path("/var/lib/systemd/linger")
 # limits that the role tuning writes; PAM applies them to sessions, but systemd ignores them
 LIMITS = Path("/etc/security/limits.d/ftcluster.conf")

@@ -5,7 +5,8 @@ them. The supervisor answers with `beat`. From then on the guardian sends lines 
 
 - each second the `activity` of its rank, with `step` and `doing` as the rank has reported them;
 - from a host's first rank sometimes also `host`, the `HostCondition`;
-- at the end `exit` and `oom`.
+- at the end `exit` and `oom`;
+- after a signal from outside the run that asks the rank to stop, `signal`, see `Received`.
 
 Each second the supervisor sends a line: `beat`, `end`, `stop` or `stack`.
 
@@ -25,11 +26,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FrameType
 
 from ftcluster_common.protocol.launch import GRACE_SECONDS, Host
 from ftcluster_common.protocol.timeouts import BEAT_SECONDS, Timeouts
 from ftcluster_train.io.rank_status import LINE_LIMIT, rank_of, read_report
+from ftcluster_train.io.signals import Received, take_signals
 from ftcluster_train.supervisor.rank_life import RankLife, Trouble, at_step, find_trouble
 
 BACKLOG = 4096  # connections that wait to be accepted; net.core.somaxconn limits this
@@ -37,6 +38,7 @@ GREETING_SECONDS = 5.0  # longest time between a connection and its secret
 UNGREETED = 256  # connections that have not sent the secret; a process may open 1024 files
 SAY_SECONDS = 60.0  # between two log lines about strangers
 TCP_INFO_BYTES = 8 + 13 * 4  # see _seconds_since_ack
+STOPS = (signal.SIGTERM, signal.SIGINT)
 STOPPED_EXIT_CODE = 128 + signal.SIGTERM  # exit code of a stopped run
 
 
@@ -254,6 +256,8 @@ class StopRequest:
 
     Attributes:
         asked: True after the first signal.
+        received: first signal with its sender; None if there was none.
+        at: time of the first signal, in seconds since 1970.
         saving: connections to the ranks, which save before they end; None: the first signal ends
             the run at once.
         grace_seconds: see Launch.
@@ -264,13 +268,22 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.asked = False
+        self.received: Received | None = None
+        self.at = 0.0
         self.saving: Heartbeats | None = None
         self.grace_seconds = GRACE_SECONDS
         self.repeated = False
         self.holding = True
         self._deadline = float("inf")
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._take)
+        for number in STOPS:
+            signal.signal(number, lambda number, _frame: self._take(Received(number)))
+
+    def learn_senders(self) -> None:
+        """Have the signals of this process handled with their senders.
+
+        Call this before the process starts threads. Child processes inherit the blocked signals.
+        """
+        take_signals(STOPS, self._take)
 
     def check(self) -> None:
         """Raise Stopped if the run was asked to end and must not wait any longer.
@@ -281,8 +294,10 @@ class StopRequest:
         if self.asked and (self.saving is None or time.monotonic() > self._deadline):
             raise Stopped
 
-    def _take(self, _number: int, _frame: FrameType | None) -> None:
+    def _take(self, received: Received) -> None:
         again, self.asked = self.asked, True
+        if not again:
+            self.received, self.at = received, time.time()
         if self.holding:
             return
         # before the first step there is nothing to save

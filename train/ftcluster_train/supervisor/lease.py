@@ -8,8 +8,8 @@ the lease while lines arrive on stdin at most SECONDS apart. Then it keeps the l
 processes of the run on this host have ended. The kernel frees the lock however `hold` ends.
 
 `hold` tries to take the lease at each line `ask`, and with --share at every line. It answers each
-`ask` with `held`, with `held open` on a host that lacks its firewall rules, or with `taken` and the
-run that has the lease.
+`ask` with `held`, with `held open` on a host that lacks its firewall rules, with `taken` and the
+run that has the lease, or with `stopping` on a host that is shutting down.
 
 The firewall rules of a host count as loaded if their unit is active. Every account may ask systemd
 for that, while only root may list rules. Rules that were flushed without systemd go unnoticed.
@@ -28,9 +28,10 @@ from pathlib import Path
 
 from ftcluster_train.io.locks import EXCLUSIVE, SHARED, lock_within, try_lock
 from ftcluster_train.io.processes import is_running, processes_of
+from ftcluster_train.io.shutdown import is_stopping
 
 NAME = ".lease"
-HELD, OPEN = "held", " open"
+HELD, OPEN, STOPPING = "held", " open", "stopping"
 IN_USE = 3  # exit code of the verb `look`
 HINT = (
     "wait for its end with --wait, end it with ftcluster stop RUN, or share the hosts with "
@@ -66,10 +67,16 @@ def hold(runs: Path, run: str, silence_seconds: float, share: bool) -> None:
         held = held or ((asked or share) and take(lease, run))
         if asked:
             with contextlib.suppress(BrokenPipeError):
-                mine = f"{HELD}{OPEN * lacks_rules()}" if held else f"{TAKEN}{holder(lease)}"
-                os.write(1, f"{mine}\n".encode())
+                os.write(1, f"{answer_of(lease, held)}\n".encode())
     while held and any(map(is_running, processes_of(run))):
         time.sleep(1)
+
+
+def answer_of(lease: int, held: bool) -> str:
+    """Return the answer to `ask`."""
+    if is_stopping():
+        return STOPPING
+    return f"{HELD}{OPEN * lacks_rules()}" if held else f"{TAKEN}{holder(lease)}"
 
 
 def take(lease: int, run: str) -> bool:

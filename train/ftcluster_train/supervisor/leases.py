@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ftcluster_common.protocol.launch import RUN_VARIABLE, Host, Launch
 from ftcluster_common.protocol.timeouts import BEAT_SECONDS, Timeouts
-from ftcluster_train.supervisor.lease import HELD, OPEN, TAKEN, UNIT
+from ftcluster_train.supervisor.lease import HELD, OPEN, STOPPING, TAKEN, UNIT
 from ftcluster_train.supervisor.ssh_check import (
     HostFailure,
     ask_all,
@@ -171,6 +171,8 @@ class _Holder:
         self.held, self.is_open = answer.startswith(HELD), answer.endswith(OPEN)
         if self.held:
             return None
+        if answer == STOPPING:
+            return HostFailure(self._host, "it is shutting down", False)
         if answer:
             return HostFailure(self._host, answer.removeprefix(TAKEN), in_use=True)
         try:
@@ -195,7 +197,7 @@ class _Holder:
             text += data
             for line in text.decode(errors="replace").split("\n")[:-1]:
                 # a login script may print other lines
-                if line in (HELD, HELD + OPEN) or line.startswith(TAKEN):
+                if line in (HELD, HELD + OPEN, STOPPING) or line.startswith(TAKEN):
                     return line
         return ""
 

@@ -23,6 +23,7 @@ from ftcluster_train.io.mpi_output import (
 )
 from ftcluster_train.supervisor.heartbeats import STOPPED_EXIT_CODE
 from ftcluster_train.supervisor.rank_life import Trouble
+from ftcluster_train.supervisor.stop_causes import NO_CAUSE, StopCause
 
 LAST_LINES = 12
 # patterns in a script's last output, and the hint for each
@@ -57,6 +58,7 @@ class Ending:
         seconds: time from the first launch to the end of the last rank; 0 if no rank was started.
         restartable: True if a restart may help, because the program itself did not cause the
             failure.
+        cause: who stopped the run, if the state is stopped.
     """
 
     state: str
@@ -64,6 +66,7 @@ class Ending:
     errors: list[dict[str, Any]]
     seconds: float = 0.0
     restartable: bool = False
+    cause: StopCause = NO_CAUSE
 
 
 class Watch(ABC):

@@ -35,6 +35,7 @@ from ftcluster_train.rank.guardian import ADDRESS, SECRET
 from ftcluster_train.supervisor import lease
 from ftcluster_train.supervisor.heartbeats import (
     STOPPED_EXIT_CODE,
+    STOPS,
     UNGREETED,
     Heartbeats,
     Stopped,
@@ -56,8 +57,16 @@ from ftcluster_train.supervisor.rank_life import RankLife, Trouble
 from ftcluster_train.supervisor.slow_hosts import SlowHostWatch
 from ftcluster_train.supervisor.ssh_causes import LINK
 from ftcluster_train.supervisor.ssh_check import HostFailure, unreached_hosts
+from ftcluster_train.supervisor.stop_causes import (
+    SHUTDOWN,
+    by_signal_to_rank,
+    first_signalled,
+    is_pending,
+)
 
 PAUSE_SECONDS = 0.2
+VERDICT_SECONDS = 3.0  # longest wait for a guardian that asks its systemd about a shutdown
+LAST_NEWS_SECONDS = 1.0  # longest wait for a guardian's reason after mpirun has failed
 FILES_A_HOST = 4  # pipes to the ssh of a lease; mpirun opens as many to its own ssh
 OTHER_FILES = 128 + UNGREETED
 LINK_CAUSE = "link"  # `cause` of an event `error` about hosts that do not reach each other
@@ -146,7 +155,7 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE if launch.script else subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=lambda: processes.end_with_parent(parent=supervisor_pid),
+        preexec_fn=lambda: _begin_child(supervisor_pid),
     )
     try:
         request.saving = None if launch.script else beats
@@ -161,6 +170,10 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
         trouble = _read(process, watch, beats, request, on_step, links.start)
         heard_out = True
         ending = _ending_of(process.wait(), trouble, watch, beats, request)
+        if ending.state != "done" and not request.asked:
+            poll_while(beats, lambda: any(map(is_pending, beats.lives)), VERDICT_SECONDS)
+            clock = time.time() - time.monotonic()
+            ending = explained(ending, beats.lives, launch.hosts[0].name, clock)
     except Stopped:
         ending = Ending("stopped", STOPPED_EXIT_CODE, [])
     finally:
@@ -220,6 +233,12 @@ def explained_by_links(ending: Ending, links: Links) -> Ending:
     return ending
 
 
+def _begin_child(parent: int) -> None:
+    """Prepare the process that becomes mpirun: the supervisor itself has blocked these signals."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+    processes.end_with_parent(parent=parent)
+
+
 def _ending_of(
     code: int,
     trouble: list[Trouble],
@@ -242,6 +261,46 @@ def _ending_of(
     if request.asked and ending.state == "failed":
         ending = replace(ending, state="stopped", exit_code=STOPPED_EXIT_CODE, restartable=False)
     return ending
+
+
+def explained(ending: Ending, lives: Sequence[RankLife], head: str, clock: float) -> Ending:
+    """Return an ending with the sender of the signal that caused it, if there was a signal.
+
+    A host that is shutting down counts as lost, even if the ranks could save their state.
+
+    Args:
+        head: name of the head, whose shutdown ends the run.
+        clock: seconds since 1970 minus the supervisor's clock.
+    """
+    life = first_signalled(lives)
+    if life is None or life.received is None:
+        return ending
+    cause = by_signal_to_rank(life, life.received, clock)
+    if cause.cause == SHUTDOWN and life.host == head:
+        return Ending("stopped", STOPPED_EXIT_CODE, [], cause=cause)
+    if cause.cause == SHUTDOWN:
+        hint = f"{life.host} is used again when it answers"
+        trouble = Trouble(life.host, None, life.step, SHUTDOWN, cause.message, hint)
+        return Ending("failed", 1, [dict(vars(trouble))], restartable=True)
+    if ending.state == "stopped":
+        return replace(ending, cause=cause)
+    errors = [
+        {**error, "hint": "; ".join(filter(None, (cause.message, error["hint"])))}
+        if error["rank"] == life.rank
+        else error
+        for error in ending.errors
+    ]
+    return replace(ending, errors=errors)
+
+
+def poll_while(beats: Heartbeats, waits: Callable[[], bool], limit_seconds: float) -> None:
+    """Read the guardians' messages while a condition holds, but at most for a time."""
+    deadline = time.monotonic() + limit_seconds
+    while True:
+        beats.poll(time.monotonic())
+        if not waits() or time.monotonic() > deadline:
+            return
+        time.sleep(PAUSE_SECONDS / 10)
 
 
 def _take_hosts(launch: Launch, run: SupervisedRun, stack: Path) -> None:
@@ -394,8 +453,14 @@ def _read(
     if not (watch.over or trouble) and process.wait() != 0:  # between two checks
         for _ in range(3):  # to see a connection, its messages, and its end
             beats.poll(time.monotonic())
+        poll_while(beats, lambda: not any(map(_has_news, beats.lives)), LAST_NEWS_SECONDS)
         trouble = launcher_gone(process, beats.lives) or beats.trouble(time.monotonic())
     return trouble
+
+
+def _has_news(life: RankLife) -> bool:
+    """Return True if a guardian has reported why its rank ends."""
+    return life.received is not None or life.exit is not None or life.lost
 
 
 def _read_rest(process: "subprocess.Popen[bytes]", watch: Watch) -> None:

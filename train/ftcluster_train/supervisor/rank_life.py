@@ -11,6 +11,7 @@ from typing import Any
 from ftcluster_common.protocol.timeouts import BEAT_SECONDS, Timeouts
 from ftcluster_train.io.mpi_output import signal_name
 from ftcluster_train.io.rank_status import SCRIPT
+from ftcluster_train.io.signals import Received
 
 IDLE_CPU = 0.02  # share of a core; a rank that uses less counts as waiting
 IDLE_WIRE = 1000.0  # bytes a second; a rank with less traffic counts as waiting
@@ -53,6 +54,9 @@ class RankLife:
         lost: True if the guardian has closed its connection without an exit code.
         condition: recent condition of the host, see `HostCondition.read`; {} if the rank is not the
             host's first rank.
+        received: first stop signal from outside the run to the rank or its guardian; None: there
+            was none.
+        signalled: time of this signal.
     """
 
     rank: int
@@ -75,10 +79,17 @@ class RankLife:
     oom: bool = False
     lost: bool = False
     condition: Mapping[str, Any] = field(default_factory=dict)
+    received: Received | None = None
+    signalled: float = 0.0
 
     def take(self, message: Mapping[str, Any], now: float) -> None:
         """Update the state with one message of the guardian."""
         self.heard = now
+        if "signal" in message:
+            self.signalled = self.signalled or now
+            self.received = Received(**message["signal"])
+            if message.keys() == {"signal"}:
+                return
         if "exit" in message:
             self.exit, self.oom = int(message["exit"]), bool(message.get("oom"))
             self.changed = now

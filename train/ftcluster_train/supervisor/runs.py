@@ -198,15 +198,14 @@ def read_run(path: Path, alive: bool) -> RunState:
         started_by=launch.get("started_by", ""),
         tags=str(launch.get("env", {}).get(TAGS_VARIABLE, "")),
         doing="" if end else _doing(last) if alive else INTERRUPTED if launch else "",
-        cause=_cause(last.get("error")) if end and state == "failed" else "",
+        why=_why(state, end, last.get("error")) if end else "",
     )
 
 
-def _cause(error: Mapping[str, Any] | None) -> str:
-    """Return the first line of an error's message with its host and rank; "" without an error."""
-    if not error:
-        return ""
-    text = place_and_message(error)
+def _why(state: str, end: Mapping[str, Any], error: Mapping[str, Any] | None) -> str:
+    """Return one line about why a run ended: of its event `end`, which older runs lack, or error."""
+    failed = place_and_message(error) if error and state == "failed" else ""
+    text = str(end.get("why") or failed)
     return text.partition("\n")[0][:CAUSE_CHARACTERS]
 
 

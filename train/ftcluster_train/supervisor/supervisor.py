@@ -31,6 +31,7 @@ from ftcluster_common.protocol.launch import (
     LAUNCH_FILE,
     RUN_VARIABLE,
     SLURM_VARIABLE,
+    STOPPED_BY_VARIABLE,
     read_launch,
     read_outline,
 )
@@ -40,6 +41,7 @@ from ftcluster_train.io import processes
 from ftcluster_train.io.events import EventWriter, has_ended, seconds_since_first
 from ftcluster_train.io.fsync import write_atomically
 from ftcluster_train.io.processes import kill_rest
+from ftcluster_train.io.shutdown import ANSWER_SECONDS
 from ftcluster_train.supervisor import background, runs
 from ftcluster_train.supervisor.background import PID_FILE, STOP_FILE
 from ftcluster_train.supervisor.heartbeats import STOPPED_EXIT_CODE, Stopped, StopRequest
@@ -60,8 +62,9 @@ from ftcluster_train.supervisor.rank_launch import (
     SupervisedRun,
     refusal_fields,
 )
-from ftcluster_train.supervisor.restarts import run_with_restarts
+from ftcluster_train.supervisor.restarts import place_and_message, run_with_restarts
 from ftcluster_train.supervisor.ssh_check import HostFailure
+from ftcluster_train.supervisor.stop_causes import NO_CAUSE, StopCause, by_command, by_signal
 
 NO_UNIT = 3  # exit code of `start --user` without a systemd unit
 SUPERVISED, UNSUPERVISED = 0, 4  # exit codes of the process of `as_account`
@@ -102,9 +105,36 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
     background.wait_for_space(run_dir)
     for message in {str(error["message"]): error for error in ending.errors}.values():
         events.write("error", **message)
-    events.write("end", state=ending.state, exit_code=ending.exit_code, seconds=ending.seconds)
+    why = why_ended(ending, run_dir, request, launch.hosts[0].name)
+    events.write(
+        "end", state=ending.state, exit_code=ending.exit_code, seconds=ending.seconds, **why
+    )
     metrics.write(read_launch(run_dir))
     return ending.exit_code
+
+
+def why_ended(ending: Ending, run_dir: Path, request: StopRequest, head: str) -> dict[str, str]:
+    """Return the fields `cause` and `why` of the event `end`; {} for a run that is done."""
+    if ending.state == "done":
+        return {}
+    if ending.state == "stopped":
+        cause = ending.cause if ending.cause != NO_CAUSE else cause_of_stop(run_dir, request, head)
+        return {"cause": cause.cause, "why": cause.message}
+    first = ending.errors[0]
+    why = place_and_message(first).splitlines()[0]
+    return {"cause": str(first.get("cause", "error")), "why": why}
+
+
+def cause_of_stop(run_dir: Path, request: StopRequest, head: str) -> StopCause:
+    """Return who has stopped a run through its supervisor."""
+    if (stop := run_dir / STOP_FILE).exists():
+        return by_command(stop.read_text(encoding="utf-8", errors="replace").strip())
+    if request.received is None:
+        return NO_CAUSE
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while request.received.stopping is None and time.monotonic() < deadline:
+        time.sleep(0.05)  # a thread asks systemd
+    return by_signal(request.received, head, "the supervisor", request.at)
 
 
 def _not_started(refusal: HostFailure) -> dict[str, Any]:
@@ -193,8 +223,9 @@ def become(run_dir: Path, no_unit: str = "") -> int:
         no_unit: reason why the supervisor is no systemd unit, if the user can change that; else "".
     """
     again = background.become_supervisor(run_dir)
-    background.feed_watchdog()
     request = StopRequest()
+    request.learn_senders()
+    background.feed_watchdog()
     background.wait_for_space(run_dir)
     write_atomically(run_dir / PID_FILE, f"{os.getpid()}\n")
     try:
@@ -212,7 +243,7 @@ def stop(run_dir: Path) -> str:
         return "not running"
     if elsewhere := slurm_elsewhere(run_dir):
         raise SystemExit(elsewhere)
-    (run_dir / STOP_FILE).touch()  # for a supervisor that is just starting
+    ask_to_stop(run_dir)  # also for a supervisor that is just starting
     seen = time.monotonic() if (run_dir / PID_FILE).exists() else float("-inf")
     grace = read_outline(run_dir).grace_seconds if (run_dir / LAUNCH_FILE).exists() else 0.0
     deadline = time.monotonic() + grace + 3 * processes.GRACE_SECONDS
@@ -234,6 +265,11 @@ def stop(run_dir: Path) -> str:
     raise SystemExit(f"the supervisor (process {asked}) does not end")
 
 
+def ask_to_stop(run_dir: Path) -> None:
+    """Mark a run as one that must end, with the user and machine that asked for it."""
+    (run_dir / STOP_FILE).write_text(os.environ.get(STOPPED_BY_VARIABLE, ""), encoding="utf-8")
+
+
 def force_stop(run_dir: Path) -> str:
     """End a run whose supervisor does not end it, and mark it as stopped.
 
@@ -244,7 +280,7 @@ def force_stop(run_dir: Path) -> str:
         return "not running"
     if elsewhere := slurm_elsewhere(run_dir):
         raise SystemExit(elsewhere)
-    (run_dir / STOP_FILE).touch()  # a restarted supervisor then ends the run
+    ask_to_stop(run_dir)  # a restarted supervisor then ends the run
     deadline = time.monotonic() + background.BACK_SECONDS
     killed = None
     while time.monotonic() < deadline and not has_ended(run_dir):
@@ -258,9 +294,11 @@ def force_stop(run_dir: Path) -> str:
         if (pid := background.supervisor_of(run_dir)) is not None:
             _signal(pid, signal.SIGKILL)
         seconds = round(seconds_since_first(run_dir), 2)
+        cause = by_command(os.environ.get(STOPPED_BY_VARIABLE, ""))
         EventWriter(run_dir).write(
-            "end", state="stopped", exit_code=STOPPED_EXIT_CODE, seconds=seconds
-        )
+            "end", state="stopped", exit_code=STOPPED_EXIT_CODE, seconds=seconds,
+            cause=cause.cause, why=cause.message,
+        )  # fmt: skip
     with contextlib.suppress(GivenFileError):  # the run never began, or is of another version
         MetricsFile(run_dir).write(read_launch(run_dir))
     return "stopped"

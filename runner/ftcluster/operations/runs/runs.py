@@ -29,7 +29,7 @@ COLUMNS = ("run", "state", "step", "hosts", "started", "time", "by", "tags")
 NARROW = ("started", "by", "hosts", "tags")
 ALL_RANKS = "ranks.log"
 PIECE_BYTES = 1 << 20  # bytes of a log in memory at once
-CAUSES = 3  # maximum number of failed runs whose cause a table names
+CAUSES = 3  # maximum number of ended runs whose cause a table names
 LISTED = 20  # maximum number of a script's files to show
 
 
@@ -55,7 +55,7 @@ def list_runs(
 
 
 def table(runs: Sequence[RunState], width: int | None = None) -> list[str]:
-    """Return a table of runs, why the newest failed runs ended, and how to continue others.
+    """Return a table of runs, why the newest runs failed or were stopped, and how to continue others.
 
     Args:
         width: width of the terminal in characters; columns of NARROW are omitted until the table
@@ -68,7 +68,7 @@ def table(runs: Sequence[RunState], width: int | None = None) -> list[str]:
         if name in rows[0] and width is not None and max(map(len, aligned(rows))) > width:
             place = rows[0].index(name)
             rows = [(*row[:place], *row[place + 1 :]) for row in rows]
-    notes = [f"{run.run} failed: {run.cause}" for run in runs if run.cause][:CAUSES]
+    notes = [f"{run.run} {run.state}: {run.why}" for run in runs if run.why][:CAUSES]
     if any(run.doing == INTERRUPTED for run in runs):
         notes += [f"{INTERRUPTED}: its supervisor is gone; to continue it: ftcluster attach RUN"]
     return [*aligned(rows), *notes]
