@@ -69,7 +69,10 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (["--older-than", "7d"], {"failed-1", "recorded-1"}),
         (["--older-than", "2w"], set()),
         (["--done"], {"failed-1", "recorded-1", "new-1", "ahead-1", "done-1"}),
-        (["--resumable"], {"failed-1", "recorded-1", "new-1", "ahead-1", "resumable-1", "resumable-2"}),
+        (
+            ["--resumable"],
+            {"failed-1", "recorded-1", "new-1", "ahead-1", "resumable-1", "resumable-2"},
+        ),
         (["--all"], {"failed-1", "recorded-1", "new-1", "ahead-1", "others-1"}),
     ],
 )

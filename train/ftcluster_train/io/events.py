@@ -37,12 +37,13 @@ def event_line(event: str, **fields: Any) -> bytes:
     return json.dumps(content).encode() + b"\n"
 
 
-def place_and_message(error: Mapping[str, Any]) -> str:
-    """Return the message of an event `error` with its host and rank, naming each only once."""
-    host, message = error["host"], str(error["message"])
+def place_and_message(error: dict[str, Any]) -> str:
+    """Return an error's message with its host and rank, naming each only once."""
+    host, message = error["host"], error["message"]
     if error["rank"] is not None:
         return f"rank {error['rank']} on {host}: {message}"
-    return message if message.startswith((f"{host} ", f"{host}: ")) else f"{host}: {message}"
+    named = re.match(rf"{re.escape(host)}(?![\w-]|\.\w)", message)
+    return message if named else f"{host}: {message}"
 
 
 class EventWriter:

@@ -72,15 +72,6 @@ def run_with_restarts(
     return replace(ending, seconds=round(time.monotonic() - began, 2))
 
 
-def place_and_message(error: dict[str, Any]) -> str:
-    """Return an error's message with its host and rank, naming each only once."""
-    host, message = error["host"], error["message"]
-    if error["rank"] is not None:
-        return f"rank {error['rank']} on {host}: {message}"
-    named = re.match(rf"{re.escape(host)}(?![\w-]|\.\w)", message)
-    return message if named else f"{host}: {message}"
-
-
 def _restart(launch: Launch, run: SupervisedRun, failure: Ending) -> tuple[Launch, Ending]:
     """Restart the ranks on the hosts that can be used.
 

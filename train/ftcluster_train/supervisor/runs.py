@@ -203,7 +203,7 @@ def read_run(path: Path, alive: bool) -> RunState:
 
 
 def _why(state: str, end: Mapping[str, Any], error: Mapping[str, Any] | None) -> str:
-    """Return one line about why a run ended: of its event `end`, which older runs lack, or error."""
+    """Return a line about why a run ended; older runs lack it in their event `end`."""
     failed = place_and_message(error) if error and state == "failed" else ""
     text = str(end.get("why") or failed)
     return text.partition("\n")[0][:CAUSE_CHARACTERS]

@@ -55,7 +55,7 @@ def list_runs(
 
 
 def table(runs: Sequence[RunState], width: int | None = None) -> list[str]:
-    """Return a table of runs, why the newest runs failed or were stopped, and how to continue others.
+    """Return a table of runs, why the newest runs ended, and how to continue others.
 
     Args:
         width: width of the terminal in characters; columns of NARROW are omitted until the table
