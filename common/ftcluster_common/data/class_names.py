@@ -32,7 +32,8 @@ def as_word(label: Any) -> str:
         return ""
     if isinstance(label, bool):
         return str(label).lower()
-    whole = isinstance(label, float) and label.is_integer()  # from pandas, which had NaNs
+    # pandas turns integers into floats if the column has NaN
+    whole = isinstance(label, float) and label.is_integer()
     return str(int(label)) if whole else str(label).strip()
 
 
