@@ -129,7 +129,7 @@ def classification_columns(
         missing.append(options.label_column)
     if missing or not texts:
         guessed = find_texts(columns) or ("NAME",)
-        what = "no column that is known for texts"
+        what = "no column with a usual name for texts"
         if missing:
             alike = {name.lower(): f" ({name} is one)" for name in columns}
             what = f"no column {', '.join(name + alike.get(name.lower(), '') for name in missing)}"

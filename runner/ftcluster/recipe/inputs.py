@@ -146,7 +146,7 @@ def check_exists(field: str, value: str) -> None:
     plain, revision = split_revision(value)
     if revision is not None and (Path(plain).exists() or not plain or not revision):
         raise InputError(
-            f"{field} {value}: @ stands between a name of the Hub and a revision of it",
+            f"{field} {value}: @ separates a name on the Hub from its revision",
             f"a file or folder of this machine has no revisions: {plain}" if plain else "",
         )
     path, folder = Path(plain), Path(plain).parent
@@ -229,7 +229,7 @@ def check_model_folder(folder: Path, recipe: Recipe, purpose: Purpose = "train")
         if purpose != "train" and (folder / ADAPTER_WEIGHTS).is_file():
             return
         raise InputError(
-            f"model {folder} has adapters, and not the model that they belong to",
+            f"model {folder} has adapters, but not their base model",
             "train it with merge_adapters=true, or merge them with peft: merge_and_unload()",
         )
     problems: list[str] = []

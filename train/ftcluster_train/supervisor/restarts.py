@@ -56,7 +56,7 @@ def run_with_restarts(
         )
         started = _restart(launch, run)
         if started is None:
-            break  # the run ends with the first failure as its cause
+            break  # the first failure is the cause of the run's end
         launch, ending = started
     return replace(ending, seconds=round(time.monotonic() - began, 2))
 
