@@ -1,9 +1,9 @@
 """The recipe of a training: what the control node checks and the hosts read. Standard library only.
 
-The fields of each task are in `tasks`. Names, meanings and defaults of `Training` are those of
-transformers 5.23; where a default differs, the description of the field names the default of
-transformers. The `Attributes:` of these dataclasses are what `ftcluster recipes --fields`, the JSON
-schema and docs/recipe-fields.md print.
+The fields of each task are in `tasks`. `Training` has the names, meanings and defaults of
+transformers 5.23. If a default differs, the field's description names the default of transformers.
+`ftcluster recipes --fields`, the JSON schema and docs/recipe-fields.md print the `Attributes:` of
+these dataclasses.
 """
 
 from collections.abc import Mapping
@@ -54,9 +54,9 @@ class Training:
             depends on the number of ranks. transformers: 8.
         per_device_eval_batch_size: maximum samples that a rank evaluates at once; metrics do not
             depend on it. Default: as many as make 8,192 tokens. transformers: 8.
-        gradient_accumulation_steps: number of parts that a rank computes its share of the batch in,
-            to save memory. The result does not change: batch_size is the whole batch of a step. In
-            transformers it multiplies the batch.
+        gradient_accumulation_steps: number of parts into which a rank divides its share of the
+            batch to save memory. The result does not change: batch_size is the whole batch of a
+            step. In transformers it multiplies the batch.
         optim: optimizer. Both names are the same AdamW.
         weight_decay: weight decay of AdamW. Biases and norms are not decayed.
         adam_beta1: decay rate of AdamW's first moment.
@@ -85,7 +85,7 @@ class Training:
         load_best_model_at_end: True to save the model of the best evaluation instead of the last
             step's. save_strategy must be `best` or equal eval_strategy, and save_steps a multiple
             of eval_steps.
-        metric_for_best_model: metric that the best model is chosen by, with or without the prefix
+        metric_for_best_model: metric that selects the best model, with or without the prefix
             `eval_`. Default: the loss if the task measures it, else the first metric of the task.
         greater_is_better: True if a greater value of that metric is better. Default: true, unless
             the metric's name ends in `loss`. `perplexity` needs false.
@@ -222,8 +222,8 @@ class Recipe:
         allocator: memory allocator of the ranks. `auto` is tcmalloc on hosts that have it.
         precision: number format of the computation. `auto` is bf16 if the CPUs have instructions
             for it. Master weights and the saved model are fp32.
-        attention_dropout: False to turn off the dropout inside the attention that the model's
-            configuration has.
+        attention_dropout: False to turn off the attention dropout that the model's configuration
+            sets.
         license: license of the trained model for its model card, such as `apache-2.0`.
         card_host_names: True to name the hosts in the model card, which otherwise has only their
             hardware.

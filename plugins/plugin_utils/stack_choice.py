@@ -136,7 +136,7 @@ def _name(stacks: Stacks, wanted: StackRequest, hosts: Hosts) -> tuple[str, str]
         if wanted.stack not in ("", AUTO, bundled):
             raise ChoiceError(
                 f"the bundle has stack {bundled}, not {wanted.stack}; "
-                f"leave the stack out, or make one: ftcluster bundle --stack {wanted.stack}"
+                f"omit the stack, or make a bundle of it: ftcluster bundle --stack {wanted.stack}"
             )
         if bundled not in stacks:
             raise ChoiceError(

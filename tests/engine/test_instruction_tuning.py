@@ -199,7 +199,7 @@ def quantized(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("write", "options", "said"),
     [
-        (dropping, {}, "train.jsonl:1: the chat template leaves out message 1, of the role user"),
+        (dropping, {}, "train.jsonl:1: the chat template omits message 1, of the role user"),
         (refusing, {}, "train.jsonl:1: the chat template refuses it: no system here"),
         (without, {}, "has no chat template"),
         (with_code, {}, "needs Python code of its own, which ftcluster does not execute"),

@@ -32,7 +32,8 @@ def as_word(label: Any) -> str:
         return ""
     if isinstance(label, bool):
         return str(label).lower()
-    whole = isinstance(label, float) and label.is_integer()  # from pandas, which had NaNs
+    # pandas turns integers into floats if the column has NaN
+    whole = isinstance(label, float) and label.is_integer()
     return str(int(label)) if whole else str(label).strip()
 
 
@@ -143,7 +144,7 @@ def find_labels(labels: Iterable[Any], column: str, trains: bool = True) -> list
             kinds.add(isinstance(item, str | bool))
     if "" in words:
         raise DataError(
-            f"a row has no label in column {column}; leave it out: skip_incomplete=true"
+            f"a row has no label in column {column}; to skip such rows: skip_incomplete=true"
         )
     if len(lists) > 1:
         raise DataError(f"some rows have a list of labels in column {column}, and others do not")

@@ -40,7 +40,7 @@ HALF = re.compile(
 SHARD = re.compile(r"-\d+-of-\d+$")  # suffix of a file that the Hub has in parts
 
 WESTERN = "cp1252"
-ACCENTED = bytes(range(0xC0, 0x100))  # letters of this encoding outside ASCII
+ACCENTED = bytes(range(0xC0, 0x100))  # bytes of letters in Windows-1252 outside ASCII
 LETTERS = ascii_letters.encode()
 MOST_ACCENTED = 0.25  # maximum share of all letters; French and German texts are below 0.05
 CONVERT = "convert it: iconv -f ENCODING -t UTF-8 FILE > NEW"
@@ -117,7 +117,7 @@ def files_of(path: Path) -> dict[str, Files]:
     for name, files in splits.items():
         if len(set(map(kind_of, files))) > 1:
             names = ", ".join(file.name for file in files)
-            raise DataError(f"{path} has several formats of {name}: {names}; leave one of them")
+            raise DataError(f"{path} has several formats of {name}: {names}; keep only one of them")
     return splits
 
 
@@ -235,7 +235,7 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
     csv.field_size_limit(sys.maxsize)
     with path.open(encoding=encoding_of(path), newline="") as lines:
         first = lines.readline()
-        separator = SEPARATOR.match(first)  # for Excel
+        separator = SEPARATOR.match(first)  # the line `sep=;`, which Excel reads
         if not separator:
             lines.seek(0)
         others = [mark for mark in ("\t", ";") if mark in first and "," not in first]

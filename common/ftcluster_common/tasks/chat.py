@@ -121,7 +121,9 @@ def conversation_columns(options: InstructionTuning, columns: Sequence[str]) -> 
     missing = [name for name in chosen.names if name not in columns]
     if missing or not (chosen.messages or (chosen.prompt and chosen.completion)):
         what = (
-            f"no column {', '.join(missing)}" if missing else "no columns known for conversations"
+            f"no column {', '.join(missing)}"
+            if missing
+            else "no columns with usual names for conversations"
         )
         raise DataError(
             f"{what}; {found_columns(columns)}; name them: messages_column=NAME, or "

@@ -49,13 +49,13 @@ class TextClassification(Options):
         label_column: column with the class, or with a list of classes; a number for regression. If
             it is missing, a column with a usual name of labels is used.
         label_columns: columns of 0 and 1, one for each of several classes that a row may have.
-            Default: found if no column with the class is.
+            Default: three or more such columns, if no column with the class is found.
         glue_task: task of GLUE. It sets text_columns, regression, metrics, validation_splits and
             data_config unless the recipe sets them.
         regression: True to predict a number instead of a class.
-        metrics: metrics to measure. Default: accuracy and, for two classes, the F1 of the second
-            one, for more f1_macro; f1_micro and f1_macro for rows with several classes; Pearson's
-            and Spearman's correlations for regression.
+        metrics: metrics to measure. Default: accuracy and the F1 of the second class for two
+            classes; accuracy and f1_macro for more classes; f1_micro and f1_macro for rows with
+            several classes; Pearson's and Spearman's correlations for regression.
         class_weights: weights of the classes in the loss: `balanced` for weights inverse to the
             number of rows, or numbers by class, such as `{spam: 4}` (other classes have 1).
         skip_incomplete: True to skip rows without a text or a class; otherwise they are an error.
@@ -129,7 +129,7 @@ def classification_columns(
         missing.append(options.label_column)
     if missing or not texts:
         guessed = find_texts(columns) or ("NAME",)
-        what = "no column that is known for texts"
+        what = "no column with a usual name for texts"
         if missing:
             alike = {name.lower(): f" ({name} is one)" for name in columns}
             what = f"no column {', '.join(name + alike.get(name.lower(), '') for name in missing)}"
@@ -144,8 +144,8 @@ def with_label_columns(options: TextClassification, rows: Iterable[Row]) -> Text
     """Return the options with label_columns set to the columns of 0 and 1 in the first rows.
 
     The options stay unchanged if the recipe names a column with the class, or if such a column has
-    a usual name. They also stay unchanged if there are fewer than three columns of 0 and 1: one of
-    two may be something else.
+    a usual name. They also stay unchanged if there are fewer than three columns of 0 and 1: of two
+    such columns, one may be no class.
 
     >>> row = {"text": "a b", "toxic": "1", "insult": "0", "threat": 0, "id": "7"}
     >>> with_label_columns(TextClassification(), [row]).label_columns
@@ -234,7 +234,7 @@ def _check_scores(files: Files, options: TextClassification) -> list[str]:
         if options.skip_incomplete and is_incomplete(row, [*texts, column]):
             continue
         if as_number(label) is None:
-            return []  # words
+            return []  # labels are words
         if not WHOLE.fullmatch(str(label).strip()) and not scores:
             scores.append(f"{where}: {column} is {label!r}, a number, not a class")
     return scores

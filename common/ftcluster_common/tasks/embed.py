@@ -126,10 +126,10 @@ def search_columns(options: SentenceSimilarity, columns: Sequence[str]) -> Searc
     label = options.label_column or next(labels, "")
     missing = [name for name in (*read, label) if name and name not in columns]
     if not query or not positive or missing or (scored and not label):
-        what = f"no column {', '.join(missing)}" if missing else "no columns known for pairs"
+        what = f"no column {', '.join(missing)}" if missing else "no usual names for pairs"
         named = f"query_column={query or 'NAME'} positive_column={positive or 'NAME'}"
         if query and positive and scored and not missing:
-            what, named = "no column known for scores", "label_column=NAME"
+            what, named = "no column with a usual name for scores", "label_column=NAME"
         raise DataError(f"{what}; {found_columns(columns)}; name them: {named}")
     return SearchColumns(query, positive, negatives, label, scored)
 
@@ -165,7 +165,7 @@ def embedded_column(options: SentenceSimilarity, columns: Sequence[str]) -> str:
     column = named_column(options.query_column or candidates[0], candidates, columns)
     if not column:
         raise DataError(
-            f"no column {options.query_column or 'that is known for texts'}; "
+            f"no column {options.query_column or 'with a usual name for texts'}; "
             f"{found_columns(columns)}; name it: query_column=NAME"
         )
     return column

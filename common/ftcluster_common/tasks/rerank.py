@@ -89,7 +89,7 @@ def ranking_columns(
         return RankingColumns(
             SearchColumns(query, text, negatives), label, options.loss == "listnet"
         )
-    what = f"no column {', '.join(missing)}" if missing else "no columns known for pairs"
+    what = f"no column {', '.join(missing)}" if missing else "no usual names for pairs"
     if query and text and not missing:
         what = f"neither a column {options.label_column} nor one of negatives"
         named += " label_column=NAME, or negative_columns=NAME"

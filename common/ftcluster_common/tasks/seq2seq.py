@@ -98,7 +98,7 @@ def source_target_columns(
     if not missing:
         return SourceTarget(source or "", (target or "") if answered else "")
     named = [name for name in missing if name]
-    what = f"no column {', '.join(named)}" if named else "no columns known for source and target"
+    what = f"no column {', '.join(named)}" if named else "no source and target with usual names"
     hint = f"source_column={source or 'NAME'} target_column={target or 'NAME'}"
     if TRANSLATION in columns and not named:
         what, hint = "texts of several languages", "source_lang=en target_lang=de"

@@ -76,12 +76,13 @@ class TaskSpec(ABC, Generic[Fields]):
         model_kind: kind of model that the task trains.
         file_kinds: extensions of files that the task reads besides tables.
         predicts_tokens: True if the loss is over the vocabulary.
-        compares_with_start: True if the loss compares the model with the one before the first step.
+        compares_with_start: True if the loss compares the model with its state before the first
+            step.
         generates: True if the trained model answers prompts.
         makes_tokenizer: True if a training from scratch trains a tokenizer on the data.
         against_ipex: reason why IPEX cannot optimize the model, or "".
         scaled_by: metrics whose scale depends on a field, by field.
-        sets_fields: fields that another field sets, by its names on a command line.
+        sets_fields: fields that another field sets, by the other field's names on a command line.
         student: kind of model that a distillation trains, and the recipe that uses the model.
         exported_as: suffix of the names of the classes that export the model, such as MaskedLM; ""
             if it is not exported.

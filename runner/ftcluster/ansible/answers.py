@@ -176,7 +176,7 @@ def run_state(value: Any) -> RunState:
 def _runs(value: Any) -> tuple[tuple[RunState, ...], int]:
     """Read a page of runs from JSON; return its runs and the number of runs on later pages."""
     page = _mapping(_json("the list of runs", value))
-    later = int(number("how many runs are left", page.get("left"), whole=True))
+    later = int(number("the number of runs on later pages", page.get("left"), whole=True))
     try:
         rows = unpack(_text(page.get("runs")))
     except ValueError:
@@ -187,7 +187,7 @@ def _runs(value: Any) -> tuple[tuple[RunState, ...], int]:
     if twice:
         raise WrongAnswer(f"the run {twice[0]} is listed twice")
     if later < 0 or (later and not runs):
-        _refuse("how many runs are left", later)
+        _refuse("the number of runs on later pages", later)
     return runs, later
 
 
@@ -237,7 +237,7 @@ def _stack(value: Any) -> dict[str, Any]:
 def _data(value: Any) -> dict[str, Any]:
     """Check the output of `ftcluster_train.engine.prepare`."""
     if not isinstance(value, dict) or not is_data(value.get("report") or {}):
-        _refuse("what is said of data", value)
+        _refuse("the report on the data", value)
     report = {name: value["report"][name] for name in EVENTS["data"]}
     return {"report": report, "notices": _lines(value.get("notices"))}
 
@@ -256,7 +256,7 @@ def _caches(value: Any) -> dict[str, tuple[int, int]]:
 
 def _true(value: Any) -> bool:
     if value is not True:
-        _refuse("that the script is there", value)
+        _refuse("the check of the script", value)
     return True
 
 

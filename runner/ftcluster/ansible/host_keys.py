@@ -119,8 +119,8 @@ def ask_hosts(inventory: Inventory, hosts: Sequence[str], options: Sequence[str]
             elif problem.startswith(UNKNOWN):
                 why = asked.get(host, "").strip().split("\n")[-1]
                 keys.refused[host] = (
-                    f"{UNKNOWN}, nor can it be asked for: {why}; if it is reached through another "
-                    "host, connect to that one once with ssh"
+                    f"{UNKNOWN}, and ssh cannot fetch it: {why}; if a jump host leads to it, "
+                    "connect to the jump host once with ssh"
                 )
     return keys
 

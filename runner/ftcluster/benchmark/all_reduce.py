@@ -23,7 +23,7 @@ from ftcluster_common.protocol.launch import CCL, IMPI, MPI
 
 MODULE = "ftcluster_train.health.bench_all_reduce"
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}  # the same as in nccl-tests
-COPIES = 3  # maximum number of buffers per rank: its own, gloo's or MPI's, in flight
+COPIES = 3  # maximum buffers per rank: the tensor, a copy by gloo or MPI, and data in flight
 LEAST_MS, MOST_MS = 1e-3, 1e9
 RUNTIME = 300 * 10**6  # bytes of a rank without buffers: Python with torch
 

@@ -91,8 +91,8 @@ class Cluster:
             head = self.facts.head
             raise FtclusterError(
                 f"{head.name}: {head.prefix}/cluster.json cannot be read: {error}",
-                "install the ftcluster that wrote it; or remove it there, with the drained hosts "
-                "and measurements in it, and run ftcluster setup",
+                "install the ftcluster that wrote it; or remove the file there, which forgets "
+                "drained hosts and measurements, and run ftcluster setup",
             ) from None
 
 

@@ -101,8 +101,8 @@ def allocated(environment: Mapping[str, str], nodes: Sequence[str]) -> Allocatio
             if name.startswith("SLURM_JOB_NODELIST_HET_GROUP_")
         ]
         raise UsageError(
-            f"job {environment[SLURM_VARIABLE]} is heterogeneous ({' : '.join(parts)}); the ranks "
-            "of a training can only have the nodes of one part",
+            f"job {environment[SLURM_VARIABLE]} is heterogeneous ({' : '.join(parts)}); a "
+            "training can only use the nodes of one part",
             "ask for all nodes at once, without `:` between options and without `#SBATCH hetjob`",
         )
     here = environment.get("SLURMD_NODENAME", "")
@@ -193,8 +193,9 @@ def cluster_of_job(job: Allocation) -> Cluster:
     """
     if job.copies > 1:
         raise UsageError(
-            f"srun has started this command {job.copies} times; it starts the ranks by itself",
-            "leave srun out",
+            f"srun has started this command {job.copies} times, but one start is enough: the "
+            "command starts the ranks itself",
+            "start it without srun",
         )
     head = recall().facts.head
     if head.rank_user:

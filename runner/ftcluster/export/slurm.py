@@ -47,13 +47,16 @@ def batch_script(job: BatchJob) -> str:
         (f"--nodes={job.nodes}", ""),
         *((option, "") for option in job.options),
         ("--ntasks-per-node=1", "mpirun starts the ranks; the plan decides how many"),
-        ("--exclusive", "use all cores of each node"),
-        ("--mem=0", "and all of its memory"),
+        ("--exclusive", "the job gets all cores of each node"),
+        ("--mem=0", "the job gets all memory of each node"),
         (
             f"--signal=B:TERM@{SIGNAL_SECONDS}",
-            "before the time limit: ftcluster saves a last checkpoint",
+            "signal before the time limit, so that ftcluster saves a last checkpoint",
         ),
-        ("--requeue", "then the job continues from it; also after the loss of a node"),
+        (
+            "--requeue",
+            "a requeued job continues from this checkpoint, also after the loss of a node",
+        ),
         ("--open-mode=append", "a requeued job appends to the log"),
         (f"--output={job.name}-%j.log", ""),
     ]

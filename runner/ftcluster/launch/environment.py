@@ -151,7 +151,7 @@ def with_user_variables(
     """
     names = set(secret)
     if refused := sorted(launch.env.keys() & (plain.keys() | names)):
-        raise UsageError(f"--env {', '.join(refused)}: the launch sets it itself", "leave it out")
+        raise UsageError(f"--env {', '.join(refused)}: the launch sets it itself", "remove it")
     env = {**launch.env, **plain}
     if names:
         env[SECRET_ENV_VARIABLE] = f"{launch.run_dir}/{SECRET_ENV_FILE}"

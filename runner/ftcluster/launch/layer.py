@@ -111,7 +111,7 @@ def make_layer(
     if conflicts := requirements.conflicts(stack.packages, python):
         raise UsageError(
             f"packages of the stack {stack.name} are not replaced\n  " + "\n  ".join(conflicts),
-            "leave the version open, or install a stack that has it: ftcluster stacks",
+            "do not require a version, or install a stack that has it: ftcluster stacks",
         )
     if not requirements.for_pip(stack.packages, False):
         return None
@@ -218,8 +218,9 @@ def _refuse_old_pip() -> None:
     version = pip_version()
     if version < OLDEST_PIP:
         raise FtclusterError(
-            f"run --requirements needs pip {OLDEST_PIP} or newer, and this is {version}: it does "
-            "not report what it cannot install without building it, and takes older versions",
+            f"run --requirements needs pip {OLDEST_PIP} or newer, and this is {version}: older "
+            "versions do not report packages that exist only as sources, and silently choose "
+            "older releases",
             f"{shlex.join(pip_command())} install --upgrade 'pip>={OLDEST_PIP}'; to take only what "
             "exists as wheels, write --only-binary :all: into the file",
         )
@@ -271,7 +272,7 @@ def _build(one: Requirement, requirements: Requirements, scratch: Path, stack: H
     name, python = str(canonicalize_name(one.name)), stack.target.python
     hashes = requirements.hashes(python)
     if hashes and name not in hashes:
-        raise DownloadError(f"{one} has no --hash; with one of them, all need one")
+        raise DownloadError(f"{one} has no --hash; if one requirement has a hash, all need one")
     asked = requirements.limited(one, python)
     build_wheel(asked, hashes.get(name, ()), requirements.options, scratch, stack.target)
 
@@ -282,7 +283,7 @@ def _notes(made_here: Collection[str], not_built: Collection[Requirement]) -> tu
     return (
         *(f"{name} {version} was built here from its sources" for name, version in built),
         *(
-            f"{one} exists only as sources; packages that need it are older than they could be"
+            f"{one} exists only as sources; pip chose older versions of packages that need it"
             for one in not_built
         ),
     )
@@ -356,13 +357,15 @@ def _lock(
         name, version, *_ = parse_wheel_filename(path.name)
         digest = sha256_of(path)
         if hashes and name not in hashes:
-            problems.append(f"{name}=={version} has no --hash; with one of them, all need one")
+            problems.append(
+                f"{name}=={version} has no --hash; if one requirement has a hash, all need one"
+            )
         elif hashes and digest not in hashes[name] and path.name not in made_here:
             problems.append(f"{path.name} has the sha256 {digest}, which the file does not allow")
         if version.is_prerelease and name not in asked and _has_release(outcome.sources, name):
             problems.append(
-                f"{name}=={version} is a pre-release, and the releases of it are sources only; "
-                f"ask for this one: {name}=={version}"
+                f"{name}=={version} is a pre-release, and its releases exist only as sources; to "
+                f"use the pre-release, require {name}=={version}"
             )
         cpu = stack.packages.get("torch", "").endswith("+cpu")
         if cpu and name in BESIDE_TORCH and version.local != "cpu":

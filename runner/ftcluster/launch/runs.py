@@ -206,7 +206,8 @@ def _check_code(run: str, code: UserCode, given: UserCode) -> None:
             uses = f"{file.name} (SHA-256 {file.sha256[:12]})" if file else "none"
             raise FtclusterError(
                 f"{flag}: run {run} uses {uses}, and {named.name} has SHA-256 {named.sha256[:12]}",
-                f"leave out {flag}: a run continues with its own files; train again with others",
+                f"omit {flag}, because a run continues with its own files; to use other files, "
+                "start a new training",
             )
         if file and not named and file.sha256 not in recorded:
             raise FtclusterError(

@@ -66,8 +66,8 @@ def _problem(name: str, value: str, given: bool, known: bool) -> str:
         return f"not to be set: {why}"
     if given and may_hold_credentials(name, value):
         return (
-            "it may hold a credential, and command lines are seen and recorded: set it here, and "
-            f"give --env {name}"
+            "it may hold a credential, and others can read command lines: set it on this "
+            "machine, and pass --env {name} without a value"
         )
     if not given and not known:
         return "not set on this machine"

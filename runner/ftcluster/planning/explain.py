@@ -87,7 +87,7 @@ def memory(host: HostFacts, layout: Layout) -> Reason:
     if not any(rank.memory for rank in layout.ranks):
         if without:
             have = "has" if len(without) == 1 else "have"
-            why = f"{_nodes(without)} {have} no memory to use; the kernel takes the nearest"
+            why = f"{_nodes(without)} {have} no usable memory; the kernel uses the nearest memory"
             return "as the kernel does", why
         return "as the kernel does", "each rank has cores on all nodes, each with its own memory"
     texts = [",".join(map(str, rank.memory)) or "any" for rank in layout.ranks]
@@ -103,8 +103,8 @@ def memory(host: HostFacts, layout: Layout) -> Reason:
     own = "local to the rank's cores"
     if without:
         have = "has" if len(without) == 1 else "have"
-        own += f", or nearest to those of {_nodes(without)}, which {have} none that may be used"
-    return nodes, f"{own}; when a node is full, the others are used"
+        own += f", or the nearest memory for {_nodes(without)}, which {have} no usable memory"
+    return nodes, f"{own}; when a node is full, the kernel uses other nodes"
 
 
 def _nodes(numbers: Sequence[int]) -> str:
@@ -129,8 +129,8 @@ def openmp(host: HostFacts) -> Reason:
     """Explain the choice of the OpenMP library."""
     if host.openmp:
         return host.openmp, (
-            "Intel's is installed, up to 10 % faster; its threads sleep after 1 ms of waiting and "
-            "not after 200, so that others can use the core"
+            "Intel's OpenMP is installed and up to 10 % faster; its threads sleep after waiting "
+            "for 1 ms instead of 200 ms, so that other threads can use the core"
         )
     return "torch's own", "libiomp5 is not installed; KMP_ variables would have no effect"
 
@@ -141,8 +141,8 @@ def interface(host: HostFacts, hosts: int) -> Reason:
         return "the ranks' own choice", "no interface is known to have its address; see ip address"
     if hosts > 1:
         return host.network_interface, (
-            "it has the address that the other hosts use; gloo alone takes the interface that the "
-            "host's name resolves to"
+            "it has the address that the other hosts use; by default gloo would use the "
+            "interface that the host's name resolves to"
         )
     return host.network_interface, "all ranks are on this host, and no other host can connect"
 

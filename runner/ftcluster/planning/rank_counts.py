@@ -70,7 +70,7 @@ def choose_counts(
         if ranks < balanced[name]:
             why = "its memory is too small for more ranks"
         elif ranks < fitting[name]:
-            why = "ranks have equal parts of a batch, so larger ones would wait"
+            why = "ranks have equal parts of a batch, so larger ranks would wait"
         else:
             why = f"a batch of {batch.samples} samples is too small for more ranks"
         counts[name] = Count(ranks, _reason(topology, ranks, why))
@@ -97,7 +97,7 @@ def _requested(hosts: Sequence[Topology], requested: Count) -> dict[str, Count]:
             why = f"{requested.ranks} are {why}, but each needs a core of its own"
         if ranks not in good and not topology.limited and spanning(topology, ranks):
             would = f"{', '.join(map(str, good[:-1]))} or {good[-1]}"
-            why += f"; some ranks have cores of two NUMA nodes, with {would} ranks none would"
+            why += f"; some ranks have cores of two NUMA nodes, which {would} ranks would not have"
         counts[topology.host.name] = Count(ranks, why)
     return counts
 
@@ -178,11 +178,11 @@ def _reason(topology: Topology, ranks: int, why_fewer: str) -> str:
     """Return the reason why a host has this number of ranks."""
     used, unused = topology.used, topology.unused
     if topology.host.cores == 1:
-        return "its CPU quota is too small for two" if topology.limited else "it has one core"
+        return "its CPU quota is too small for two ranks" if topology.limited else "it has one core"
     if ranks < topology.even_counts[0]:
         words = f"{len(used) // ranks} NUMA nodes each: {why_fewer}"
     elif ranks < len(used):
-        words = f"the CPU quota is too small for one on each of the {len(used)} NUMA nodes"
+        words = f"the CPU quota is too small for a rank on each of the {len(used)} NUMA nodes"
     elif len({node for domain in used for node in domain.nodes}) < len(used):
         words = "one per NUMA node and socket, because remote memory is slower"
     else:

@@ -47,7 +47,7 @@ def choose_sharding(
     if recipe.training.sync == "local":
         why = "with sync: local each rank has all weights"
         if asked is True:
-            raise PlanError(f"training.shard_optimizer=true: {why}", "leave one of them out")
+            raise PlanError(f"training.shard_optimizer=true: {why}", "remove one of them")
         return False, why
     if batch.ipex:
         why = "IPEX needs all weights in fp32 on each rank"
@@ -79,13 +79,13 @@ def choose_sharding(
             f"would be too much for the memory of {short_names(full)}"
         )
     if mbits is None or mbits > SLOW_MBITS:
-        return False, "memory suffices, and no network is known to be so slow that it is faster"
+        return False, "memory suffices, and no network is known to be slow enough for sharding"
     if batch.precision == "fp32" or batch.parts > 1:
-        return False, "memory suffices; in fp32 or with accumulation steps it sends no fewer bytes"
+        return False, "memory suffices; no traffic is saved in fp32 or with accumulation steps"
     share = bytes_share(batch)
     if share > WORTH:
-        return False, f"memory suffices; with these embeddings it sends {share:.0%} of the bytes"
-    return True, f"it sends {share:.0%} of the bytes, over a network of {mbits:.0f} Mbit/s"
+        return False, f"memory suffices; with these embeddings {share:.0%} of the bytes remain"
+    return True, f"sharding sends {share:.0%} of the bytes, and the network has {mbits:.0f} Mbit/s"
 
 
 def bytes_share(batch: StepWorkload) -> float:

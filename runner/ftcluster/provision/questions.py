@@ -48,7 +48,8 @@ def say_unchecked(inventory: Inventory, view: View) -> None:
     of_hosts = [f"{one} in {inventory.name}" for one in inventory.unchecked]
     for why in [*([ours] if ours else []), *of_hosts]:
         view.say(
-            f"note: host keys are not checked: {why}. Whoever is in between can become root there"
+            f"note: host keys are not checked: {why}. Anybody on the network path can become "
+            "root there"
         )
 
 

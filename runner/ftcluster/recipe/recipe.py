@@ -374,7 +374,7 @@ def _read(overrides: Sequence[str], schema: Mapping[str, Key]) -> tuple[list[Giv
 def _instead_of_nothing(key: str, field: Key | None) -> str:
     """Return advice for an override without a value, `key=`."""
     kinds = (field.kind, *get_args(field.kind)) if field else ()
-    advice = f"leave {key} out"
+    advice = f"remove {key}"
     if field is None or field.name.startswith("training."):
         advice = f"{key}=null restores the default"
     elif NoneType in kinds:
@@ -407,7 +407,7 @@ def _without_effect(overridden: Iterable[Given], in_file: Mapping[str, Any]) -> 
     epochs, steps = places.get("training.num_train_epochs"), in_file.get("training.max_steps")
     if not epochs or "training.max_steps" in places or not isinstance(steps, int) or steps < 1:
         return []
-    return [f"{epochs}: the recipe sets max_steps ({steps}), which counts: add max_steps=-1"]
+    return [f"{epochs}: the recipe's max_steps ({steps}) overrides epochs; add max_steps=-1"]
 
 
 def _accept(key: str, value: Any, schema: Mapping[str, Key]) -> Any:
@@ -507,7 +507,7 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
         if recipe.from_scratch:
             yield "lora_r", "adapters of random weights learn nothing: train all weights"
         if recipe.training.shard_optimizer is True:
-            yield "training.shard_optimizer", "adapters are too small for it: leave it out"
+            yield "training.shard_optimizer", "adapters are too small for it; remove it"
     yield from recipe.spec.contradictions(options)
 
 
@@ -516,7 +516,7 @@ def _not_a_source(value: str) -> str:
     if not is_plain(value):
         return NOT_TEXT
     if value.startswith("-"):
-        return "begins like an option: a folder is written ./-NAME"
+        return "begins like an option; write a folder as ./-NAME"
     return "has more than 4,096 bytes" if len(value.encode()) > MAX_PATH_BYTES else ""
 
 
@@ -545,7 +545,7 @@ def _of_training(
             yield (
                 "training.group_by_length",
                 "a batch has random rows, so that its texts differ, and texts of about the same "
-                "length are computed together anyway: leave it out",
+                "length are computed together anyway; remove it",
             )
     if recipe.training.label_smoothing_factor and not recipe.spec.smooths_labels(options):
         yield (

@@ -38,7 +38,7 @@ def contradictions(training: Training, given: Collection[str]) -> Iterator[Contr
             "set only one of them, or the other one to 0",
         )
     if "run_name" in given and not any(name in training.report_to for name in NAMED):
-        yield "run_name", "run_name is a run's name in trackio, MLflow or wandb: report_to: trackio"
+        yield "run_name", "run_name needs a tracker whose runs have names: report_to: trackio"
 
 
 def _steps(training: Training, given: Collection[str]) -> Iterator[Contradiction]:
@@ -52,8 +52,8 @@ def _steps(training: Training, given: Collection[str]) -> Iterator[Contradiction
         if name in given and chosen != "steps":
             yield (
                 name,
-                f"{name} is for {strategy}: steps, and {strategy} is {chosen}; set {strategy} to "
-                f"steps as well, or leave {name} out (or null)",
+                f"{name} needs {strategy}: steps, but {strategy} is {chosen}; set {strategy} to "
+                f"steps, or remove {name} (or set it to null)",
             )
 
 
@@ -62,8 +62,9 @@ def _saving(training: Training, given: Collection[str]) -> Iterator[Contradictio
     if training.resume_from_checkpoint is True:
         yield (
             "resume_from_checkpoint",
-            "resume_from_checkpoint is the folder of a checkpoint: a new run has no last one; "
-            "ftcluster train --resume RUN continues another run from its newest",
+            "resume_from_checkpoint must be the folder of a checkpoint, because a new run has no "
+            "last checkpoint; ftcluster train --resume RUN continues another run from its newest "
+            "checkpoint",
         )
     if "save_total_limit" in given and save == "no":
         yield (

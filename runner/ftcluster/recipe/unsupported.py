@@ -9,119 +9,119 @@ from collections.abc import Mapping
 PRECISION = "write precision: bf16, fp32 or auto"
 NAMES_BY_REASON: Mapping[str, str] = {
     # model and data
-    "write a revision behind the name, such as google-bert/bert-base-cased@main: model=NAME@"
-    "REVISION, data=NAME@REVISION": "model_revision data_revision revision",
+    "write the revision after the name, as in google-bert/bert-base-cased@main "
+    "(model=NAME@REVISION, data=NAME@REVISION)": "model_revision data_revision revision",
     # the batch
-    "batch_size is never changed: if memory is short, raise gradient_accumulation_steps": (
+    "batch_size is never changed; if memory is short, raise gradient_accumulation_steps": (
         "auto_find_batch_size"
     ),
-    "its new name is per_device_eval_batch_size: write that": "per_gpu_eval_batch_size",
-    "batches are grouped by length anyway: leave it out": "sortish_sampler",
-    "predictions are never kept on a device: leave it out": "eval_accumulation_steps",
-    "the loss is always the mean over the batch of all ranks: leave it out": (
+    "its new name is per_device_eval_batch_size; use that name": "per_gpu_eval_batch_size",
+    "batches are grouped by length anyway; remove it": "sortish_sampler",
+    "predictions are never kept on a device; remove it": "eval_accumulation_steps",
+    "the loss is always the mean over the batch of all ranks; remove it": (
         "average_tokens_across_devices"
     ),
-    # of sentence-transformers' losses and batches
-    "a rank computes its share in gradient_accumulation_steps parts, whose texts are still "
-    "negatives of each other: write that": "mini_batch_size",
-    "scale is its inverse, 20 for a temperature of 0.05: write that": "temperature",
-    "negatives are those of all ranks anyway: leave it out": "gather_across_devices",
-    "equal texts of a batch are never negatives of each other: leave it out": "batch_sampler",
-    "a query has query_prompt and every other text text_prompt: write these": "prompts",
+    # losses and batches of sentence-transformers
+    "use gradient_accumulation_steps: a rank divides its share into this many parts, and their "
+    "texts are still negatives of each other": "mini_batch_size",
+    "use scale, which is the inverse: 20 for a temperature of 0.05": "temperature",
+    "the negatives always come from all ranks; remove it": "gather_across_devices",
+    "equal texts of a batch are never negatives of each other; remove it": "batch_sampler",
+    "use query_prompt for queries, and text_prompt for all other texts": "prompts",
     # precision and devices
-    f"it is a field of the recipe: {PRECISION}": "bf16",
-    f"evaluation has the precision of training: {PRECISION}": "bf16_full_eval fp16_full_eval",
-    f"CPUs train in fp32 or bf16: {PRECISION}": (
+    f"the recipe has a field for it; {PRECISION}": "bf16",
+    f"evaluation has the precision of training; {PRECISION}": "bf16_full_eval fp16_full_eval",
+    f"CPUs train in fp32 or bf16; {PRECISION}": (
         "fp16 fp16_opt_level fp16_backend half_precision_backend mixed_precision"
     ),
-    "it is for GPUs, and ftcluster trains on CPUs: leave it out": (
+    "it is for GPUs, and ftcluster trains on CPUs; remove it": (
         "tf32 no_cuda use_cpu use_mps_device tpu_num_cores tpu_metrics_debug "
         "torch_empty_cache_steps use_liger_kernel liger_kernel_config dataloader_pin_memory "
         "n_gpu gpus num_gpus device_map"
     ),
     # model and optimizer
-    "the model is not compiled; torch's own kernels use AMX and AVX512: leave it out": (
+    "the model is not compiled; torch's own kernels use AMX and AVX512; remove it": (
         "torch_compile torch_compile_backend torch_compile_mode torchdynamo jit_mode_eval"
     ),
-    "the optimizer is AdamW, with weight_decay, adam_beta1, adam_beta2 and adam_epsilon: leave it "
-    "out": "adafactor optim_args optim_target_modules",
-    "gradient_checkpointing has no options: leave it out": (
+    "the optimizer is AdamW, with weight_decay, adam_beta1, adam_beta2 and adam_epsilon; remove "
+    "it": "adafactor optim_args optim_target_modules",
+    "gradient_checkpointing has no options; remove it": (
         "gradient_checkpointing_kwargs activation_checkpointing_kwargs"
     ),
-    "noise on embeddings is not implemented: leave it out": "neftune_noise_alpha",
-    "training and evaluation never use a key-value cache: leave it out": "use_cache past_index",
+    "noise on embeddings is not implemented; remove it": "neftune_noise_alpha",
+    "training and evaluation never use a key-value cache; remove it": "use_cache past_index",
     # data
     "samples are tokenized before the ranks start and read from a memory-mapped file, without "
-    "worker processes: leave it out": (
+    "worker processes; remove it": (
         "dataloader_num_workers dataloader_persistent_workers dataloader_prefetch_factor "
         "dataloader_multiprocessing_context dataloader_in_order"
     ),
-    "put the files into one folder, as train.csv, validation.csv and so on: write --data DIR": (
+    "put the files into one folder, as train.csv, validation.csv and so on, and pass --data DIR": (
         "validation_file test_file"
     ),
-    "the recipe's task says which columns are read, and their lengths are known: leave it out": (
+    "the recipe's task determines the columns, and their lengths are known; remove it": (
         "remove_unused_columns label_names length_column_name"
     ),
-    # of scripts with PEFT, with callbacks or with other tasks
-    "adapters are for sft, dpo, embed and rerank: write ftcluster train sft lora_r=16; for others "
-    "write a script with peft: ftcluster run --requirements FILE -- SCRIPT": (
+    # scripts with PEFT, with callbacks or with other tasks
+    "set lora_r, as in ftcluster train sft lora_r=16 (for sft, dpo, embed and rerank); for other "
+    "tasks write a script with peft: ftcluster run --requirements FILE -- SCRIPT": (
         "use_peft peft lora use_lora"
     ),
-    "weights that are not trained are in bf16 or, as in QLoRA, in NF4: write lora_r=16 "
-    "load_in_4bit=true; for others write a script: ftcluster run --requirements FILE -- SCRIPT": (
+    "frozen weights are in bf16, or in NF4 as in QLoRA: lora_r=16 load_in_4bit=true; for other "
+    "formats write a script: ftcluster run --requirements FILE -- SCRIPT": (
         "qlora load_in_8bit bnb_4bit_quant_type bnb_4bit_use_double_quant use_bnb_nested_quant"
     ),
     "the labels give the number and names of classes, and a row with a list of labels has several "
-    "classes: leave it out": "num_labels id2label label2id problem_type",
-    "the type of a model without weights is model: write model=config:TYPE from_scratch=true": (
+    "classes; remove it": "num_labels id2label label2id problem_type",
+    "name the type of a model without weights as model=config:TYPE from_scratch=true": (
         "config_name model_type"
     ),
     # evaluation
-    "a run always trains; whether it evaluates is eval_strategy: write that": (
+    "a run always trains; set eval_strategy to choose whether it evaluates": (
         "do_train do_eval do_predict"
     ),
-    "evaluations are not delayed: choose with eval_strategy and eval_steps": "eval_delay",
-    "the task says what is predicted and measured, over all samples at once; for classification "
-    "there is the field metrics: leave it out": (
+    "evaluations are not delayed; set their times with eval_strategy and eval_steps": "eval_delay",
+    "the task determines predictions and metrics, over all samples at once (classification has "
+    "the field metrics); remove it": (
         "prediction_loss_only include_for_metrics include_inputs_for_metrics batch_eval_metrics "
         "eval_do_concat_batches eval_use_gather_object use_legacy_prediction_loop"
     ),
     # progress and reports
-    "rank 0 reports the progress, on the terminal or with --json: leave it out": (
+    "rank 0 reports the progress, on the terminal or with --json; remove it": (
         "log_level log_level_replica log_on_each_node disable_tqdm"
     ),
-    "a loss that is NaN or infinite is an error: leave it out": "logging_nan_inf_filter",
-    "tokens are not counted; the speed is reported in samples per second: leave it out": (
+    "a loss that is NaN or infinite is an error; remove it": "logging_nan_inf_filter",
+    "tokens are not counted; the speed is reported in samples per second; remove it": (
         "include_num_input_tokens_seen include_tokens_per_second"
     ),
-    "reports go to the run's folder: write report_to: tensorboard, trackio, mlflow or wandb": (
+    "reports go to the run's folder; set report_to to tensorboard, trackio, mlflow or wandb": (
         "project trackio_space_id trackio_bucket_id trackio_static_space_id"
     ),
-    "it would have no effect: leave it out": "debug skip_memory_metrics",
+    "it would have no effect; remove it": "debug skip_memory_metrics",
     # folders and checkpoints
-    "each run has its own folder on the head; to copy its model, leave it out and write "
-    "ftcluster fetch RUN DIR": "output_dir overwrite_output_dir",
-    "reports are in the run's folder reports: leave it out": "logging_dir",
-    "checkpoints are complete, in safetensors, and shared by all hosts: leave it out": (
+    "each run has its own folder on the head; remove it, and copy the model with ftcluster fetch "
+    "RUN DIR": "output_dir overwrite_output_dir",
+    "reports are in the run's folder reports; remove it": "logging_dir",
+    "checkpoints are complete, in safetensors, and shared by all hosts; remove it": (
         "save_only_model save_on_each_node save_safetensors enable_jit_checkpoint"
     ),
-    "a training continues with the samples that are left, and has no callbacks: leave it out": (
+    "a resumed training continues with the remaining samples, and has no callbacks; remove it": (
         "restore_callback_states_from_checkpoint ignore_data_skip"
     ),
-    "the model stays on the cluster; nothing is uploaded to the Hub: leave it out": (
+    "the model stays on the cluster; nothing is uploaded to the Hub; remove it": (
         "push_to_hub push_to_hub_model_id push_to_hub_organization push_to_hub_token hub_token "
         "hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision"
     ),
     # the launch
-    "every rank has the whole model and a part of the batch: leave it out": (
+    "every rank has the whole model and a part of the batch; remove it": (
         "deepspeed fsdp fsdp_config fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap "
         "parallelism_config accelerator_config tp_size mp_parameters"
     ),
-    "gradients are averaged without DistributedDataParallel: leave it out": (
+    "gradients are averaged without DistributedDataParallel; remove it": (
         "ddp_find_unused_parameters ddp_broadcast_buffers ddp_static_graph ddp_timeout"
     ),
-    "mpirun gives each rank its number: leave it out": "local_rank",
-    "a recipe is one training, not a hyperparameter search: leave it out": "ray_scope",
+    "mpirun gives each rank its number; remove it": "local_rank",
+    "a recipe is one training, not a hyperparameter search; remove it": "ray_scope",
 }
 
 UNSUPPORTED: Mapping[str, str] = {

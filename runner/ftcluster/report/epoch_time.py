@@ -133,7 +133,7 @@ def epoch_time(
         if (rate := shipped.RATES.get(host.cpu_generation, {}).get(plan.precision))
     }
     if not rates and unknown != sorted({*unknown} & of_generation.keys()):
-        return EpochTime(None, "", f"the speed of no CPU in {plan.precision} is known; {measure}")
+        return EpochTime(None, "", f"no CPU's speed in {plan.precision} is known; {measure}")
     usual = median(rates.values()) if rates else 0.0
     spread = max([GUESSED_WITHIN, *(max(rate / usual, usual / rate) for rate in rates.values())])
     rates |= {cpu: of_generation.get(cpu, usual) for cpu in unknown}

@@ -114,12 +114,12 @@ def test_the_head_says_what_the_model_sees(shell: Shell, monkeypatch: pytest.Mon
 
 def test_data_that_the_head_refuses(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any) -> Any:
-        raise FtclusterError("node0: train.jsonl:3: the chat template leaves out message 1")
+        raise FtclusterError("node0: train.jsonl:3: the chat template omits message 1")
 
     monkeypatch.setattr(data, "read_data", refused)
     remember(Cluster(inventories=(Path("/inventory.ini"),), facts=cluster(host("node0", cores=8))))
     err = shell("data classify --data . --model model text_columns=body", 1).err
-    assert "train.jsonl:3: the chat template leaves out" in err
+    assert "train.jsonl:3: the chat template omits" in err
 
 
 def test_rows_that_are_wrong_are_refused_here(shell: Shell) -> None:

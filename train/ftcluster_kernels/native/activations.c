@@ -4,7 +4,7 @@ enum { GELU, TANH_GELU, SILU };
 
 typedef struct {
     int type;
-    const void *input, *factor, *grad; /* factor: what the activation is multiplied by, or none */
+    const void *input, *factor, *grad; /* factor: multiplied with the activation; may be NULL */
     void *output, *of_factor; /* backward: gradients of the input and of the factor */
     int64_t count;
 } Elements;
@@ -46,7 +46,7 @@ INLINE vec gate(int kind, vec x, vec *derivative, int type) {
         *derivative = mul(exponential_term, broadcast(0.398942280f));
         return choose(is_negative, tail, sub(one, tail));
     }
-    /* The logistic function of z: x, or 2 sqrt(2 / pi) (x + 0.044715 x^3). */
+    /* The gate is the logistic function of z. SiLU has z = x, tanh GELU z = 2 sqrt(2 / pi) (x + 0.044715 x^3). */
     vec z = x, slope = one;
     if (kind == TANH_GELU) {
         vec square = mul(x, x);
@@ -78,7 +78,7 @@ INLINE void activate_backward(const Elements *args, int64_t begin, int64_t end, 
     });
 }
 
-#define PIECE 16 /* elements: a register */
+#define PIECE 16 /* elements of a register */
 
 #define ACTIVATION(name, kind)                                                                                  \
     INLINE void name##_pieces(const Elements *args, int64_t first_piece, int64_t end_piece, int thread, int type) { \

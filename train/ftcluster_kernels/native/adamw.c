@@ -18,7 +18,7 @@ typedef struct {
     float *weights;
     const float *gradients;
     float *means, *squares; /* exp_avg, exp_avg_sq */
-    bf16 *copy;             /* of the weights, or NULL */
+    bf16 *copy;             /* bf16 copy of the weights, or NULL */
     int64_t count;
     Hyperparameters hyperparameters;
 } Step;

@@ -17,13 +17,13 @@ INLINE vec square_root(vec x) { return _mm512_sqrt_ps(x); }
 INLINE vec fraction(vec x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
 INLINE vec round_down(vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
 
-/* 1 / x, to 2^-22 */
+/* Return 1 / x with a relative error of 2^-22. */
 INLINE vec nearly_inverse(vec x) {
     vec y = _mm512_rcp14_ps(x);
     return mul(y, neg_mul_add(x, y, broadcast(2.0f)));
 }
 
-/* y 2^x, with x rounded down; 0 where x < -126, and NaN where it is. */
+/* Return y 2^x, with x rounded down: 0 where x < -126, and NaN where y is NaN. */
 INLINE vec scaled(vec y, vec x) {
     __mmask16 is_normal = _mm512_cmp_ps_mask(x, broadcast(-126.0f), _CMP_NLT_UQ);
     return _mm512_maskz_scalef_ps(is_normal, y, x);
@@ -52,7 +52,7 @@ INLINE void store_fp32(float *x, lanes active, vec values) {
         _mm512_mask_storeu_ps(x, active, values);
 }
 
-/* Store to a cache line, past the caches. */
+/* Store to a cache line; the write bypasses the caches. */
 INLINE void stream_fp32(float *x, vec values) { _mm512_stream_ps(x, values); }
 
 INLINE vec load_bf16(const bf16 *x, lanes active) {
@@ -75,7 +75,7 @@ INLINE void store_bf16(bf16 *x, lanes active, vec values) {
         _mm256_mask_storeu_epi16(x, active, rounded(values));
 }
 
-/* start, start + step, start + 2 step, ... */
+/* Return start, start + step, start + 2 step, ... */
 INLINE u64x8 counting(uint64_t start, uint64_t step) {
     const __m512i integers = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
     return _mm512_add_epi64(_mm512_mullo_epi64(integers, _mm512_set1_epi64(step)), _mm512_set1_epi64(start));
@@ -115,8 +115,8 @@ INLINE void transpose(__m512i x[16]) {
     }
 }
 
-/* Transpose a square of 16 x 16 elements of 32 bits. Rows of `matrix` are `row_stride` elements apart; those from `rows` on
- * are zeros. Rows of `transposed` are `transposed_stride` apart and stored in order: if that is less than 16, each row
+/* Transpose a square of 16 x 16 elements of 32 bits. Rows of `matrix` are `row_stride` elements apart; rows from `rows`
+ * on are zeros. Rows of `transposed` are `transposed_stride` apart and stored in order: if that is less than 16, each row
  * overwrites the end of the row before. */
 #define SQUARE 16
 INLINE void transpose_square(const uint32_t *matrix, int64_t row_stride, int64_t rows, uint32_t *transposed,

@@ -23,7 +23,7 @@
 
 typedef uint32_t word;
 
-#define PAGE_WORDS 64 /* words of a sliver that are packed before those of the next sliver: the lines of a page */
+#define PAGE_WORDS 64 /* words of a sliver that are packed at a time: they fill the cache lines of a page */
 
 INLINE int64_t size_of(int type) { return type == FP32 ? 4 : 2; }
 INLINE int64_t in_word(int type) { return type == FP32 ? 1 : 2; }
@@ -43,7 +43,7 @@ INLINE void pack_along(const word *matrix, int64_t row_stride, int64_t rows, int
 }
 
 /* Pack one word of each column of a sliver; columns from `columns` on are zeros. `next_row`: the second elements of the
- * words in bf16, or none at the end of the depth. */
+ * words in bf16, or NULL at the end of the depth. */
 INLINE void pack_row(const void *row, const void *next_row, int64_t columns, int sliver_width, int type,
                      word *packed_row) {
     for (int i = 0; i < sliver_width; i++)
@@ -55,7 +55,7 @@ INLINE void pack_row(const void *row, const void *next_row, int64_t columns, int
                                 : ((const bf16 *)row)[i] | (next_row ? (word)((const bf16 *)next_row)[i] << 16 : 0);
 }
 
-/* Do the same for bf16 if all columns are there. Compilers do not vectorize the loop above so. */
+/* Do the same for bf16 in a sliver without missing columns. Compilers do not vectorize the loop above this way. */
 INLINE void interleave_rows(const bf16 *row, const bf16 *next_row, int sliver_width, word *packed_row) {
     int i = 0;
     for (; i + 8 <= sliver_width; i += 8) {
@@ -81,7 +81,7 @@ INLINE void pack_across(const void *matrix, int64_t row_stride, int64_t columns,
                     (const char *)matrix + k * in_word(type) * row_bytes + sliver * sliver_width * size_of(type);
                 const char *next_row = type == BF16 && 2 * k + 1 == depth ? 0 : row + row_bytes;
                 word *packed_row = slivers + (sliver * depth_words + k) * sliver_width;
-                if (columns - sliver * sliver_width >= sliver_width && next_row) { /* nearly always */
+                if (columns - sliver * sliver_width >= sliver_width && next_row) { /* true for nearly all slivers */
                     if (type == BF16)
                         interleave_rows((const bf16 *)row, (const bf16 *)next_row, sliver_width, packed_row);
                     else
@@ -92,7 +92,7 @@ INLINE void pack_across(const void *matrix, int64_t row_stride, int64_t columns,
 }
 
 INLINE vec add_product(vec sum, vec a, vec b, int type) {
-#ifdef WITH_AMX /* compilers that know AMX know AVX512-BF16, but only where all of the code may have it */
+#ifdef WITH_AMX /* a compiler with AMX also has AVX512-BF16, for code that is compiled for it */
     if (type == BF16) {
         __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
         return sum;
@@ -101,7 +101,7 @@ INLINE vec add_product(vec sum, vec a, vec b, int type) {
     return mul_add(a, b, sum);
 }
 
-/* Store from `offset` on. In bf16 values below the least normal one become 0, as they do in AVX512-BF16's products. */
+/* Store from `offset` on. In bf16, subnormal values become 0, as in AVX512-BF16's multiplications. */
 INLINE void store_element(void *elements, int64_t offset, lanes active, vec values, int type) {
 #ifdef WITH_AMX
     if (type == BF16) {

@@ -16,8 +16,8 @@
 #define BLOCK_COLUMNS (16 * BLOCK_REGISTERS)
 #define PART_WORDS 256          /* words of a sliver of B that stay in L2 */
 #define MOST_WORDS 4096         /* words along the depth that are packed at once */
-#define PANEL_BYTES (512 << 10) /* of A that stay in L2 */
-#define GROUP_BYTES (16 << 20)  /* of B that are packed at once */
+#define PANEL_BYTES (512 << 10) /* bytes of A that stay in L2 */
+#define GROUP_BYTES (16 << 20)  /* bytes of B that are packed at once */
 #define PACKED_SLIVERS (192 / BLOCK_COLUMNS) /* slivers of B that a thread packs at once */
 
 /* A piece of work is one panel of A times one slice of the group's columns. A block of BLOCK_ROWS x BLOCK_COLUMNS
@@ -43,14 +43,14 @@ typedef struct {
     const void *a, *b, *bias;
     void *output;
     int64_t rows, depth, columns;
-    int a_transposed, b_transposed; /* whether they are stored as (depth, rows) and as (columns, depth) */
-    int adds;                       /* whether the output is added to */
+    int a_transposed, b_transposed; /* 1 if A is stored as (depth, rows), and B as (columns, depth) */
+    int adds;                       /* 1 to add to the output */
     word *b_packed, *a_packed;      /* a_packed: for each thread a panel of A and its sums */
     int64_t slivers_per_panel;
-    int type; /* of A and B */
+    int type; /* type of A and B */
     int64_t panels, slices, thread_words;    /* thread_words: words of `a_packed` for each thread */
-    int64_t first_depth, words;              /* along the depth: elements before, and words that are packed */
-    int64_t first_column, group_columns;     /* of the group that is multiplied now */
+    int64_t first_depth, words;              /* along the depth: elements before the packed words, and number of packed words */
+    int64_t first_column, group_columns;     /* the group that is multiplied now */
     int64_t *next_piece;
 } Product;
 
@@ -95,7 +95,7 @@ INLINE void write_block(const Product *args, const float *sums, int64_t row, int
     }
 }
 
-/* Each piece is one slice of the columns of a panel, panel by panel. */
+/* Each piece of work is one slice of the columns of a panel, panel by panel. */
 INLINE void multiply_panels(const Product *args, int thread, int type, int output_type) {
     word *a_slivers = args->a_packed + thread * args->thread_words;
     /* the last square that `pack` transposes ends behind its sliver: `thread_words` has room for it */

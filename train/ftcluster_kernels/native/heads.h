@@ -4,25 +4,25 @@
 
 #include "mask.h"
 
-#define LONGEST 1024 /* keys */
+#define LONGEST 1024 /* maximum number of keys */
 
 typedef struct {
     void *at;
-    int64_t sample_stride, head_stride, row_stride; /* elements from one to the next */
+    int64_t sample_stride, head_stride, row_stride; /* elements from one sample, head or row to the next */
 } Vectors;
 
 typedef struct {
     Vectors query, key, value, output; /* (samples, heads, rows, `size`) */
-    Vectors of_output, of_query, of_key, of_value; /* their gradients */
-    void *probabilities; /* of each sample (heads, queries, keys) */
-    const void *bias;    /* or none: rows of keys */
+    Vectors of_output, of_query, of_key, of_value; /* gradients of these vectors */
+    void *probabilities; /* probabilities of each sample (heads, queries, keys) */
+    const void *bias;    /* rows with a value for each key, or NULL */
     int64_t bias_sample, bias_head, bias_row;
-    const int64_t *lengths; /* of each sample's keys, or none */
-    const uint8_t *hidden;  /* (samples, heads, queries): 1 if a query sees no key, then its output is 0; or none */
+    const int64_t *lengths; /* number of each sample's keys, or NULL */
+    const uint8_t *hidden;  /* (samples, heads, queries): 1 if a query sees no key, so that its output is 0; or NULL */
     /* for packed sequences, or none: sample i is a sequence of `lengths[i]` tokens from `starts[i]` on, with its
      * probabilities from `places[i]` on. Heads are then those of the keys, each with `per_key` heads of queries. */
     const int64_t *starts, *places;
-    int64_t samples, heads, queries, keys, size; /* of packed sequences: queries and keys of the longest one */
+    int64_t samples, heads, queries, keys, size; /* for packed sequences: queries and keys of the longest one */
     /* heads of queries that share a head of keys. With `causal`, the last `per_key` queries see all keys, the `per_key`
      * before them one key fewer, and so on. */
     int64_t per_key;
@@ -37,7 +37,7 @@ typedef struct {
 
 typedef struct {
     int64_t sample, head, keys, queries, length; /* length: keys that queries may see */
-    int64_t offset;                              /* of its first probability */
+    int64_t offset;                              /* index of its first probability */
 } Head;
 
 INLINE int64_t round_up(int64_t count, int64_t size) { return ceil_div(count, size) * size; }

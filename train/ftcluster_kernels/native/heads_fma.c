@@ -7,14 +7,14 @@
  * two adjacent elements of a vector, or the same element of two vectors, see fma.h. */
 
 #ifdef __AVX512F__
-#define BLOCK_ROWS 12 /* queries of a block; 32 columns at once, so that sizes of 32, 64, 96 ... fit */
+#define BLOCK_ROWS 12 /* queries of a block; blocks have 32 columns, so sizes of 32, 64, 96 ... fit */
 #define BLOCK_REGISTERS 2
 #else
 #define BLOCK_ROWS 6
 #define BLOCK_REGISTERS 1
 #endif
 #define BLOCK_COLUMNS (16 * BLOCK_REGISTERS)
-#define MULTIPLE 32 /* sizes and lengths of packed rows are multiples of it */
+#define MULTIPLE 32 /* sizes and lengths of packed rows are multiples of this */
 
 /* The buffers of a thread. A and B are the two factors of a matrix multiplication, see fma.h. */
 typedef struct {
@@ -27,7 +27,7 @@ typedef struct {
     word *weights;               /* A, depth is keys or queries: probabilities; backward: gradients of scores */
     word *queries, *grads;       /* backward: B, depth is queries: queries, and gradients of outputs */
     char *grad_scores;           /* backward: queries x keys */
-    char *dropped_probabilities; /* after dropout: of a block of queries; backward: queries x keys */
+    char *dropped_probabilities; /* after dropout: a block of queries; backward: queries x keys */
 } Buffers;
 
 /* Place the buffers from `next_buffer` on, with room for fp32; return the bytes of all. */
@@ -195,8 +195,8 @@ INLINE void forward(const Heads *args, int thread, int type) {
     }
 }
 
-/* Compute the gradients of a row of scores from those of its probabilities, and the probabilities after dropout; both get
- * zeros up to `columns`. */
+/* Compute the gradients of a row of scores from the gradients of its probabilities, and the probabilities after dropout.
+ * Both get zeros up to `columns`. */
 INLINE void softmax_row_back(const Heads *args, Head h, int64_t row, const float *grad_probabilities, char *grad_scores,
                              char *dropped, int64_t columns, int type) {
     uint32_t kept_bits[WORDS(LONGEST)];

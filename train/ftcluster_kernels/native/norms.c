@@ -2,13 +2,13 @@
 
 /* LayerNorm and RMSNorm of rows in fp32. */
 typedef struct {
-    const float *input, *weight, *bias; /* weight and bias: or none */
+    const float *input, *weight, *bias; /* weight and bias may be NULL */
     const float *grad;                  /* gradients of the output in fp32, in bf16, or the sum of both */
     const bf16 *rounded_grad;
     float *output;
-    bf16 *rounded;         /* the output in bf16, or none */
-    float *means, *scales; /* of each row; no means: RMSNorm */
-    float *sums;           /* for each thread the gradients of weight and bias */
+    bf16 *rounded;         /* the output in bf16, or NULL */
+    float *means, *scales; /* mean and scale of each row; means is NULL for RMSNorm */
+    float *sums;           /* gradients of weight and bias, for each thread */
     int64_t columns;
     float epsilon;
 } Norm;
@@ -69,7 +69,7 @@ static void norm_backward_loop(const void *pointer, int64_t row, int64_t end, in
         const vec mean = broadcast(args->means ? args->means[row] : 0), scale = broadcast(args->scales[row]);
         vec sum = zeros(), grad_dot = zeros();
         REGISTERS(i, active, 0, columns, {
-            vec grad = grad_at(args, row * columns + i, active); /* 0 in other lanes */
+            vec grad = grad_at(args, row * columns + i, active); /* inactive lanes are 0 */
             vec normalized = mul(sub(load_fp32(row_input + i, active), mean), scale);
             store_fp32(grad_weight + i, active, mul_add(grad, normalized, load_fp32(grad_weight + i, active)));
             if (args->means)

@@ -3,12 +3,12 @@
 /* The peak rate of a core: multiply-adds of registers that wait for nothing. bench/peak.py compares it with the rate of
  * matrix multiplications. */
 
-enum { FP32_SUMS, BF16_PAIRS, TILES }; /* bench/peak.py has the same */
+enum { FP32_SUMS, BF16_PAIRS, TILES }; /* bench/peak.py has the same numbers */
 
 typedef struct {
     uint64_t kind;
     const float *values; /* 1,024 values other than 0: zeros take less power */
-    float *sums;          /* 1,024 for each thread: the results, so that the compiler keeps the loops */
+    float *sums;          /* 1,024 results for each thread, without which the compiler would drop the loops */
     int64_t rounds;
 } Peak;
 

@@ -7,10 +7,10 @@
 
 #include "tiles.h"
 
-#define PANEL_BYTES (768 << 10) /* of A that stay in L2; another half may belong to other data */
+#define PANEL_BYTES (768 << 10) /* bytes of A that stay in L2, which also holds other data */
 #define STRIPE_TILES 2          /* tiles of columns that come into L2 at once */
 #define PACKED_TILES 8          /* tiles of columns that a thread packs at once */
-#define GROUP_BYTES (16 << 20)  /* of B that are packed at once: all of a language model's head would be 1 GB */
+#define GROUP_BYTES (16 << 20)  /* bytes of B that are packed at once: a whole language model head would be 1 GB */
 
 /* B is packed in groups of columns, A in panels of rows. A piece of work is one panel times one slice of the group. The
  * thread that takes a piece packs the panel, unless it packed the same one before, and walks through the slice in
@@ -38,14 +38,14 @@ typedef struct {
     const bf16 *a, *b, *bias;
     bf16 *output;
     int64_t rows, depth, columns;
-    int b_transposed;      /* whether `b` is stored as (columns, depth), and `down` and `up` likewise */
-    const bf16 *down, *up; /* an adapter's matrices, (depth, rank) and (rank, columns); none: rank is 0 */
+    int b_transposed;      /* 1 if `b` is stored as (columns, depth), and `down` and `up` likewise */
+    const bf16 *down, *up; /* an adapter's matrices, (depth, rank) and (rank, columns); rank is 0 without an adapter */
     bf16 *down_output;     /* (rows, rank) */
     int64_t rank;
     float scale;
     bf16 *b_packed, *a_packed; /* a_packed: a panel for each thread */
     int64_t panel_tiles, panels, slices;
-    int64_t first_column, group_columns; /* of the group that is multiplied now */
+    int64_t first_column, group_columns; /* the group that is multiplied now */
     int64_t *next_piece;
 } Product;
 
@@ -62,7 +62,7 @@ static void pack_columns(const bf16 *matrix, int64_t depth, int64_t columns, int
                    packed_tiles + depth_tile * TILE);
 }
 
-/* Each piece is PACKED_TILES tiles of columns of `b` and `up`; the last piece is `down`, which is packed behind them. */
+/* Each piece of work is PACKED_TILES tiles of columns of `b` and `up`; the last piece is `down`, which is packed behind them. */
 static void pack_b(const void *pointer, int64_t begin, int64_t end, int thread) {
     const Product *args = pointer;
     for (int64_t offset;
@@ -104,7 +104,7 @@ AMX INLINE void multiply_down(const Product *args, Blocks *blocks, bf16 *a_tiles
         }
 }
 
-/* Each piece is one slice of the columns of a panel, panel by panel. */
+/* Each piece of work is one slice of the columns of a panel, panel by panel. */
 AMX static void multiply_panels(const void *pointer, int64_t begin, int64_t end, int thread) {
     const Product *args = pointer;
     const int64_t depth_tiles = total_depth(args) / 32, stripes = args->group_columns / 16 / STRIPE_TILES;

@@ -6,7 +6,7 @@ typedef struct {
     int type;
     const void *input;
     void *output;
-    const float *cosines, *sines; /* of each position */
+    const float *cosines, *sines; /* cosines and sines of each position */
     int64_t positions, heads, half;
     int is_backward; /* multiply by the transposed matrix, for gradients */
 } Rotation;

@@ -2,7 +2,7 @@
 
 #include "mask.h"
 
-#define LONGEST 4096 /* columns of a row; ../simd.py has the same number */
+#define LONGEST 4096 /* maximum columns of a row; ../simd.py has the same number */
 
 typedef struct {
     int type;

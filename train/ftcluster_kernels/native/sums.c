@@ -5,7 +5,7 @@
 typedef struct {
     int type;
     const void *rows;
-    float *sums; /* for each thread */
+    float *sums; /* sums of each thread */
     int64_t columns;
 } ColumnSums;
 

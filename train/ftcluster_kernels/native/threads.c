@@ -1,6 +1,7 @@
 #include "vectors.h"
 
-/* Parts of the half that is not shared equally. With more parts, many threads would contend for the counter. */
+/* The number of parts of the second half, which threads take one by one. With more parts, many threads would contend for
+ * the counter. */
 #define REST_PARTS(threads) (2 * (threads) + 12)
 
 static void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned);

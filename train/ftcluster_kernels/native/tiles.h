@@ -28,7 +28,7 @@ INLINE void store_tile(const __m512i rows[16], bf16 *tile) {
         _mm512_store_si512((__m512i *)tile + i, rows[i]);
 }
 
-/* Load 16 rows of 32 elements, a register each; those from `rows` on are zeros. */
+/* Load 16 rows of 32 elements, a register for each row; rows from `rows` on are zeros. */
 INLINE void load_rows(const bf16 *matrix, int64_t row_stride, int64_t rows, __m512i registers[16]) {
     for (int i = 0; i < 16; i++)
         registers[i] = i < rows ? _mm512_loadu_si512(matrix + i * row_stride) : _mm512_setzero_si512();
@@ -85,15 +85,15 @@ INLINE void pack_pairs(const bf16 *matrix, int64_t row_stride, int64_t rows, int
 /* How a block is written: rounded to bf16 after the bias is added; in fp32; or added to the output in fp32. */
 enum { STORE_BF16, STORE_FP32, ADD_FP32 };
 
-/* A block that is computed and not written yet. */
+/* A block that is computed but not written yet. */
 typedef struct {
     const float *sums; /* 48 x 32 */
-    const bf16 *bias;  /* of the block's 32 columns, or none */
+    const bf16 *bias;  /* bias of the block's 32 columns, or NULL */
     void *target;      /* the block's first element in the output, bf16 or fp32 */
     int64_t row_stride, rows, written; /* written: number of rows that are in the output */
 } PendingBlock;
 
-/* Write the next `count` rows of a block, past the caches. */
+/* Write the next `count` rows of a block; the writes bypass the caches. */
 INLINE void write_rows(PendingBlock *block, int64_t count, int kind) {
     for (int64_t end_row = min64(block->rows, block->written + count); block->written < end_row; block->written++) {
         const vec first_half = _mm512_load_ps(block->sums + block->written * 32),
@@ -197,7 +197,7 @@ AMX INLINE const char *multiply_block(const bf16 *a_tiles, int64_t a_stride, con
 AMX INLINE void configure_tiles(void) {
     static const struct {
         uint8_t palette, start_row, reserved[14];
-        uint16_t bytes[16]; /* of a row */
+        uint16_t bytes[16]; /* bytes of a row of each tile register */
         uint8_t rows[16];
     } shapes
         __attribute__((aligned(64))) = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};

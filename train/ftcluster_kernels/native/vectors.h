@@ -1,10 +1,9 @@
 /* The types and functions that all loops of this folder share.
  *
- * ../../../hatch_build.py compiles them into two libraries, for CPUs with AVX-512 (F, BW, DQ, VL) and
- * for those with AVX2, of which ../simd.py loads one; the modules that call a loop say what it does.
- * Elements are bf16 or fp32 in memory and fp32 in registers; results are rounded to the nearest, as in
- * torch. No function of a library is called but those of OpenMP that torch has loaded: so there is
- * one pool of threads, and the files work with any C library.
+ * ../../../hatch_build.py compiles the loops into two libraries, one for CPUs with AVX-512 (F, BW, DQ, VL) and one for
+ * CPUs with AVX2. ../simd.py loads one of them. The modules that call a loop describe it. Elements are bf16 or fp32 in
+ * memory and fp32 in registers. Results are rounded to the nearest value, as in torch. The loops call only functions of
+ * the OpenMP library that torch has loaded, so there is one pool of threads, and any C library works.
  */
 
 #include <immintrin.h>
@@ -16,7 +15,7 @@
 typedef uint16_t bf16;
 typedef uint16_t lanes; /* a bit for each of the 16 elements of a `vec` */
 
-/* The types of elements in memory; ../simd.py has the same. */
+/* The types of elements in memory; ../simd.py has the same numbers. */
 enum { BF16, FP32 };
 
 #ifdef __AVX512F__
@@ -25,7 +24,7 @@ enum { BF16, FP32 };
 #include "avx2.h"
 #endif
 
-/* The compiler knows AMX; CPUs that have it have AVX-512. See tiles.h. */
+/* The compiler supports AMX. CPUs with AMX also have AVX-512. See tiles.h. */
 #if defined(__AVX512F__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
 #define WITH_AMX
 #endif
@@ -33,14 +32,14 @@ enum { BF16, FP32 };
 /* A loop over the pieces from `begin` to `end`, in thread number `thread`. */
 typedef void (*Loop)(const void *arguments, int64_t begin, int64_t end, int thread);
 
-/* Give each thread an equal share of the first half; then threads take parts of the other half until it is done,
- * because some cores are slower than others. */
+/* Give each thread an equal share of the first half. Threads then take parts of the second half until it is done, because
+ * some cores are slower than others. */
 void in_threads(int threads, Loop loop, const void *arguments, int64_t count);
 
 /* Give each thread an equal share of the whole, for loops with a result for each thread. */
 void in_shares(int threads, Loop loop, const void *arguments, int64_t count);
 
-/* Defines name_loop, a Loop that calls `name` with a constant type, which is compiled for each. */
+/* Define name_loop, a Loop that calls `name` with a constant type, which is compiled for each. */
 #define LOOP_BY_TYPE(name, Arguments)                                                       \
     static void name##_loop(const void *pointer, int64_t begin, int64_t end, int thread) {  \
         const Arguments *arguments = pointer;                                               \
@@ -95,10 +94,10 @@ INLINE vec power_of_fraction(vec f) {
     return mul_add(y, f, broadcast(0.99999994f));
 }
 
-/* 2^x for x <= 0, and 0 below 2^-126. */
+/* Return 2^x for x <= 0, and 0 below 2^-126. */
 INLINE vec power_of_two(vec x) { return scaled(power_of_fraction(fraction(x)), x); }
 
-/* e^x for x <= 0. In fp32 without the rounding of x / ln 2, which is |x| times as large in the result. */
+/* Return e^x for x <= 0. In fp32, avoid the rounding of x / ln 2, whose error would be |x| times as large in the result. */
 INLINE vec exponential(vec x, int type) {
     vec exponent = mul(x, broadcast(1.44269504f));
     if (type == BF16)

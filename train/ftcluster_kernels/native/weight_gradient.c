@@ -9,7 +9,7 @@
 
 #include "tiles.h"
 
-#define DEPTH_TILES 56 /* tiles of the depth that are multiplied at once: then 256 KB of packed tiles stay in L2 */
+#define DEPTH_TILES 56 /* tiles of the depth that are multiplied at once, so that 256 KB of packed tiles stay in L2 */
 #define PANEL_TILES 12 /* tiles of outputs that share packed tiles of the input */
 #define STRIPE_TILES 4 /* tiles of inputs: 64 columns, which stay in L1 and L2 */
 
@@ -45,7 +45,7 @@ INLINE int64_t depth_tiles_of(const Product *args) {
     return min64(DEPTH_TILES, ceil_div(args->rows, 32) - args->first_depth_tile);
 }
 
-/* Each piece is STRIPE_TILES tiles of columns of the input. */
+/* Each piece of work is STRIPE_TILES tiles of columns of the input. */
 static void pack_input(const void *pointer, int64_t begin, int64_t end, int thread) {
     const Product *args = pointer;
     const int64_t depth_tiles = depth_tiles_of(args), input_tiles = args->inputs / 16;
@@ -94,7 +94,7 @@ AMX INLINE void multiply_slices(const Product *args, Blocks *blocks, bf16 *gradi
     write_rows(&blocks->previous, 16 * BLOCK_TILES, kind);
 }
 
-/* Each piece is one slice of the inputs of a panel of PANEL_TILES tiles of outputs. */
+/* Each piece of work is one slice of the inputs of a panel of PANEL_TILES tiles of outputs. */
 AMX static void multiply_pieces(const void *pointer, int64_t begin, int64_t end, int thread) {
     const Product *args = pointer;
     bf16 *gradient_tiles = args->gradient_packed + thread * PANEL_TILES * DEPTH_TILES * TILE;

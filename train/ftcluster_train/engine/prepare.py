@@ -212,7 +212,7 @@ def _check_ends(task: Task, config: PretrainedConfig, folder: Path) -> None:
                     f"sample {number} of {path.name} holds {task.tokenizer.eos_token}, at which a "
                     f"{config.model_type} model classifies a text: "
                     f"{task.tokenizer.decode(sample['input_ids'])[:SHOWN_CHARACTERS]}",
-                    "leave that token out of the texts",
+                    "remove that token from the texts",
                 )
 
 

@@ -1,1 +1,1 @@
-"""Programs that a control node, or another host, starts by name; their code is in other rooms."""
+"""Programs that a control node or another host starts by name; their code is elsewhere."""

@@ -122,10 +122,10 @@ class Attention:
         elif not _fits(query, key, value, mask, causal, shared):
             return ""
         elif causal and lengths[0] != lengths[1]:
-            why_not = "causal attention with more keys than queries"
+            why_not = "a causal mask and more keys than queries"
         elif max(lengths) > self._longest(p):
             why_not = f"more than {self._longest(p)} tokens"
-        return f"attention with {why_not} is left to torch" if why_not else None
+        return f"torch computes attention with {why_not}" if why_not else None
 
     def _kernel(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         query, key, value, mask, dropout_p, causal, scale, shared = _Call(*args, **kwargs)

@@ -173,7 +173,7 @@ class Linear:
     ) -> torch.Tensor:
         if weight is self._head:
             return input if self._head_factor == 1 else input * self._head_factor
-        # empty ones first: the hash of a tensor is a call of Python
+        # check for an empty set first, because hashing a tensor calls a slow Python method
         if context.exact_weights and weight in context.exact_weights:
             return exact_linear(input, weight, bias)
         if input.dtype == torch.float32 and dtype_of(weight) == torch.bfloat16:

@@ -135,7 +135,7 @@ def _is_cross_entropy(
     plain = weight is None and size_average is None and reduce is None and not label_smoothing
     if plain and reduction in ("mean", "sum", "none"):
         return None
-    why_not = "cross entropy with class weights or label smoothing is left to torch"
+    why_not = "torch computes cross entropy with class weights or label smoothing"
     return why_not if input.requires_grad else ""
 
 
@@ -152,7 +152,7 @@ def _cross_entropy(
 def _is_compiled(model: Any = None, *_: Any, **__: Any) -> str:
     """Accept no call, because torch.compile stays as it is; return the notice for users."""
     is_model = isinstance(getattr(model, "__self__", model), torch.nn.Module)
-    return "a compiled model is left to torch.compile" if is_model else ""
+    return "a compiled model keeps torch.compile's code" if is_model else ""
 
 
 _attention = Attention(with_dropout=True, exact_dropout=True, longer_with_dropout=True)
@@ -197,7 +197,7 @@ def replace_functions() -> bool:
     """
     version = tuple(map(int, torch.__version__.split(".")[:2]))
     if version < OLDEST_TORCH:
-        say_once(f"needs torch 2.5 or newer, and leaves torch {torch.__version__} as it is")
+        say_once(f"needs torch 2.5 or newer, so torch {torch.__version__} keeps its own functions")
         return False
     if functional.dropout is _replacements[0][1]:
         return False

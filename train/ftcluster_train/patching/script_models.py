@@ -131,7 +131,7 @@ def check_model(model: nn.Module) -> None:
         kind = type(module)
         own = kind.__module__ == "transformers.activations"
         if own and kind.__name__ not in (*TANH_GELUS, *ONE_KERNEL):
-            say_once(f"the activation {kind.__name__} is left as it is")
+            say_once(f"the activation {kind.__name__} keeps its own code")
 
 
 def register_attention() -> None:

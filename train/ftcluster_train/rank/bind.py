@@ -149,8 +149,8 @@ def bind_cores(place: Place) -> tuple[int, list[str]]:
     share = threads if quota is None else max(1, int(quota / place.local_size))
     if share < threads:
         problems.append(
-            f"the CPU quota is {quota:g} CPUs, {share} for each of {place.local_size} ranks; it "
-            f"has as many threads instead of {threads}"
+            f"the CPU quota is {quota:g} CPUs, {share} for each of {place.local_size} ranks; the "
+            f"rank has that many threads instead of {threads}"
         )
     return min(threads, share), problems
 

@@ -135,7 +135,7 @@ class Heartbeats:
         if self._stopped > self._timeouts.supervisor:  # the guardians have ended their ranks
             first = max(self.lives, key=lambda live: live.step)
             what = f"the supervisor was stopped for {self._stopped:.0f} s"
-            hint = "find out who sends SIGSTOP on that host, or suspends it"
+            hint = "find out who sends SIGSTOP on that host, or suspends the host"
             message = f"{what}{at_step(first)}"
             return [Trouble(self.lives[0].host, None, first.step, "stopped", message, hint)]
         return find_trouble(self.lives, now, self._timeouts, self._hang_seconds)

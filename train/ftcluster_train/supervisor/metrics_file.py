@@ -44,7 +44,7 @@ GAUGES = {
     "ftcluster_wait_ratio": ("Fraction of time blocked by slower ranks.", ("rank", "host")),
     "ftcluster_input_ratio": ("Fraction of time spent on making batches.", ("rank", "host")),
     "ftcluster_straggler_score": (
-        "A rank's work time of a step, relative to the median rank's.",
+        "Time that a rank works in a step, relative to the median rank.",
         ("rank", "host"),
     ),
 }

@@ -4,7 +4,6 @@ Standard library only: the supervisor uses it.
 """
 
 import json
-import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace

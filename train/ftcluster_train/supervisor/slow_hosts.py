@@ -51,9 +51,8 @@ class _Host:
     slow: int = 0  # number of slow windows in a row
     fast: int = 0
     named: bool = False
-    earlier: list[float] = field(
-        default_factory=list
-    )  # seconds per second of the other hosts, or per token, while no host was slow
+    # times of windows without a slow host, relative to the other hosts' time or to the tokens
+    earlier: list[float] = field(default_factory=list)
 
 
 class SlowHosts:

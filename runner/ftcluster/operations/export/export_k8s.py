@@ -243,7 +243,7 @@ def _planned(request: KubernetesRequest, cluster: Cluster) -> tuple[Stack, Train
     if asked not in ("auto", GLOO):
         raise PlanError(
             f"training.ddp_backend={asked}, but torchrun's ranks in pods use {GLOO}",
-            "leave it out",
+            "remove it",
         )
     if run.plan.backend != GLOO:
         more = [f"training.ddp_backend={GLOO}"]

@@ -120,7 +120,7 @@ def _check_code(recipe: Recipe, code: UserCode) -> None:
         raise UsageError(
             f"{own.file.name} defines the task {own.spec.name}, and the recipe {recipe.name} is "
             f"for {recipe.task}",
-            f"leave out the recipe, or set its task: task={own.spec.name}",
+            f"omit the recipe, or set its task: task={own.spec.name}",
         )
     if not code.metrics:
         return
@@ -128,7 +128,7 @@ def _check_code(recipe: Recipe, code: UserCode) -> None:
         raise UsageError(
             f"--metrics {code.metrics.name}: evaluations of {recipe.task} have no reference "
             "answers to compare predictions with",
-            "leave out --metrics",
+            "omit --metrics",
         )
     measured = {*recipe.spec.metric_names(recipe.options)}
     if taken := [name for name in declared_metrics(code.metrics) if name in measured]:
@@ -207,8 +207,8 @@ def _recipe_of(trained: TrainedFields, model: str) -> str:
         raise UsageError(
             f"{model} does not say what it was trained for (it has no {trained.missing}): name a "
             "recipe",
-            f"{' or '.join(recipes_for(Path(model)))}, with --data PATH where it is not the "
-            "recipe's own",
+            f"{' or '.join(recipes_for(Path(model)))}, with --data PATH unless you want the "
+            "recipe's own data",
         )
     if trained.recipe in known_recipes() and load_recipe(trained.recipe).task == trained.task:
         return trained.recipe

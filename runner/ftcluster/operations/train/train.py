@@ -73,7 +73,8 @@ class TrainRequest(RecipeRequest):
         if self.resume and (self.words or self.data or self.model):
             raise UsageError(
                 "--resume continues with the run's own recipe, model and data",
-                "for others, start a run from a checkpoint, training.resume_from_checkpoint=DIR,"
+                "to use others, start a new run from a checkpoint, "
+                "training.resume_from_checkpoint=DIR,"
                 " or from its weights only, --model DIR",
             )
 

@@ -92,10 +92,10 @@ def test_every_message_is_written_or_refused() -> None:
     assert with_known_roles(conversation, knows_all) is conversation
     renamed = with_known_roles(conversation, knows("system", "user", "assistant"))
     assert [message["role"] for message in renamed.messages] == ["system", "user", "assistant"]
-    with pytest.raises(DataError, match="leaves out message 1, of the role system"):
+    with pytest.raises(DataError, match="omits message 1, of the role system"):
         with_known_roles(conversation, knows("user", "assistant"))
     twice = Conversation([ASKS, ANSWERS, {**ASKS, "role": "guest"}, ANSWERS])
-    with pytest.raises(DataError, match="leaves out message"):
+    with pytest.raises(DataError, match="omits message"):
         with_known_roles(twice, knows("user", "assistant"))
 
 
@@ -105,7 +105,7 @@ def test_a_message_is_missed_though_another_has_its_words() -> None:
     told = Conversation([ASKS, result, {"role": "assistant", "content": "It is 4."}])
     known = with_known_roles(told, knows("user", "tool", "assistant"))
     assert known.messages[1]["role"] == "tool"
-    with pytest.raises(DataError, match="leaves out message 2, of the role tool"):
+    with pytest.raises(DataError, match="omits message 2, of the role tool"):
         with_known_roles(told, knows("user", "assistant"))
 
 
@@ -124,8 +124,8 @@ def counts(messages: Sequence[Message], prompt: bool) -> str:
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        (drops, "leaves out message 2, which is a training target"),
-        (shortens, "leaves out message 2, which is a training target"),
+        (drops, "omits message 2, which is a training target"),
+        (shortens, "omits message 2, which is a training target"),
         (counts, "beginning of the message cannot be determined"),
     ],
 )

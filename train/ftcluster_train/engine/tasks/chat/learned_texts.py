@@ -74,7 +74,7 @@ def _check_written(messages: Sequence[Message], render: Render) -> None:
     for number, mark in marks.items():
         if mark not in whole:
             raise DataError(
-                f"the chat template leaves out message {number + 1}, of the role "
+                f"the chat template omits message {number + 1}, of the role "
                 f"{messages[number]['role']}"
             )
 
@@ -109,7 +109,7 @@ def learned_texts(conversation: Conversation, render: Render) -> list[LearnedTex
         parts = THOUGHTS.split(messages[number].get("content") or "")
         if not written[start:].strip() or not all(without_spaces(part) in own for part in parts):
             raise DataError(
-                f"the chat template leaves out message {number + 1}, which is a training target"
+                f"the chat template omits message {number + 1}, which is a training target"
             )
         span = (start, len(written))
         if whole.startswith(written):
@@ -143,7 +143,7 @@ def after_answer(render: Render) -> tuple[str, int]:
         [{"role": "user", "content": MARK}, {"role": ASSISTANT, "content": answer}], False
     )
     if answer not in text:
-        raise DataError("the chat template leaves out the answer")
+        raise DataError("the chat template omits the answer")
     return text, text.rindex(answer) + len(answer)
 
 

@@ -84,7 +84,7 @@ class TokenClassificationTask(Task):
         if self.options.label_all_tokens and scheme_of(names) not in ("IOB1", "IOB2"):
             raise TrainError(
                 "label_all_tokens needs IOB tags: further tokens of a word get its I- tag",
-                "leave label_all_tokens out",
+                "remove label_all_tokens",
             )
         sets, drawn = self.with_validation(sets)
         self.keep_rows(sets, folder)
