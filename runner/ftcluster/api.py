@@ -164,7 +164,7 @@ def setup(
 
     Args:
         inventory: path of an Ansible inventory, several paths, or "localhost" for this machine; by
-            default the inventory of the last setup.
+            default the cluster that was set up last, unless Ansible's configuration names another.
         stack: name of a stack, or "auto" for the first stack that all hosts support.
         bundle: file written by `ftcluster bundle`, to install from without downloads.
         accept_new_host_keys: True to store keys of hosts that ssh does not know.

@@ -31,7 +31,9 @@ def test_a_task_of_ones_own_from_its_file_to_predictions(machine: Machine, tmp_p
     planned = home.run("plan", *task, str(machine.model), *data, "--ranks-per-host", "2")
     assert "2 ranks" in planned.stdout, planned.stderr
 
-    done = home.run("train", *task, str(machine.model), *data, *STEPS, "--json")
+    done = home.run(
+        "train", *task, str(machine.model), *data, *STEPS, "--tag", "team=nlp", "--json"
+    )
     assert done.returncode == 0, done.stderr
     trained = json.loads(done.stdout)
     assert trained["world_size"] == 2
@@ -58,7 +60,12 @@ def test_a_task_of_ones_own_from_its_file_to_predictions(machine: Machine, tmp_p
     file.unlink()  # a run has its own copy
     resumed = home.run("train", "--resume", trained["run"], "--json")
     assert resumed.returncode == 0, resumed.stderr
-    assert json.loads(resumed.stdout)["metrics"].keys() == {"loss", "exact"}
+    again = json.loads(resumed.stdout)
+    assert again["metrics"].keys() == {"loss", "exact"}
+    assert again["world_size"] == 2  # with the options of the launch; this machine has one node
+    launch = json.loads((home.prefix / "runs" / again["run"] / "launch.json").read_text())
+    assert launch["env"]["FTCLUSTER_TAGS"] == "team=nlp"
+    assert "--ranks-per-host 2 --tag team=nlp" in resumed.stderr
 
     broken = tmp_path / "broken.py"
     copy = (run_dir / "word_count.py").read_text()

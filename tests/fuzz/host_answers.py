@@ -170,7 +170,12 @@ HOST_ANSWERS = {
         (FtclusterError, WrongAnswer),
     ),
     "training to be continued": Parser(
-        of_json(resumed), (dumped({"r-1": {**json.loads(JOB), "saved": True}}),),
+        of_json(resumed),
+        (
+            dumped({"r-1": {**json.loads(JOB), "saved": True}}),
+            dumped({"r-1": {**json.loads(JOB), "saved": True,
+                            "options": {"format": 1, "hosts": ["a"], "tags": ["team=nlp"]}}}),
+        ),
         (FtclusterError, WrongAnswer),
     ),
     "stack of a head, for packages": Parser(

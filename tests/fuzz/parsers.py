@@ -50,6 +50,7 @@ from ftcluster.cluster.saved import recall
 from ftcluster.errors import FtclusterError
 from ftcluster.export.pod_template import read_pod_template
 from ftcluster.launch.events import EventReader, read_event_line
+from ftcluster.launch.kept_options import kept_options_of
 from ftcluster.launch.record import end_of, read_record, recorded_run_hosts
 from ftcluster.operations.plan.facts_file import read_facts
 from ftcluster.operations.runs.report import read_scaling
@@ -572,6 +573,14 @@ PARSERS = {
     },
     "a run's job.json, to continue it": Parser(
         of_job(lambda folder: find_jobs(folder.parent, "r"), "job.json"), (JOB, SCRIPT_JOB)
+    ),
+    "options of a run's launch": Parser(
+        of_json(kept_options_of),
+        (
+            dumped({"format": 1, "hosts": ["a", "b"], "spares": 1, "ranks_per_host": 2,
+                    "timeout_seconds": 20, "wait": True, "tags": ["team=nlp"], "env": ["MODE"]}),
+        ),
+        (ValueError,),
     ),
     "events, as metrics read them": Parser(of_job(metrics, "events.jsonl"), (ALL_EVENTS,)),
     "job.json, as metrics read it": Parser(of_job(metrics, "job.json"), (JOB, SCRIPT_JOB)),

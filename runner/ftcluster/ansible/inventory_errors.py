@@ -52,13 +52,13 @@ def refuse_files(paths: Sequence[Path]) -> None:
             )
 
 
-def refuse_options(given: Iterable[tuple[str, str]]) -> None:
+def refuse_options(options: Iterable[tuple[str, str]]) -> None:
     """Raise an error for wrong options that Ansible would report as an error of the inventory.
 
     Args:
-        given: name and value of each option. Messages omit values that may be passwords.
+        options: name and value of each option. Messages omit values that may be passwords.
     """
-    for name, value in given:
+    for name, value in options:
         if name == "--forks" and not (value.isdecimal() and int(value)):
             raise UsageError(f"--forks: {value!r} is not a whole number of at least 1")
         if name not in ("--limit", "--extra-vars"):
@@ -121,11 +121,11 @@ def seen_by(paths: Sequence[Path]) -> str:
     return f"for details: ansible-inventory {' '.join(f'-i {path}' for path in paths)} --list -vvv"
 
 
-def without_hosts(paths: Sequence[Path], said: str) -> InventoryError:
+def without_hosts(paths: Sequence[Path], warned: str) -> InventoryError:
     """Return the error for inventories that are readable but have no host.
 
     Args:
-        said: warnings of ansible-inventory.
+        warned: warnings of ansible-inventory.
     """
     files = [
         file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])
@@ -137,7 +137,7 @@ def without_hosts(paths: Sequence[Path], said: str) -> InventoryError:
         hint = f"{plugins[0]} groups hosts of other inventories: name those first, each with -i"
     elif plugins:
         hint = f"{' and '.join(plugins)} returned no hosts: check filters, regions and account"
-        hint += f"; Ansible says: {said}" if said else ""
+        hint += f"; Ansible says: {warned}" if warned else ""
     elif scripts:
         hint = f"check the script's output: {scripts[0]} --list"
     return InventoryError(f"inventory {named(paths)} has no host", hint)

@@ -116,8 +116,8 @@ def launch_and_follow(
     run_hosts = RunHosts(
         run.cluster.inventories, hosts, run.plan.rank_user, run.plan.prefix, connection_options
     )
-    known = run.cluster.known
-    settled = run.cluster.slurm_job or run_hosts.is_here_as(known)
+    expected = run.cluster.known
+    settled = run.cluster.slurm_job or run_hosts.is_here_as(expected)
     launch_document = replace(run.launch, started_by=this_user()).to_dict()
     launch = Launched(
         train_launch=launch_document,
@@ -127,7 +127,7 @@ def launch_and_follow(
         train_version=__version__,
         train_format=RUN_FORMAT,
         train_later_fields=[*later_fields(LAUNCH, launch_document), *later_fields(JOB, run.job)],
-        train_known={} if settled else known,
+        train_known={} if settled else expected,
         train_secret_env=pack_env(run.secrets),
     )
     with _output() as output:
@@ -418,7 +418,7 @@ def stop(
 
     def on_event(event: TaskEvent) -> None:
         if event.host == run_hosts.head and (answer := take(RUN_STOPPED, event)):
-            listed.extend(one for one in answer[0][0] if one.run == run)
+            listed.extend(state for state in answer[0][0] if state.run == run)
 
     outcome = play_on(
         run_hosts,

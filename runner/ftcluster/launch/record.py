@@ -111,14 +111,14 @@ def recorded_runs(beginning: str = "", newest: int = 0) -> list[str]:
         beginning: beginning of the ids to return.
         newest: maximum number of ids; the newest runs are returned. 0 for all.
     """
-    found: dict[str, float] = {}
+    modified: dict[str, float] = {}
     with contextlib.suppress(FileNotFoundError), os.scandir(state_dir() / "runs") as folders:
         for folder in folders:
             if folder.name.startswith(beginning):
                 with contextlib.suppress(OSError):
                     # there may be thousands of records; a Path for each would double the time
-                    found[folder.name] = os.stat(f"{folder.path}/run.json").st_mtime  # noqa: PTH116
-    return sorted(sorted(found, key=lambda run: found[run])[-newest:])
+                    modified[folder.name] = os.stat(f"{folder.path}/run.json").st_mtime  # noqa: PTH116
+    return sorted(sorted(modified, key=lambda run: modified[run])[-newest:])
 
 
 def other_heads(run_hosts: RunHosts) -> list[RunHosts]:
@@ -129,9 +129,9 @@ def other_heads(run_hosts: RunHosts) -> list[RunHosts]:
     """
     heads = {}
     for run in recorded_runs(newest=LOOKED_AT):
-        one = recorded_run_hosts(run)
-        if one and one.prefix == run_hosts.prefix:
-            heads[one.head] = one
+        launched_on = recorded_run_hosts(run)
+        if launched_on and launched_on.prefix == run_hosts.prefix:
+            heads[launched_on.head] = launched_on
     return [heads[host] for host in run_hosts.hosts[1:] if host in heads]
 
 

@@ -104,7 +104,7 @@ def failure(run: ClusterRun, followed: Followed) -> FtclusterError:
     if progress.errors:
         first = progress.errors[0]
         number, host = first["rank"], first["host"]
-        if number is not None and host not in {one.name for one in run.plan.prepared}:
+        if number is not None and host not in {prepared.name for prepared in run.plan.prepared}:
             host = host_of(run.plan, number)  # the error itself has only the hostname
         return FtclusterError(*why_failed(progress, host))
     if outcome.failures:

@@ -57,14 +57,14 @@ def list_runs(
         FtclusterError: the head does not respond, or its response is not valid.
     """
     runs: dict[str, RunState] = {}
-    skip, left = 0, 1
-    while left and not (most and runs):
-        listed, left = _page(run_hosts, Runs(run_hosts.at(), list(beginnings), skip, most))
+    skip, remaining = 0, 1
+    while remaining and not (most and runs):
+        listed, remaining = _page(run_hosts, Runs(run_hosts.at(), list(beginnings), skip, most))
         skip += len(listed)
-        runs |= {one.run: one for one in listed}
+        runs |= {run.run: run for run in listed}
         if skip > MOST_RUNS:
             raise FtclusterError(f"{run_hosts.head} lists more than {MOST_RUNS:,} runs", LIST)
-    return sorted(runs.values(), key=lambda run: -run.started), left
+    return sorted(runs.values(), key=lambda run: -run.started), remaining
 
 
 def _page(run_hosts: RunHosts, page: Runs) -> tuple[tuple[RunState, ...], int]:
@@ -92,8 +92,8 @@ def _page_here(page: Runs) -> tuple[tuple[RunState, ...], int]:
             timeout=SHORT_SECONDS, check=False,
         )  # fmt: skip
         if done.returncode:
-            said = done.stderr.strip().rpartition("\n")[2]
-            raise FtclusterError(f"{at.train_head}: {said}", OTHER_PACKAGE)
+            reason = done.stderr.strip().rpartition("\n")[2]
+            raise FtclusterError(f"{at.train_head}: {reason}", OTHER_PACKAGE)
         return checked(RUNS_LISTED, printable(done.stdout), at.train_head)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise FtclusterError(f"{at.train_head}: {error}", "run ftcluster setup") from None
@@ -105,7 +105,7 @@ def find_run(run_hosts: RunHosts, run: str) -> RunState:
     Raises:
         FtclusterError: there is no such run, or several ids begin with `run`.
     """
-    runs = {one.run: one for one in list_runs(run_hosts, (run,), MOST_ALIKE)[0]}
+    runs = {state.run: state for state in list_runs(run_hosts, (run,), MOST_ALIKE)[0]}
     matching = [run] if run in runs else [name for name in runs if name.startswith(run)]
     return runs[_only(run, matching, run_hosts.head)]
 
@@ -148,7 +148,7 @@ class FoundJob:
     others: tuple[str, ...] = ()
 
 
-def find_job(run_hosts: RunHosts, run: str, given: UserCode = NO_CODE) -> FoundJob:
+def find_job(run_hosts: RunHosts, run: str, users_code: UserCode = NO_CODE) -> FoundJob:
     """Find a training by its id, or by the beginning of its id.
 
     All hosts are searched, because the head may be lost. The user's Python files that the training
@@ -157,7 +157,7 @@ def find_job(run_hosts: RunHosts, run: str, given: UserCode = NO_CODE) -> FoundJ
 
     Args:
         run: the run's id, or the beginning of the id.
-        given: Python files that the user names.
+        users_code: Python files that the user names.
 
     Raises:
         FtclusterError: no host responds, there is no such run, the run is not a training, or its
@@ -177,7 +177,7 @@ def find_job(run_hosts: RunHosts, run: str, given: UserCode = NO_CODE) -> FoundJ
         raise FtclusterError(f"{name} has trained nothing that can be resumed", LIST)
     try:
         code = code_of(job.get("code"))
-        _check_code(name, code, given)
+        _check_code(name, code, users_code)
         with reported():
             use_code(code, Path(code.task.name if code.task else name))
             recipe = checked_recipe(job["recipe"], declared_metrics(code.metrics))
@@ -193,14 +193,17 @@ def find_job(run_hosts: RunHosts, run: str, given: UserCode = NO_CODE) -> FoundJ
         ) from error
 
 
-def _check_code(run: str, code: UserCode, given: UserCode) -> None:
+def _check_code(run: str, code: UserCode, users_code: UserCode) -> None:
     """Check that each Python file of a run is recorded on this control node or named by the user.
 
     Raises:
         FtclusterError: a file differs, or is not known here.
     """
     recorded = recorded_digests(run)
-    kinds = (("--task", code.task, given.task), ("--metrics", code.metrics, given.metrics))
+    kinds = (
+        ("--task", code.task, users_code.task),
+        ("--metrics", code.metrics, users_code.metrics),
+    )
     for flag, file, named in kinds:
         if named and (file is None or file.sha256 != named.sha256):
             uses = f"{file.name} (SHA-256 {file.sha256[:12]})" if file else "none"

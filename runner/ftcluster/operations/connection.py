@@ -108,19 +108,19 @@ def place_of(options: Sequence[str]) -> dict[str, str]:
     >>> place_of(("--extra-vars", '{"ftcluster_prefix": "/a", "x": 1}', "--extra-vars", "@file"))
     {'ftcluster_prefix': '/a'}
     """
-    found: dict[str, str] = {}
+    place: dict[str, str] = {}
     for name, value in pairwise(options):
         if name == "--extra-vars":
-            found |= {key: one for key, one in _variables(value).items() if key in PLACE}
-    return found
+            place |= {key: text for key, text in _variables(value).items() if key in PLACE}
+    return place
 
 
 def _variables(value: str) -> dict[str, str]:
     with contextlib.suppress(ValueError):  # Ansible itself reports an invalid value
         if value.lstrip().startswith("{"):
-            return {key: str(one) for key, one in json.loads(value).items()}
+            return {key: str(text) for key, text in json.loads(value).items()}
         pairs = (word.partition("=") for word in shlex.split(value))
-        return {key: one for key, equals, one in pairs if equals}
+        return {key: text for key, equals, text in pairs if equals}
     return {}
 
 
@@ -178,17 +178,19 @@ def all_runs(
     Raises:
         FtclusterError: the cluster's head does not respond.
     """
-    listed, left = list_runs(run_hosts, beginnings, most)
-    runs = {one.run: one for one in listed}
+    listed, omitted = list_runs(run_hosts, beginnings, most)
+    runs = {state.run: state for state in listed}
     for other in other_heads(run_hosts):
         try:
-            found, more = list_runs(replace(other, options=run_hosts.options), beginnings, most)
+            more_runs, more_omitted = list_runs(
+                replace(other, options=run_hosts.options), beginnings, most
+            )
         except FtclusterError as error:
             view.say(error.message)
         else:
-            runs |= {one.run: one for one in found if one.hosts}
-            left += more
-    return sorted(runs.values(), key=lambda run: run.started, reverse=True), left
+            runs |= {state.run: state for state in more_runs if state.hosts}
+            omitted += more_omitted
+    return sorted(runs.values(), key=lambda run: run.started, reverse=True), omitted
 
 
 def find(connection: Connection, name: str, view: View) -> tuple[RunHosts, str]:

@@ -183,8 +183,8 @@ def first_hosts(
     available = len(facts.hosts)
     if count and count > available:
         names = ", ".join(host.name for host in facts.hosts)
-        use = "can use" if absent else "has"
-        lines = [f"--nodes {count}, but the run {use} {counted(available, 'host')}: {names}"]
+        has = "the run can use" if absent else "the cluster has"
+        lines = [f"--nodes {count}, but {has} {counted(available, 'host')}: {names}"]
         fewer = f"or use fewer: --nodes {available}"
         raise PlanError(
             "; ".join([*lines, *(f"{host.name} {host.why}" for host in absent)]),

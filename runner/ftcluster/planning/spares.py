@@ -112,6 +112,6 @@ def plan_with_spares(
 
 def _of_drained(drained: Mapping[str, Drained]) -> Iterator[Decision]:
     """Yield a decision for each drained host, with the reason why it has no ranks."""
-    for name, why in drained.items():
-        words = f"{why.why}, since {why.since}; ftcluster hosts return {name} takes it back"
-        yield Decision("drained", name, words)
+    for name, drain in drained.items():
+        reason = f"{drain.why}, since {drain.since}; ftcluster hosts return {name} takes it back"
+        yield Decision("drained", name, reason)

@@ -1,7 +1,7 @@
 """Playbooks of stages (setup, teardown, rollback) on the hosts of an inventory."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,13 +20,19 @@ from ftcluster.ansible.failures import failed_without_task
 from ftcluster.ansible.host_keys import refused_hosts
 from ftcluster.ansible.inventory import Inventory, pattern_of, read_inventory
 from ftcluster.ansible.playbook import PlaybookOutcome, TaskEvent, run_playbook
-from ftcluster.ansible.playbooks import SETUP_LOCK, ClusterVariables, Stages, Unlock
+from ftcluster.ansible.playbooks import (
+    SETUP_LOCK,
+    ClusterVariables,
+    Rollback,
+    Stages,
+    Unlock,
+)
 from ftcluster.ansible.settings import for_hosts
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.cluster.facts import HostFacts, stack_name
 from ftcluster.cluster.saved import recall_of
 from ftcluster.errors import FtclusterError, Interrupted
-from ftcluster.progress.state import SetupProgress
+from ftcluster.progress.state import HostProgress, SetupProgress
 from ftcluster.progress.view import View
 from ftcluster.provision.questions import meet, say_unchecked, which_hosts
 from ftcluster.text.host_names import with_host
@@ -125,8 +131,7 @@ def run_stages(
     if unreachable and result.facts and all(host.unreachable for host in failed.values()):
         return result
     if failed:
-        reasons = [with_host(name, host.failed) for name, host in failed.items()]
-        lines = "\n".join(reasons).replace("\n", "\n  ")
+        lines = "\n".join(_reasons(failed)).replace("\n", "\n  ")
         count = f"{len(failed)} of {len(inventory.hosts)} hosts"
         raise FtclusterError(
             f"{name} failed on {count}\n  {lines}",
@@ -247,9 +252,19 @@ def address(
     return inventory, ClusterVariables(inventory.pattern or None, stack, addresses)
 
 
+def _reasons(failed: Mapping[str, HostProgress]) -> Iterator[str]:
+    """Yield each reason for a failure once, with its hosts."""
+    hosts: dict[str, list[str]] = {}
+    for name, host in failed.items():
+        hosts.setdefault(host.failed, []).append(name)
+    for reason, names in hosts.items():
+        yield with_host(", ".join(names), reason)
+
+
 def _advice(playbook: str, inventory: Inventory, progress: SetupProgress) -> str:
     failed = [host for host in progress.hosts.values() if host.failed]
-    again = f"run {playbook} again"
+    command = "ftcluster setup --rollback" if playbook == Rollback.name else playbook
+    again = f"run {command} again"
     off = [name for name, host in progress.hosts.items() if host.unreachable]
     if len(off) == len(failed):
         hint = f"check that it is on and that ssh connects to it, then {again}; it resumes"

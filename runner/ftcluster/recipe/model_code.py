@@ -57,8 +57,8 @@ def unknown_files(folder: Path) -> list[str]:
         linked = [name for name in folders if Path(above, name).is_symlink()]
         seen += len(files)
         for name in (*linked, *files):
-            known = name.lower().endswith(KNOWN_ENDS) or name in KNOWN_NAMES
-            if name in linked or not known:
+            is_known = name.lower().endswith(KNOWN_ENDS) or name in KNOWN_NAMES
+            if name in linked or not is_known:
                 unknown.append(str(Path(above, name).relative_to(folder)))
         if seen > MOST_FILES:
             unknown.append(f"more than {MOST_FILES:,} files")

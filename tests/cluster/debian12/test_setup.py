@@ -82,6 +82,24 @@ def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
+def test_a_rollback_without_a_previous_stack_says_so(cluster: Cluster) -> None:
+    """The last task, which releases the lock, succeeds; Ansible warns about the folder."""
+    control = cluster.control
+    mode, config = control.folder.stat().st_mode, control.folder / "ansible.cfg"
+    config.write_text("[defaults]\nforks = 5\n")
+    control.folder.chmod(0o777)
+    try:
+        refused = control.run("setup", cluster.inventory, "--rollback")
+    finally:
+        control.folder.chmod(mode)
+        config.unlink()
+    assert refused.returncode == 1
+    error = refused.stderr.partition("error: ")[2]
+    assert f"{HEAD}, {OTHER}: " in error
+    assert f"there is no previous stack in {PREFIX} to go back to" in error
+    assert "world writable" not in error
+
+
 @pytest.mark.long
 def test_rollback_and_teardown_wait_for_a_setup_as_well(cluster: Cluster) -> None:
     control = cluster.control

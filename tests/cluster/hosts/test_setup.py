@@ -71,6 +71,25 @@ def test_hosts_that_talk_and_variables_of_other_roles_change_nothing(cluster: Cl
     assert {name: host["changed"] for name, host in hosts.items()} == dict.fromkeys(NAMES, 0)
 
 
+def test_setup_and_rollback_do_nothing_that_was_not_asked(cluster: Cluster) -> None:
+    control = cluster.control
+    config = control.folder / "ansible.cfg"
+    config.write_text("[defaults]\ninventory = company.ini\n")
+    try:
+        for words in (("setup",), ("setup", "--rollback"), ("setup", "--check", "--limit", OTHER)):
+            refused = control.run(*words)
+            assert refused.returncode == 2, refused.stderr
+            assert f"ftcluster setup {control.folder}/company.ini" in refused.stderr
+            assert f"ftcluster setup {cluster.inventory}" in refused.stderr
+            assert "preflight" not in refused.stderr
+    finally:
+        config.unlink()
+    elsewhere = {"XDG_STATE_HOME": str(control.folder / "nobody")}
+    refused = control.run("setup", **elsewhere)
+    assert refused.returncode == 2
+    assert "ftcluster setup localhost" in refused.stderr
+
+
 def test_a_python_that_the_account_could_change_is_named_before_anything_is_changed(
     cluster: Cluster,
 ) -> None:

@@ -89,7 +89,7 @@ def test_adapters_are_copied_and_their_base_is_that_of_the_hosts(
     Path("pairs.jsonl").write_text(f"{json.dumps(pairs)}\n")
     Path("adapters/adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
     words = "evaluate rerank --model adapters --data pairs.jsonl"
-    assert "has adapters, but not their base model" in shell(words, 1).err  # nor their weights
+    assert "contains adapters without their base model" in shell(words, 1).err  # nor their weights
     Path("adapters/adapter_model.safetensors").touch()
     document(shell, words)
     [run] = launched

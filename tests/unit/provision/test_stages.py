@@ -7,8 +7,8 @@ from rich.console import Console
 
 from ftcluster.ansible.answers import CHOICE, CURRENT, HOSTS
 from ftcluster.ansible.inventory import Inventory
-from ftcluster.ansible.playbook import PlaybookOutcome, TaskEvent
-from ftcluster.ansible.playbooks import Setup, Teardown
+from ftcluster.ansible.playbook import REFUSE, PlaybookOutcome, TaskEvent
+from ftcluster.ansible.playbooks import Rollback, Setup, Teardown
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.progress.view import make_view
@@ -143,3 +143,24 @@ def test_one_that_was_refused_or_ended_well_has_nothing_to_give_back(playbooks: 
     ran = playbooks(LOCKED)
     run()
     assert len(ran) == 1
+
+
+def test_a_reason_that_hosts_share_is_one_line_and_names_no_host_twice(
+    playbooks: Playbooks,
+) -> None:
+    same = [TaskEvent("failed", "stack", "Install", name, "no space") for name in "ab"]
+    playbooks(*same, state="failed")
+    with pytest.raises(FtclusterError) as caught:
+        run()
+    assert caught.value.message.splitlines()[1:] == ["  a, b: Install: no space"]
+    named = TaskEvent("failed", "stack", host="a", message="a (10.0.0.1) was lost", action=REFUSE)
+    playbooks(named, state="failed")
+    with pytest.raises(FtclusterError, match=r"\n  a \(10\.0\.0\.1\) was lost"):
+        run()
+
+
+def test_a_failed_rollback_names_its_command(playbooks: Playbooks) -> None:
+    playbooks(FAILED, state="failed")
+    with pytest.raises(FtclusterError) as caught:
+        run_stages(Rollback(), (Path("/i.ini"),), (), make_view(False, Console()))
+    assert "run ftcluster setup --rollback again" in caught.value.hint

@@ -95,13 +95,13 @@ def listed(folder: Path, beginnings: Sequence[str] = (), skip: int = 0, most: in
     return json.dumps(packed_page(*list_runs(folder, beginnings, skip, most)))
 
 
-def packed_page(runs: Sequence[RunState], left: int) -> dict[str, Any]:
+def packed_page(runs: Sequence[RunState], remaining: int) -> dict[str, Any]:
     """Return the runs that fit into one answer, and the number left for later answers."""
     rows = [run.to_dict() for run in runs]
     count = len(rows)
     while len(text := pack(rows[:count])) > PAGE_BYTES and count > 1:
         count = max(1, int(0.95 * count * PAGE_BYTES / len(text)))
-    return {"runs": text, "left": left + len(rows) - count}
+    return {"runs": text, "left": remaining + len(rows) - count}
 
 
 class _Index:

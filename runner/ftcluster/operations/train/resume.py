@@ -52,7 +52,7 @@ def with_kept_options(
     job: FoundJob,
     recorded: Mapping[str, str],
 ) -> tuple[HostCounts, LaunchOptions, str]:
-    """Add the options of the continued run's launch, unless the user sets them anew.
+    """Add the options of the continued run's launch, unless the user sets other values.
 
     Args:
         recorded: variables of that run's ranks in this control node's record; {} without a record.
@@ -102,7 +102,7 @@ def _variables(
     run: str,
     recorded: Mapping[str, str],
 ) -> tuple[str, ...]:
-    """Return arguments of --env for the run's variables that the user does not set anew.
+    """Return arguments of --env for the run's variables that the user does not set now.
 
     Raises:
         UsageError: values are not known here; names all of these variables.

@@ -246,7 +246,7 @@ def _train_with_failover(attempt: _Attempt, view: View) -> TrainResult:
     run, must_resume = attempt.run, attempt.must_resume
     limit = HEAD_SECONDS if request.watch else RECONNECT_LIMIT_SECONDS
     token = find_token() if request.hub_token else ""
-    left = (request.launch.max_restarts or 0) if request.watch else 0
+    moves = (request.launch.max_restarts or 0) if request.watch else 0
     while True:
         _ensure_head_ssh(_Attempt(request, cluster, run, must_resume), view)
         say_notes(run, view)
@@ -255,10 +255,10 @@ def _train_with_failover(attempt: _Attempt, view: View) -> TrainResult:
             progress = training_run.train(launched, view, connection_options, request.detach, limit)
             return TrainResult(launched, progress)
         except HeadLost as error:
-            if not left:
+            if not moves:
                 raise
             view.say(f"{error.message}; continuing on the other hosts")
-        left -= 1
+        moves -= 1
         # the spares may be used up
         request = replace(_resuming(request, run.id), nodes=None, spares=None)
         request, run = _prepared(request, cluster, must_resume)
