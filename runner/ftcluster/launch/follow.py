@@ -22,6 +22,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import S
 
 from ftcluster.ansible.answers import CLUSTER_CHANGED, RUN_STOPPED, SET_FACT, take
 from ftcluster.ansible.failures import without_warnings
+from ftcluster.ansible.host_keys import refused_hosts
 from ftcluster.ansible.playbook import REFUSE, PlaybookOutcome, TaskEvent
 from ftcluster.ansible.playbooks import FOLLOW, Attach, Launched, Playbook, RunEvents, Stop
 from ftcluster.ansible.signals import Interrupts
@@ -307,7 +308,9 @@ class Follower:
         event = outcome_event(
             self.state,
             outcome,
-            head_off=any(
+            # a head whose key ssh refuses answers, but no later attempt can succeed
+            head_off=self._run_hosts.head not in refused_hosts(outcome)
+            and any(
                 (failure.kind, failure.host) == ("unreachable", self._run_hosts.head)
                 for failure in outcome.failures
             ),

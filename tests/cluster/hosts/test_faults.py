@@ -74,8 +74,9 @@ def test_a_run_whose_head_lost_its_power_is_interrupted_until_somebody_attaches(
 @contextmanager
 def sums(cluster: Cluster) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
     """A script that adds numbers over three hosts; yields its run's id and the command."""
-    options = ("--ranks-per-host", "1", "--max-restarts", "55")
-    process = cluster.control.start("run", *options, "--json", "--", str(SCRIPTS / "sums.py"))
+    restarts = ("--max-restarts", "55", "--hang-seconds", "10")
+    options = ("--ranks-per-host", "1", *restarts, "--json")
+    process = cluster.control.start("run", *options, "--", str(SCRIPTS / "sums.py"))
     assert process.stderr is not None
     try:
         next(line for line in process.stderr if "added" in line)
@@ -139,7 +140,8 @@ def test_a_cut_link_is_named_and_waited_for(cluster: Cluster) -> None:
 
 @pytest.mark.long
 def test_ranks_that_hang_on_hosts_that_reach_each_other_are_blamed(cluster: Cluster) -> None:
-    hangs = ("--ranks-per-host", "1", "--", str(SCRIPTS / "hangs.py"))
+    options = ("--ranks-per-host", "1", "--hang-seconds", "10")
+    hangs = (*options, "--", str(SCRIPTS / "hangs.py"))
     done = cluster.control.run("run", "--json", *hangs)
     assert done.returncode == 1
     error = json.loads(done.stdout)["error"]

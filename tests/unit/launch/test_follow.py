@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ftcluster.ansible.playbook import REFUSE, PlaybookOutcome, TaskEvent
 from ftcluster.ansible.signals import Interrupts
+from ftcluster.ansible.ssh_words import of_host_key
 from ftcluster.cli.ansible_options import extra_variables
 from ftcluster.cli.commands import read_arguments
 from ftcluster.cli.connection import shown_command
@@ -35,6 +36,7 @@ from ftcluster.progress.view import TerminalView, View
 from ftcluster.recipe.recipe import load_recipe
 from ftcluster_common.protocol.run_state import RunState
 from tests.unit.clusters import STACKS, cluster, host
+from tests.unit.supervisor.test_ssh_causes import printed_by
 
 RUN = "quickstart-20260131-101500-7f3a"
 RUN_HOSTS = RunHosts(
@@ -141,6 +143,20 @@ def test_a_head_that_stays_away_is_lost(
     play(monkeypatch, played, (phase, [UNREACHABLE], PlaybookOutcome("failed", "")))
     assert follow.attach(RUN_HOSTS, RUN, Said()).head_lost
     assert len(played) == 1
+
+
+def test_a_head_whose_key_ssh_refuses_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]]
+) -> None:
+    """The message is what Ansible reports of a real changed key, see openssh.json."""
+    message = of_host_key(f"Failed to connect to the host via ssh: {printed_by('changed')}")
+    refused = replace(UNREACHABLE, message=message)
+    phase = event("phase", doing="starting the ranks")
+    play(monkeypatch, played, (phase, [refused], PlaybookOutcome("failed", "")))
+    view = Said()
+    followed = follow.attach(RUN_HOSTS, RUN, view)
+    assert (view.said, followed.head_lost, len(played)) == ([], False, 1)
+    assert "its host key differs" in followed.outcome.failures[0].message
 
 
 def test_a_task_is_shown_if_it_takes_long(

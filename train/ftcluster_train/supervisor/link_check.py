@@ -224,7 +224,7 @@ def _members(hosts: Sequence[Host], ssh_config: str, stack: Path) -> Iterator[di
         command = [str(stack / "bin" / "python"), "-B", "-m", MODULE, "--pairs", host.address]
         if host != hosts[0]:
             command = ["ssh", "-F", ssh_config, host.address, f"cd / && exec {shlex.join(command)}"]
-        with contextlib.suppress(FileNotFoundError):  # no ssh; the host counts as silent
+        with contextlib.suppress(OSError):  # no ssh, or too many open files
             members[host] = _Member(command)
     try:
         yield members

@@ -20,7 +20,7 @@ class Cause:
 
     Attributes:
         name: the reason in a few words.
-        remedy: what a user can do about it.
+        remedy: advice for users.
         lasting: True if the reason does not pass with time, so that a restart cannot help.
         line: pattern of the line that users should see; "" for the last line.
     """
