@@ -78,7 +78,7 @@ def _restart(launch: Launch, run: SupervisedRun) -> tuple[Launch, Ending] | None
     began = time.monotonic()
     say_at, limit = 0.0, launch.timeouts.host_return
     before = launch.hosts
-    lost: set[Host] = set()
+    lost: dict[Host, str] = {}  # with the reason if the host answers
     while True:
         hosts = hosts_of_restart(launch, lost)
         if hosts is None:
@@ -87,7 +87,8 @@ def _restart(launch: Launch, run: SupervisedRun) -> tuple[Launch, Ending] | None
                 return None
             if waited >= say_at:
                 say_at = waited + SAY_SECONDS
-                names = ", ".join(sorted(host.name for host in lost)) or "hosts"
+                names = ", ".join(sorted(f"{host.name}{why}" for host, why in lost.items()))
+                names = names or "hosts"
                 times = f"{_minutes(waited)} of {_minutes(limit)}"
                 run.events.write("phase", doing=f"{WAITS} for {names} ({times})")
             time.sleep(HOST_RETRY_SECONDS)
@@ -99,7 +100,8 @@ def _restart(launch: Launch, run: SupervisedRun) -> tuple[Launch, Ending] | None
         try:
             return launch, run_ranks(launch, run, change_notice(before, hosts))
         except HostsRefused as error:
-            lost |= {refusal.host for refusal in error.refused}
+            for refusal in error.refused:
+                lost[refusal.host] = "" if refusal.by_ssh else f" ({refusal.reason})"
 
 
 def _minutes(seconds: float) -> str:
