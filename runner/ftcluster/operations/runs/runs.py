@@ -54,7 +54,7 @@ def list_runs(
 
 
 def table(runs: Sequence[RunState], width: int | None = None) -> list[str]:
-    """Return a table of runs, and hints on how to continue interrupted runs.
+    """Return a table of runs, who stopped runs or how they failed, and hints on interrupted runs.
 
     Args:
         width: width of the terminal in characters; columns of NARROW are omitted until the table
@@ -68,7 +68,11 @@ def table(runs: Sequence[RunState], width: int | None = None) -> list[str]:
             place = rows[0].index(name)
             rows = [(*row[:place], *row[place + 1 :]) for row in rows]
     ask = [f"{INTERRUPTED}: its supervisor is gone; to continue it: ftcluster attach RUN"]
-    return [*aligned(rows), *(ask if any(one.doing == INTERRUPTED for one in runs) else ())]
+    return [
+        *aligned(rows),
+        *(f"{run.run} {run.state}: {run.why}" for run in runs if run.why),
+        *(ask if any(run.doing == INTERRUPTED for run in runs) else ()),
+    ]
 
 
 def _row(one: RunState) -> tuple[str, ...]:
