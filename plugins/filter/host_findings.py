@@ -10,6 +10,7 @@ from typing import Any
 
 from ansible_collections.ftcluster.cluster.plugins.module_utils.cpu import GENERATIONS_WITH_AMX
 from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import number_list
+from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import READ_ONLY_HINT
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.sizes import free_and_needed
 
 DOCUMENTATION = r"""
@@ -178,9 +179,15 @@ def sshd_problems(facts: FactValues) -> Findings:
         )
 
 
+def read_only(facts: FactValues) -> Sequence[str]:
+    """Return the folders that are mounted read-only; saved facts of older versions have none."""
+    folders: Sequence[str] = facts.get("read_only", ())
+    return folders
+
+
 def refused_to_root(facts: FactValues) -> Findings:
     """Return folders in which root may not write, for example on NFS with root_squash."""
-    if "prefix" in facts.get("root_refused", ()):
+    if "prefix" in facts.get("root_refused", ()) and facts["prefix"] not in read_only(facts):
         yield finding(
             f"root may not write to {facts['prefix']}: its file system is read-only, or on a "
             "server that maps root to nobody (NFS with root_squash)",
@@ -245,7 +252,10 @@ def host_problems(facts: FactValues, requirements: FactValues) -> Findings:
             f"Python {', '.join(pythons)} is too old, {oldest} or newer is needed", "install one"
         )
     yield from sshd_problems(facts)
-    if not facts["prefix_writable"] and not facts.get("only_account"):
+    for folder in read_only(facts):
+        yield finding(f"{folder} is on a file system that is mounted read-only", READ_ONLY_HINT)
+    explained = facts.get("only_account") or facts["prefix"] in read_only(facts)
+    if not facts["prefix_writable"] and not explained:
         yield finding(f"{facts['prefix']} is not writable", ELSEWHERE)
     if facts["prefix_refused"]:
         yield facts["prefix_refused"]

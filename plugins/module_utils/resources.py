@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 from collections import Counter
@@ -18,6 +19,10 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list impo
 if TYPE_CHECKING:
     Reader = Callable[[Any], str]  # prefix of a path
 
+READ_ONLY_HINT = (
+    "mount it writable (findmnt -T PATH names the mount); after a disk error the kernel mounts a "
+    "file system read-only, see dmesg"
+)
 NODES = "/sys/devices/system/node"
 
 
@@ -49,6 +54,25 @@ def free_bytes(folder: Path) -> int:
     """Return the free bytes for an ordinary user on the disk of a folder, which may be missing."""
     state = os.statvfs(nearest_existing(folder))
     return state.f_bavail * state.f_frsize
+
+
+def is_read_only(folder: Path) -> bool:
+    """Return True if the file system of a folder, which may be missing, is mounted read-only."""
+    try:
+        return bool(os.statvfs(nearest_existing(folder)).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
+def os_problem(error: OSError, path: object) -> str:
+    """Return a message about an error of the system at a path, with advice if it is read-only.
+
+    Args:
+        path: path of the message if the error has none.
+    """
+    where = error.filename or path
+    advice = f": {READ_ONLY_HINT}" if error.errno == errno.EROFS else ""
+    return f"{where}: {error.strerror or error}{advice}"
 
 
 def libc() -> str:

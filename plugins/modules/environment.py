@@ -127,7 +127,11 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.killed import (
     memory_kills,
     why_killed,
 )
-from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import free_bytes, libc
+from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import (
+    free_bytes,
+    libc,
+    os_problem,
+)
 from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import without_runs
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
     opened,
@@ -261,7 +265,7 @@ def install(module: Any, path: Path, folder: str, digest: str, sha256: dict[str,
     except (ValueError, LookupError) as error:
         module.fail_json(msg=str(error))
     except OSError as error:
-        module.fail_json(msg=f"{error.filename or path}: {error.strerror or error}")
+        module.fail_json(msg=os_problem(error, path))
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return True

@@ -80,6 +80,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.acl import has_acl, remove_acl
+from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import os_problem
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
     AGAIN,
     MOST_BYTES,
@@ -256,9 +257,9 @@ def main() -> None:
         try:
             changed, before, after = settle(entry, module.check_mode)
         except (OSError, LookupError) as error:
+            path = entry["path"]
             module.fail_json(
-                msg=f"{getattr(error, 'filename', None) or entry['path']}: "
-                f"{getattr(error, 'strerror', None) or error}",
+                msg=os_problem(error, path) if isinstance(error, OSError) else f"{path}: {error}",
                 changed_paths=changed_paths,
                 changed=bool(changed_paths),
             )

@@ -199,6 +199,13 @@ facts:
     prefix: {description: Folder of the cluster., type: str, sample: /opt/ftcluster}
     prefix_writable:
       {description: True if this folder can be created and filled., type: bool, sample: true}
+    read_only:
+      description:
+        - The folder O(prefix), or else those of its folders that training writes to, that are on a
+          file system mounted read-only.
+      type: list
+      elements: str
+      sample: []
     prefix_refused:
       description:
         - The reason why root must not install there, or why nothing installed there could be
@@ -328,6 +335,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import
     cpu_quota,
     exists,
     free_bytes,
+    is_read_only,
     libc,
     memory_bytes,
     nearest_existing,
@@ -360,6 +368,7 @@ ACCOUNT_COMMENT = "ftcluster training"  # comment of accounts that the role acco
 FIREWALL_RULES = Path("/etc/ftcluster/firewall.nft")  # the role firewall writes this file
 CLUSTERS = Path("/etc/ftcluster/clusters")  # the playbook system writes this file
 OUR_PORTS = "29500-29999"  # ports on which mpirun and the ranks connect
+WRITTEN = ("runs", "cache", "data", "models", "stacks", "layers", "scripts", "metrics")
 LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/lib64", "/usr/lib", "/usr/local/lib",
 )  # fmt: skip
@@ -374,6 +383,14 @@ def writable(folder: Path, has_root: bool = False) -> bool:
         return os.access(there, os.W_OK | os.X_OK)
     top = os.path.realpath(there).split("/")[1]
     return top not in ("proc", "sys") and not os.statvfs(there).f_flag & os.ST_RDONLY
+
+
+def read_only(prefix: Path) -> list[str]:
+    """Return the prefix, or else its folders, that are on a file system mounted read-only."""
+    if is_read_only(prefix):
+        return [str(prefix)]
+    folders = (prefix / name for name in WRITTEN)
+    return [str(folder) for folder in folders if exists(folder) and is_read_only(folder)]
 
 
 def refusal(folder: Path) -> dict[str, str] | None:
@@ -632,6 +649,7 @@ def main() -> None:
         "memory_bytes": memory,
         "prefix": str(prefix),
         "prefix_writable": writable(prefix, has_root),
+        "read_only": read_only(prefix),
         "prefix_refused": (refusal(prefix / "stacks") if has_root else None) or noexec(prefix),
         "has_stack": exists(prefix / "current"),
         "current": current_stack(prefix),

@@ -93,6 +93,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import os_problem
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
     difference,
     read_text,
@@ -286,7 +287,7 @@ def main() -> None:
                         write_text(folder / name, text)
         public_key = (read_text(folder / f"{KEY}.pub") or "").strip()
     except OSError as error:
-        module.fail_json(msg=f"{error.filename or folder}: {error.strerror}")
+        module.fail_json(msg=os_problem(error, folder))
     except ValueError as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=changed, diff=diff, public_key=public_key, address=address)

@@ -65,6 +65,7 @@ import re
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import os_problem
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
     RefusedPath,
     read_text,
@@ -157,7 +158,7 @@ def main() -> None:
                 write_text(path, after)
         keys = host_keys()
     except OSError as error:
-        module.fail_json(msg=f"{error.filename or path}: {error.strerror}")
+        module.fail_json(msg=os_problem(error, path))
     if wanted and not keys:
         module.fail_json(msg=f"no public host key is at {KEYS}; is an SSH server installed?")
     module.exit_json(changed=changed, host_keys=keys)

@@ -64,6 +64,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import os_problem
 from ansible_collections.ftcluster.cluster.plugins.module_utils.stale import unchanged
 from ansible_collections.ftcluster.cluster.plugins.module_utils.tree import file_sha256, tree_sha256
 
@@ -144,7 +145,7 @@ def main() -> None:
     except ValueError as error:
         module.fail_json(msg=f"{path}: {error}")
     except OSError as error:
-        module.fail_json(msg=f"{error.filename or path}: {error.strerror or error}")
+        module.fail_json(msg=os_problem(error, path))
     module.exit_json(changed=changed)
 
 

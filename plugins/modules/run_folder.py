@@ -87,6 +87,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.acl import remove_acl
+from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import os_problem
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
     opened,
     refuse_unguarded,
@@ -201,7 +202,7 @@ def main() -> None:
             remove_acl(descriptor)
         path.chmod(int(module.params["mode"], 8))
     except OSError as error:
-        module.fail_json(msg=f"{error.filename or path}: {error.strerror}")
+        module.fail_json(msg=os_problem(error, path))
     module.exit_json(changed=True, stack=str(stack), format=read, refused="")
 
 

@@ -73,6 +73,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import alone_in
 from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import boot_id
+from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import os_problem
 from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import InUse, without_runs
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
     make_folder,
@@ -251,7 +252,7 @@ def main() -> None:
         if other:
             module.fail_json(msg=refusal(other, now))
     except OSError as error:
-        module.fail_json(msg=f"{error.filename or path}: {error.strerror}")
+        module.fail_json(msg=os_problem(error, path))
     except ValueError as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=False)

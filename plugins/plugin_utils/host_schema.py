@@ -106,6 +106,7 @@ class HostFactsSchema:
     ssh_port: int
     prefix: str
     prefix_writable: bool
+    read_only: list[str]
     prefix_refused: RefusalSchema | None
     has_stack: bool
     current: str

@@ -213,9 +213,26 @@ def rebooted(number: int) -> Callable[[Training, random.Random], Struck]:
         at = time.time()
         bed.exec_(host, "systemctl", "reboot", "--no-block")
         heal = lambda: bed.boot(host)  # noqa: E731  # waits until ssh answers
-        return Struck(at, "", None, "stopped|lost|killed|signal|guardian|mpirun", heal, 20.0)
+        return Struck(at, host, None, "is shutting down: systemd sent SIGTERM", heal, 20.0)
 
     return strike
+
+
+def read_only(training: Training, draw: random.Random) -> Struck:
+    """Mount the runs of the second host read-only; that host also saves each checkpoint.
+
+    Only the campaign's own log of samples, which no user's training writes, stays writable.
+    """
+    bed, host = bed_of(training).bed, training.place.hosts[1]
+    runs = str(training.place.prefix / "runs")
+    samples = f"{runs}/{training.run}/samples"
+    at = time.time()
+    for folder in (runs, samples):
+        bed.exec_(host, "mount", "--bind", folder, folder, check=True)
+    bed.exec_(host, "mount", "-o", "remount,ro,bind", runs, check=True)
+    heal = lambda: bed.exec_(host, "umount", "--recursive", runs, check=True)  # noqa: E731
+    cause = "no checkpoint of step .*Read-only file system"
+    return Struck(at, host, None, cause, heal, draw.uniform(*CUT_SECONDS))
 
 
 def loss(training: Training, draw: random.Random) -> Struck:
@@ -300,7 +317,7 @@ def asked_to_end(kind: str) -> Callable[[Training, random.Random], Struck]:
         process = pick(training, draw, kind)
         at = time.time()
         process.signal(signal.SIGTERM)
-        return Struck(at, "", None, "stopped")
+        return Struck(at, process.host, None, "sent SIGTERM to (rank|the supervisor)")
 
     return strike
 
@@ -334,8 +351,9 @@ FAULTS = {
     "clock-steps": Fault("the clock goes a minute forward, then back", clock_steps, ("localhost",)),
     "worker-off": Fault("a host loses its power, and is back", lost_host(1), TESTBED),
     "head-off": Fault("the head loses its power, and is back", lost_host(0), TESTBED),
-    "worker-reboot": Fault("a host is rebooted", rebooted(1), TESTBED, ends=None),
-    "head-reboot": Fault("the head is rebooted", rebooted(0), TESTBED, ends=None),
+    "worker-reboot": Fault("a host is rebooted", rebooted(1), TESTBED),
+    "head-reboot": Fault("the head is rebooted", rebooted(0), TESTBED, ends=True),
+    "read-only": Fault("a host's folder of runs becomes read-only", read_only, TESTBED),
     "cut-two": Fault("two hosts do not reach each other", cut_apart(CUT_SECONDS), TESTBED),
     "cut-two-long": Fault(
         "two hosts do not reach each other for over a minute", cut_apart(LONG_CUT_SECONDS), TESTBED

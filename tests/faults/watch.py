@@ -75,7 +75,7 @@ def _outcome(training: Training, struck: Struck, healed: bool) -> Outcome | None
     outcome = Outcome("undisturbed", named=not struck.cause)
     if said:
         outcome.noticed = round(said[0]["time"] - struck.at, 1)
-        outcome.cause = said[0].get("message") or said[0]["state"]
+        outcome.cause = _text(said[0])
         outcome.named = any(_is_named(struck, event) for event in said)
     ended = events[-1]["state"] if events and events[-1]["event"] == "end" else ""
     if ended:
@@ -102,6 +102,11 @@ def _outcome(training: Training, struck: Struck, healed: bool) -> Outcome | None
     return outcome
 
 
+def _text(event: dict[str, Any]) -> str:
+    """Return the reason that an event contains, or else the run's state."""
+    return str(event.get("message") or event.get("why") or event.get("state"))
+
+
 def _is_sign(event: dict[str, Any]) -> bool:
     """Return True if the event says that the ranks are ended, or were."""
     return event["event"] in ("error", "restart") or event.get("state", "done") != "done"
@@ -115,7 +120,7 @@ def _has_cause(struck: Struck, event: dict[str, Any]) -> bool:
 
 def _is_named(struck: Struck, event: dict[str, Any]) -> bool:
     """Return True if an event has the cause, the host and the rank of a fault."""
-    text = f"{event.get('host')}: {event.get('message') or event.get('state')}"
+    text = f"{event.get('host')}: {_text(event)}"
     rank = struck.rank is None or event.get("rank") == struck.rank or (
         re.search(rf"\brank {struck.rank}\b", text) is not None
     )  # fmt: skip

@@ -10,10 +10,12 @@ from typing import Any
 from ftcluster_common.protocol.class_report import ClassReport, read_report
 
 Number = int | float
+CHECKPOINT, SNAPSHOT = "checkpoint", "snapshot"
 # the fields of each kind of event, besides `event` (the kind) and `time` (seconds since the epoch)
 EVENTS: dict[str, dict[str, Any]] = {
     "phase": {"doing": str},
-    # a notice to the user, such as that samples were truncated
+    # a notice to the user, such as that samples were truncated. If a checkpoint or snapshot could
+    # not be saved, there is also `failed_save`: CHECKPOINT or SNAPSHOT
     "notice": {"message": str},
     # size and contents of the data, see `ftcluster_train.engine.data_report`
     "data": {"columns": dict, "sets": list, "samples": list},
@@ -150,6 +152,7 @@ def is_event(kind: str, fields: Mapping[str, Any]) -> bool:
             for one in (fields[name].values() if wanted[name] is dict else fields[name])
         )
         and (kind != "data" or is_data(fields))
+        and (kind != "notice" or _is(fields.get("failed_save", ""), str))
         and _are_reports(fields.get("classes", {}))
         and _are_texts(fields.get("texts", {}))
         and _are(fields.get("answers", []), str)

@@ -133,6 +133,7 @@ class RunProgress:
         return {
             "run": self.run,
             "state": self.state,
+            "why": self.end.get("why") or None,
             "model": self.result.get("model"),
             "metrics": self.result.get("metrics", {}),
             "classes": class_documents(self.result),

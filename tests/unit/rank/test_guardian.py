@@ -192,3 +192,35 @@ def test_without_a_supervisor_no_rank_is_started(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "cannot reach the supervisor at 127.0.0.1:1" in done.stderr
     assert not (tmp_path / "started").exists()
+
+
+def test_sighup_after_sigterm_leaves_a_training_the_time_to_save(tmp_path: Path) -> None:
+    """systemd sends both to every process of a login session, as at a shutdown."""
+    program = (
+        "import os, signal, sys, time; "
+        "asked = []; signal.signal(signal.SIGTERM, lambda *_: asked.append(1)); "
+        "os.write(int(os.environ['FTCLUSTER_PROGRESS_FD']), "
+        """b'{\"step\": 3, \"doing\": \"forward\"}\\n'); """
+        "open(sys.argv[1], 'w').write(f'{os.getpid()} 0'); \n"
+        "while not asked: time.sleep(0.01)\n"
+        "time.sleep(0.5); open(sys.argv[2], 'w').write('saved')"
+    )
+    saved = tmp_path / "saved"
+    guarded = Guarded(tmp_path, sys.executable, "-c", program, str(tmp_path / "pids"), str(saved))
+    try:
+        guarded.started()
+        [life] = guarded.beats.lives
+        guarded.until(lambda: life.step == 3)
+        pid = guarded.process.pid
+        kill = f"kill -TERM {pid}; kill -HUP {pid}; sleep 1; true"
+        sender = subprocess.Popen(["bash", "-c", kill])
+        guarded.until(lambda: life.exit is not None)
+        assert (life.exit, saved.read_text()) == (0, "saved")
+        assert life.received
+        assert (life.received.pid, life.received.program) == (sender.pid, "bash")
+        assert life.received.number == signal.SIGTERM
+        sender.wait(10)
+    finally:
+        guarded.beats.close()
+        guarded.process.kill()
+        guarded.process.wait()

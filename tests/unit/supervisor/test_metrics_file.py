@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 from dataclasses import replace
@@ -25,6 +26,7 @@ from ftcluster_train.supervisor.metrics_file import (
     samples,
     text_of,
 )
+from ftcluster_train.supervisor.rank_life import RankLife
 from tests.programs import PROMTOOL, ROOT
 
 LAUNCH = Launch(
@@ -179,7 +181,8 @@ def test_both_formats_of_prometheus_read_it(read: Any) -> None:
             assert sample.labels.keys() == {"run", *labels}
             assert sample.labels["run"] == 'a"\\\nb'
             assert sample.timestamp is None  # node_exporter refuses them
-    assert families.keys() == GAUGES.keys() - {"ftcluster_checkpoint_step"}
+    never = {"checkpoint_step", "end_info", "failed_save_info", "free_bytes", "slow_host_ratio"}
+    assert families.keys() == GAUGES.keys() - {f"ftcluster_{name}" for name in never}
 
 
 def test_a_file_is_written_as_a_whole_beside_the_runs(tmp_path: Path) -> None:
@@ -199,8 +202,59 @@ def test_a_file_is_written_as_a_whole_beside_the_runs(tmp_path: Path) -> None:
     assert 'recipe="mrpc",backend="impi",precision="bf16"} 1\n' in text
     assert [path.name for path in (tmp_path / "metrics").iterdir()] == ["mrpc-1.prom"]
     before = file.path.stat().st_mtime_ns
-    file.tick(launch, 8)
+    file.tick(launch, [RankLife(0, "node1", "10.0.0.1", step=8)])
     assert file.path.stat().st_mtime_ns == before  # it was just written
+
+
+def test_failed_saves_are_counted_and_the_last_error_is_a_label() -> None:
+    """The texts are those of a real disk that was full, from tests/faults/results.jsonl."""
+    results = (ROOT / "tests/faults/results.jsonl").read_text().splitlines()
+    full = [one for one in map(json.loads, results) if one.get("fault") == "full-disk"]
+    texts = [one["cause"] for one in full if one["cause"].startswith("no checkpoint")]
+    assert len(texts) > 2
+    assert values(numbers())["ftcluster_failed_save_count", "checkpoint"] == 0
+    notices = [
+        {"event": "notice", "time": 1035.0, "message": text, "failed_save": "checkpoint"}
+        for text in texts
+    ]
+    found = values(numbers(*notices, {"event": "notice", "time": 1036.0, "message": "x"}))
+    assert found["ftcluster_failed_save_count", "checkpoint"] == len(texts)
+    assert found["ftcluster_failed_save_count", "snapshot"] == 0
+    errors = [key[1:] for key in found if key[0] == "ftcluster_failed_save_info"]
+    assert errors == [("checkpoint", texts[-1][:200])]
+
+
+def test_the_cause_of_an_end_is_a_label() -> None:
+    end = {
+        "event": "end", "time": 1050.0, "state": "stopped", "exit_code": 143, "seconds": 50.0,
+        "cause": "shutdown", "why": "node1 is shutting down",
+    }  # fmt: skip
+    assert values(numbers(end))["ftcluster_end_info", "shutdown"] == 1
+    older = {key: value for key, value in end.items() if key not in ("cause", "why")}
+    assert values(numbers(older))["ftcluster_end_info", "stopped"] == 1
+    assert not any(key[0] == "ftcluster_end_info" for key in values(numbers()))
+
+
+def test_a_run_that_continues_without_a_host_says_so(tmp_path: Path) -> None:
+    run_dir = tmp_path / "runs" / "mrpc-1"
+    run_dir.mkdir(parents=True)
+    record = {"format": 1, "drained": {"node7": {}, "node9": {}}, "all_reduce": {}, "tunings": {}}
+    (tmp_path / "cluster.json").write_text(json.dumps(record))
+    launch = replace(LAUNCH, run_dir=str(run_dir)).on(LAUNCH.hosts[:1])
+    lives = [
+        RankLife(0, "node1", "10.0.0.1", condition={"free": 1}),
+        RankLife(1, "node2", "10.0.0.2", condition={"free": 7}),
+    ]
+    EventWriter(run_dir).write("phase", doing="starting the ranks")
+    file = MetricsFile(run_dir)
+    file.tick(launch, lives)
+    text = file.path.read_text()
+    assert 'ftcluster_missing_hosts{run="mrpc-1"} 1\n' in text
+    assert 'ftcluster_drained_hosts{run="mrpc-1"} 2\n' in text
+    assert 'host="node2"' not in text  # it has no ranks
+    [free] = re.findall(r'ftcluster_free_bytes\{run="mrpc-1",host="node1"\} (\S+)', text)
+    disk = shutil.disk_usage(run_dir).free  # the head measures its own
+    assert float(free) == pytest.approx(disk, rel=0.1)
 
 
 def test_files_of_runs_before_go(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """SIGTERM, with a real supervisor and guardian; a shell script stands in for mpirun."""
 
+import getpass
 import os
 import signal
 import sys
@@ -59,6 +60,11 @@ def test_a_training_saves_and_ends_with_143(run_dir: Path, who: int) -> None:
         os.kill(pids[2], signal.SIGTERM)
     end = until_end(run_dir)
     assert (end["state"], end["exit_code"]) == ("stopped", 143)
+    target = ("the supervisor", "rank 0", "")[who]  # this rank does not report its signals
+    sender = f"{getpass.getuser()} (process {os.getpid()}, "
+    assert end["cause"] == ("signal" if target else "")
+    assert str(end["why"]).startswith(sender if target else "")
+    assert f" sent SIGTERM to {target} on head at " in str(end["why"]) or not target
     assert STOPPED_LINE in (run_dir / "ranks.log").read_text()
     assert notices(run_dir) == []
     assert processes_of(run_dir.name) == []
@@ -91,11 +97,16 @@ def test_before_the_first_step_there_is_nothing_to_save(run_dir: Path) -> None:
     assert until_end(run_dir)["state"] == "stopped"
 
 
-def test_a_run_that_waits_for_a_restart_can_be_stopped(run_dir: Path) -> None:
+def test_a_run_that_waits_for_a_restart_can_be_stopped(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started(run_dir, "kill -9 $$", max_restarts=1000)
     wait_for(lambda: len(notices(run_dir)) > 1)
+    monkeypatch.setenv("FTCLUSTER_STOPPED_BY", "ops on bastion")
     assert supervisor("stop", run_dir).stdout.splitlines()[0] == "stopped"
-    assert until_end(run_dir)["state"] == "stopped"
+    end = until_end(run_dir)
+    assert (end["state"], end["cause"]) == ("stopped", "stop")
+    assert end["why"] == "stopped with ftcluster stop by ops on bastion"
 
 
 def test_a_stop_whose_exception_python_drops_is_seen_at_the_next_look(

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from ftcluster_common.models.trained_model import FILE, ROWS, trained_document
+from ftcluster_common.protocol.events import CHECKPOINT
 from ftcluster_common.protocol.job import Job
 from ftcluster_common.sizes import free_and_needed
 from ftcluster_train.comm.world import World, folder_led, gather_over_ranks
@@ -79,11 +81,12 @@ class Checkpoints:
             return folder
         began = time.perf_counter()
         problem = self._write(folder, optimizer, task, state, writes)
-        problems: list[str | None] = gather_over_ranks(problem)
-        for rank, text in enumerate(problems):
+        answers: list[tuple[str | None, str]] = gather_over_ranks((problem, socket.gethostname()))
+        problems = [text for text, _ in answers]
+        for rank, (text, host) in enumerate(answers):
             if text:
-                what = f"no checkpoint of step {state.step} on the host of rank {rank}"
-                self._log.notice(f"{what}: {text}")
+                what = f"no checkpoint of step {state.step} on {host} (rank {rank})"
+                self._log.notice(f"{what}: {text}", failed_save=CHECKPOINT)
         if problems[0] == "":
             seconds = round(time.perf_counter() - began, 3)
             self._log.write("checkpoint", step=state.step, folder=str(folder), seconds=seconds)

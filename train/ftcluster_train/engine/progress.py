@@ -33,6 +33,10 @@ class ProgressLog:
             metrics = {f"eval_{name}": value for name, value in fields["metrics"].items()}
             self._trackers.log(fields["step"], {**metrics, "epoch": fields["epoch"]})
 
-    def notice(self, text: str) -> None:
-        """Write a notice for the user."""
-        self.write("notice", message=text)
+    def notice(self, text: str, **fields: Any) -> None:
+        """Write a notice for the user.
+
+        Args:
+            fields: optional fields of the event, see `ftcluster_common.protocol.events`.
+        """
+        self.write("notice", message=text, **fields)

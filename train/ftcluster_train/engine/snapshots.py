@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from ftcluster_common.protocol.events import SNAPSHOT
 from ftcluster_train.comm.world import World, folder_led, gather_over_ranks
 from ftcluster_train.engine.optim.base import OptimizerStep, State, exhaust
 from ftcluster_train.engine.state_files import write_state
@@ -36,7 +37,7 @@ class Snapshots:
             if snapshots would take more than COST_SHARE of the training time.
         sharded: True if the ranks have different pieces of the state, so that every rank must call
             `take`.
-        notice: function that logs a notice for the user.
+        notice: `ProgressLog.notice`.
         shared: True if all hosts share the folder, so that only rank 0 writes.
 
     Attributes:
@@ -47,7 +48,7 @@ class Snapshots:
 
     def __init__(
         self, folder: Path, seconds: float, sharded: bool, world: World,
-        notice: Callable[[str], None], shared: bool = False,
+        notice: Callable[..., None], shared: bool = False,
     ) -> None:  # fmt: skip
         self._folder, self._notice = folder, notice
         self._writes = folder_led(world.rank, shared) is not None
@@ -132,5 +133,5 @@ class Snapshots:
 
     def _tell(self) -> None:
         if self._problem:
-            self._notice(self._problem)
+            self._notice(self._problem, failed_save=SNAPSHOT)
             self._problem = ""

@@ -197,10 +197,11 @@ class HostCondition:
     Args:
         parent: process that all of the run's ranks on this host descend from.
         now: current time in seconds.
+        folder: folder of the run.
     """
 
-    def __init__(self, parent: int, now: float) -> None:
-        self._parent, self._since = parent, now
+    def __init__(self, parent: int, now: float, folder: Path = Path("/")) -> None:
+        self._parent, self._since, self._folder = parent, now, folder
         self._counters, self._swapped = counters(), _swapped_pages()
         self._programs = self._others()
 
@@ -212,6 +213,7 @@ class HostCondition:
             throttled: number of times a CPU was throttled because of heat.
             stolen: share of all CPU time that the hypervisor gave to others.
             swap: bytes per second read from swap.
+            free: free bytes on the file system of the run's folder.
             programs: name, process id and used cores of other programs, the largest first.
         """
         seconds = max(now - self._since, 1e-3)
@@ -230,6 +232,7 @@ class HostCondition:
                 3,
             ),
             "swap": round((swapped - self._swapped) * PAGE / seconds),
+            "free": free_bytes(self._folder),
             "programs": [
                 [name, pid, round(cores, 1)]
                 for name, pid, cores in used[:NAMED_PROGRAMS]
@@ -243,6 +246,15 @@ class HostCondition:
     def _others(self) -> dict[tuple[int, str], int]:
         """Return CPU ticks of each process outside the run, by id and name."""
         return cpu_ticks({self._parent, *descendants(self._parent)})
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the free bytes on the file system of a folder; 0 if it is read-only or is gone."""
+    try:
+        state = os.statvfs(folder)
+    except OSError:
+        return 0
+    return 0 if state.f_flag & os.ST_RDONLY else state.f_bavail * state.f_frsize
 
 
 def cpu_ticks(without: Collection[int]) -> dict[tuple[int, str], int]:

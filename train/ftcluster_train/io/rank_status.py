@@ -131,6 +131,7 @@ CONDITION: Mapping[str, Callable[[Any], bool]] = {
     "throttled": _integer,
     "stolen": _number,
     "swap": _number,
+    "free": _count,
     "programs": _programs,
 }
 REPORT: Mapping[str, Callable[[Any], bool]] = {

@@ -71,7 +71,7 @@ def guard(program: Sequence[str], rank: int) -> int:
         os.environ[PROGRESS_VARIABLE] = str(theirs)
         os._exit(execute(program))
     os.close(theirs)
-    guardian = _Guardian(connection, pid, ours, timeouts)
+    guardian = _Guardian(connection, pid, ours, timeouts, secret.parent)
     for number in FORWARDED:
         signal.signal(number, lambda number, _frame: guardian.forward(number))
     take_signals(STOPS, guardian.take_stop)
@@ -159,8 +159,9 @@ class _Guardian:
     """The watch over one rank until the rank and all its children have ended."""
 
     def __init__(
-        self, connection: socket.socket, pid: int, progress: int, timeouts: Timeouts
-    ) -> None:
+        self, connection: socket.socket, pid: int, progress: int, timeouts: Timeouts,
+        run_dir: Path,
+    ) -> None:  # fmt: skip
         self._connection, self._pid, self._progress = connection, pid, progress
         self._timeouts = timeouts
         self._script = pid  # the process that does the rank's work, if the rank has started one
@@ -173,7 +174,7 @@ class _Guardian:
         self._received: Received | None = None  # first stop signal from outside the run
         self._reported: dict[str, Any] = {}  # the same of the rank
         first = os.environ.get("LOCAL_RANK") == "0"
-        self._condition = HostCondition(os.getppid(), self._heard) if first else None
+        self._condition = HostCondition(os.getppid(), self._heard, run_dir) if first else None
         self._condition_read = self._heard
 
     def watch(self) -> int:
@@ -226,7 +227,9 @@ class _Guardian:
         A shutdown of the host and the end of a login session send SIGHUP after SIGTERM, which would
         keep a training from saving.
         """
-        if not received.internal and not self._received:
+        # of several waiting signals, the kernel delivers SIGHUP first
+        first = self._received is None or self._received.number == signal.SIGHUP
+        if not received.internal and first:
             self._received = received
             self._send(self.stop_signal)  # at once, as mpirun on this host is being ended too
         if received.number != signal.SIGHUP or not self._trains:

@@ -172,7 +172,7 @@ class _Holder:
         if self.held:
             return None
         if answer == STOPPING:
-            return HostFailure(self._host, "it is shutting down", False)
+            return HostFailure(self._host, "it is shutting down")
         if answer:
             return HostFailure(self._host, answer.removeprefix(TAKEN), in_use=True)
         try:

@@ -7,20 +7,25 @@ supervisor uses it.
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ftcluster_common.given_files import GivenFileError, read_json
-from ftcluster_common.protocol.events import EVENTS, is_event
+from ftcluster_common.protocol.events import CHECKPOINT, EVENTS, SNAPSHOT, is_event
 from ftcluster_common.protocol.launch import Launch
 from ftcluster_common.protocol.rank_times import Interval, interval_between, straggler_scores
 from ftcluster_common.protocol.run_state import WAITS
+from ftcluster_train.io.activity import free_bytes
 from ftcluster_train.io.events import EventTail
+from ftcluster_train.supervisor.rank_life import RankLife
 
 FOLDER = "metrics"
 SECONDS = 5.0  # between two writes
+MOST_ERROR = 200  # characters of a message in a label
+SAVED_KINDS = (CHECKPOINT, SNAPSHOT)
 KEPT_SECONDS = 3600.0  # a new run removes files that are older
 STATES = ("running", "waiting", "done", "failed", "stopped")
 # help text and labels (besides `run`) of each gauge
@@ -29,7 +34,10 @@ GAUGES = {
     "ftcluster_run_state": ("1 for the run's current state, else 0.", ("state",)),
     "ftcluster_start_time_seconds": ("When the run was launched, since 1970.", ()),
     "ftcluster_update_time_seconds": ("When this file was written, since 1970.", ()),
+    "ftcluster_end_info": ("The cause of a run's end; always 1.", ("cause",)),
     "ftcluster_hosts": ("Hosts with ranks.", ()),
+    "ftcluster_missing_hosts": ("Hosts without ranks that the run was planned with.", ()),
+    "ftcluster_drained_hosts": ("Hosts of the cluster that no new run uses.", ()),
     "ftcluster_ranks": ("Ranks of all hosts.", ()),
     "ftcluster_step": ("The optimizer step that the ranks are in.", ()),
     "ftcluster_steps": ("Optimizer steps of the whole training.", ()),
@@ -39,6 +47,16 @@ GAUGES = {
     "ftcluster_goodput_ratio": ("Fraction of the run's time spent in steps that count.", ()),
     "ftcluster_restart_count": ("Number of restarts of the ranks.", ()),
     "ftcluster_checkpoint_step": ("The step of the newest checkpoint.", ()),
+    "ftcluster_failed_save_count": ("Number of failed attempts to save.", ("kind",)),
+    "ftcluster_failed_save_info": ("The last failed attempt to save; always 1.", ("kind", "error")),
+    "ftcluster_free_bytes": (
+        "Free bytes for runs on a host; 0 if the file system is read-only.",
+        ("host",),
+    ),
+    "ftcluster_slow_host_ratio": (
+        "Time per step of a host that was slow, relative to its usual time; 0 once it recovered.",
+        ("host",),
+    ),
     "ftcluster_sent_bytes_per_step": ("Bytes that a rank sends for gradients and weights.", ()),
     "ftcluster_communication_ratio": ("Fraction of a step in exposed communication.", ()),
     "ftcluster_wait_ratio": ("Fraction of time blocked by slower ranks.", ("rank", "host")),
@@ -62,6 +80,9 @@ class RunNumbers:
         interval: steps and times between the last two reports of the ranks.
         before: seconds of training in the runs that this run continues.
         steps_since_restart: True if the ranks have reported a step since their last start.
+        failed_saves: number of failed attempts to save, by kind.
+        save_errors: message about the last failed attempt, by kind.
+        slow_hosts: last ratio of each event `slow_host`, by host.
     """
 
     latest: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -71,6 +92,9 @@ class RunNumbers:
     interval: Interval | None = None
     before: float = 0.0
     steps_since_restart: bool = False
+    failed_saves: Counter[str] = field(default_factory=Counter)
+    save_errors: dict[str, str] = field(default_factory=dict)
+    slow_hosts: dict[str, float] = field(default_factory=dict)
     _before: Mapping[str, Any] | None = None
 
     def add(self, event: Mapping[str, Any]) -> None:
@@ -83,6 +107,11 @@ class RunNumbers:
             self._before = None
         elif kind == "restart":
             self.restarts, self.steps_since_restart = event["restart"], False
+        elif kind == "notice" and event.get("failed_save") in SAVED_KINDS:
+            self.failed_saves[event["failed_save"]] += 1
+            self.save_errors[event["failed_save"]] = event["message"][:MOST_ERROR]
+        elif kind == "slow_host":
+            self.slow_hosts[event["host"]] = event["ratio"]
         elif kind == "step":
             self.steps_since_restart = True
             self.step = max(self.step, event["step"])
@@ -101,7 +130,26 @@ class RunNumbers:
 Sample = tuple[str, Mapping[str, object], float]  # a gauge, its labels besides `run`, its value
 
 
-def samples(numbers: RunNumbers, launch: Launch, recipe: str, now: float) -> Iterator[Sample]:
+@dataclass(frozen=True)
+class ClusterState:
+    """The state of the hosts, which events do not report.
+
+    Attributes:
+        free_bytes: free bytes on the file system of the run, by host.
+        drained: number of drained hosts.
+    """
+
+    free_bytes: Mapping[str, int] = field(default_factory=dict)
+    drained: int = 0
+
+
+def samples(
+    numbers: RunNumbers,
+    launch: Launch,
+    recipe: str,
+    now: float,
+    cluster: ClusterState = ClusterState(),
+) -> Iterator[Sample]:
     """Yield the samples of a run.
 
     Args:
@@ -120,11 +168,23 @@ def samples(numbers: RunNumbers, launch: Launch, recipe: str, now: float) -> Ite
     for one in STATES:
         yield "ftcluster_run_state", {"state": one}, float(state == one)
     over = "end" in numbers.latest
+    if over:
+        yield "ftcluster_end_info", {"cause": of("end", "cause") or state}, 1
+    for kind in SAVED_KINDS:
+        yield "ftcluster_failed_save_count", {"kind": kind}, numbers.failed_saves[kind]
+    for kind, error in numbers.save_errors.items():
+        yield "ftcluster_failed_save_info", {"kind": kind, "error": error}, 1
+    for host, free in cluster.free_bytes.items():
+        yield "ftcluster_free_bytes", {"host": host}, free
+    for host, ratio in numbers.slow_hosts.items():
+        yield "ftcluster_slow_host_ratio", {"host": host}, ratio
     values = {
         "start_time_seconds": numbers.began,
         "update_time_seconds": now,
         "hosts": 0 if waits else len(launch.hosts),
         "ranks": 0 if waits else len(launch.rank_hosts),
+        "missing_hosts": launch.nodes - len(launch.hosts),
+        "drained_hosts": cluster.drained,
         "restart_count": max(numbers.restarts, launch.restarts),
         "step": numbers.step if "start" in numbers.latest else None,
         "steps": of("start", "steps"),
@@ -184,6 +244,7 @@ class MetricsFile:
         self._events, self._run = EventTail(run_dir), run_dir.name
         self.path = run_dir.parent.parent / FOLDER / f"{run_dir.name}.prom"
         self._numbers, self._written = RunNumbers(), 0.0
+        self._run_dir, self._free = run_dir, dict[str, int]()
         self._recipe = _recipe_of(run_dir)
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(exist_ok=True)
@@ -191,14 +252,17 @@ class MetricsFile:
                 if old.stat().st_mtime < time.time() - KEPT_SECONDS:
                     old.unlink()
 
-    def tick(self, launch: Launch, step: int) -> None:
+    def tick(self, launch: Launch, lives: Sequence[RankLife]) -> None:
         """Write the file unless it has just been written.
 
         Args:
-            step: step that the ranks are in, as their guardians report it.
+            lives: the ranks, as their guardians report them.
         """
         if time.monotonic() - self._written >= SECONDS:
-            self.write(launch, step)
+            for life in lives:
+                if "free" in life.condition:
+                    self._free[life.host] = life.condition["free"]
+            self.write(launch, max(life.step for life in lives))
 
     def write(self, launch: Launch, step: int = 0) -> None:
         """Write the file from the events so far."""
@@ -210,9 +274,21 @@ class MetricsFile:
                     self._numbers.add(event)
             if step:
                 self._numbers.step = step
-            found = samples(self._numbers, launch, self._recipe, time.time())
+            names = {host.name for host in launch.hosts}
+            free = {host: free for host, free in self._free.items() if host in names}
+            free[launch.hosts[0].name] = free_bytes(self._run_dir)  # this is the head
+            cluster = ClusterState(free, _drained(self._run_dir.parents[1]))
+            found = samples(self._numbers, launch, self._recipe, time.time(), cluster)
             partial.write_text(text_of(self._run, found), encoding="utf-8")
             partial.rename(self.path)
+
+
+def _drained(prefix: Path) -> int:
+    """Return the number of drained hosts in the cluster's record."""
+    try:
+        return len(read_json(prefix / "cluster.json")["drained"])
+    except (GivenFileError, LookupError, TypeError):  # there is no record, or it has another form
+        return 0
 
 
 def _recipe_of(run_dir: Path) -> str:

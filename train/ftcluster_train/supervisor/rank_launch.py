@@ -163,11 +163,11 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
         request.repeated = bool(launch.slurm_job)  # Slurm signals every process, several times
         slow = SlowHostWatch(Path(launch.run_dir), events, beats.lives)
 
-        def on_step(step: int) -> None:
-            run.metrics.tick(launch, step)
+        def on_beat() -> None:
+            run.metrics.tick(launch, beats.lives)
             slow.tick()
 
-        trouble = _read(process, watch, beats, request, on_step, links.start)
+        trouble = _read(process, watch, beats, request, on_beat, links.start)
         heard_out = True
         ending = _ending_of(process.wait(), trouble, watch, beats, request)
         if ending.state != "done" and not request.asked:
@@ -395,7 +395,7 @@ def _read(
     watch: Watch,
     beats: Heartbeats,
     request: StopRequest,
-    on_step: Callable[[int], None],
+    on_beat: Callable[[], None],
     on_hang: Callable[[], None],
 ) -> list[Trouble]:
     """Pass mpirun's output to the watch until it ends; return why the ranks had to be ended.
@@ -437,7 +437,7 @@ def _read(
                 continue
             looked = time.monotonic()
             beats.poll(looked)
-            on_step(max(life.step for life in beats.lives))
+            on_beat()
             if not (watch.over or trouble):
                 trouble = _find_trouble(process, beats, on_hang)
             if beats.all_done:  # mpirun may be stopped

@@ -124,8 +124,7 @@ def _refuse_cut_links(launch: Launch) -> None:
 
 
 def _with_cause(refusal: HostFailure) -> str:
-    cause = f": {refusal.cause.name}" if refusal.cause else ""
-    return f"{refusal.host.name}{cause}"
+    return f"{refusal.host.name}: {refusal.cause.name if refusal.cause else refusal.reason}"
 
 
 def _minutes(seconds: float) -> str:
