@@ -22,7 +22,7 @@ BIN = Path(os.environ.get("FTCLUSTER_TEST_POLICIES", ""))
 VERSIONS = ("1.29.0", "1.33.0")  # of the core API
 pytestmark = pytest.mark.skipif(
     "FTCLUSTER_TEST_POLICIES" not in os.environ,
-    reason="on demand: set FTCLUSTER_TEST_POLICIES to a folder with checkov and kubernetes-validate",
+    reason="on demand: set FTCLUSTER_TEST_POLICIES to a folder with the linters",
 )
 
 
@@ -31,7 +31,7 @@ def as_core(document: dict[str, Any]) -> dict[str, Any] | None:
 
     The linters know no resource definitions of Kubeflow.
     """
-    spec = document["spec"] if "spec" in document else {}
+    spec = document.get("spec", {})
     if document["kind"] == "PyTorchJob":
         kept = spec["runPolicy"]["ttlSecondsAfterFinished"]
         template = spec["pytorchReplicaSpecs"]["Worker"]["template"]
