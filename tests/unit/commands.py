@@ -10,8 +10,8 @@ from pathlib import Path
 PROGRAMS = (
     "ansible", "ansible-doc", "ansible-galaxy", "ansible-playbook", "ansible-vault", "apt", "aws",
     "az", "cd", "cp", "curl", "dnf", "docker", "export", "ftcluster", "gcloud", "git", "hf",
-    "kubectl", "mpirun", "numactl", "pip", "pipx", "python", "python3", "rsync", "scp", "source",
-    "ssh", "ssh-copy-id", "ssh-keygen", "ssh-keyscan", "sudo", "tar", "torchrun", "uv",
+    "kubectl", "mpirun", "numactl", "pip", "pipx", "python", "python3", "rsync", "scp", "sha256sum",
+    "source", "ssh", "ssh-copy-id", "ssh-keygen", "ssh-keyscan", "sudo", "tar", "torchrun", "uv",
 )  # fmt: skip
 _PLACE = re.compile(r"(?:~|\.{0,2}[\w.-]*)/\S+")  # ./test, scripts/docs, ~/ftcluster/bin/pip
 _LANGUAGES = ("", "text", "sh", "console")

@@ -51,9 +51,8 @@ def run_by(argv: Sequence[str]) -> set[str]:
 
 
 def _pattern(command: str) -> str:
-    """Return an expression for a whole command; tests build in a folder of their own."""
-    folder = r"(?:\\~|\\\$HOME)/ftcluster\\-build"
-    return r"(?<!\S)" + re.sub(folder, r"/\\S*", re.escape(command)) + r"(?!\S)"
+    """Return an expression for a whole command."""
+    return rf"(?<!\S){re.escape(command)}(?!\S)"
 
 
 def wrong(argvs: Iterable[Sequence[str]]) -> list[str]:

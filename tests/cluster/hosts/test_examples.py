@@ -1,6 +1,7 @@
 """The pages' examples for a standing cluster; bare_hosts/test_pages.py has the other pages."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.long
 PAIR = (HEAD, OTHER)
 # The others would change the cluster, or have been carried out on bare hosts.
 ROLES = ("node_agent", "preflight", "torch_stack", "verify")
+ROLES_FOLDER = "python3*/site-packages/ansible_collections/ftcluster/cluster/roles"
 LEFT_OUT = {("torch_stack", "remove"), ("torch_stack", "rollback")}
 
 
@@ -25,8 +27,7 @@ def empty(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Empty:
 
 
 def test_examples_find_what_setup_has_left_and_change_nothing(empty: Empty) -> None:
-    roles = "python3*/site-packages/ansible_collections/ftcluster/cluster/roles"
-    [wheel] = (CONTROL.parent / "lib").glob(f"{roles}/node_agent/files/*.whl")
+    [wheel] = (CONTROL.parent / "lib").glob(f"{ROLES_FOLDER}/node_agent/files/*.whl")
     examples = [
         example
         for example in ops_page.read_examples()
@@ -59,22 +60,24 @@ def test_going_back_as_the_page_shows_it(empty: Empty) -> None:
 
 
 def test_the_way_with_ansible_galaxy(empty: Empty, tmp_path: Path) -> None:
-    """The commands of docs/ops.md, below a folder of their own instead of /tmp."""
-    collections = tmp_path / "galaxy"
-    commands = ops_page.commands(ops_page.read_page(), "ansible-galaxy collection build")
-    assert commands.count("\n") == 5, commands
-    text = f"set -eu\n{commands}".replace("/tmp", str(tmp_path / "wheels"))
-    (tmp_path / "wheels").mkdir()
+    """The commands of docs/ops.md, in a folder with the tarball as a release has it."""
+    files = empty.installed.clone / "roles/node_agent/files"
+    files.mkdir()
+    [wheel] = (CONTROL.parent / "lib").glob(f"{ROLES_FOLDER}/node_agent/files/*.whl")
+    shutil.copy(wheel, files)
+    clone, folder = str(empty.installed.clone), str(tmp_path)
+    empty.installed.run("ansible-galaxy", "collection", "build", clone, "--output-path", folder)
+    commands = ops_page.commands(ops_page.read_page(), "ansible-galaxy collection install")
+    assert commands.count("\n") == 2, commands
     env = {
         **os.environ, **empty.installed.env, **empty.control.bed.connections,
-        "ANSIBLE_COLLECTIONS_PATH": str(collections),
+        "ANSIBLE_COLLECTIONS_PATH": str(tmp_path / "galaxy"),
         "PATH": f"{CONTROL}:{os.environ['PATH']}",
-        "PIP_NO_BUILD_ISOLATION": "0",  # with the build backend of the lock, not the newest
     }  # fmt: skip
     inventory = Path(empty.control.inventory("galaxy.ini", NAMES))
-    (empty.installed.clone / "inventory.ini").write_text(inventory.read_text())
+    (tmp_path / "inventory.ini").write_text(inventory.read_text())
     done = subprocess.run(
-        empty.control.bed.run_argv(["sh", "-c", text]),
-        env=env, cwd=empty.installed.clone, capture_output=True, text=True, check=False,
+        empty.control.bed.run_argv(["sh", "-c", f"set -eu\n{commands}"]),
+        env=env, cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert changes(done) == ["0"] * len(NAMES), done.stdout

@@ -208,13 +208,9 @@ def test_the_script_has_no_path_of_the_users_environment(written: Callable[..., 
     text = written("mrpc")
     assert set(re.findall(r"(?<![\w.])/[\w/]+", text)) == {"/bin/bash", "/dev/null"}
     done = subprocess.run(
-        ["/bin/bash"],
-        input=text,
-        env={"PATH": "/none"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        ["/bin/bash"], input=text, env={"PATH": "/none"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 127
     assert "error: this job's PATH has no ftcluster" in done.stderr
 

@@ -22,7 +22,7 @@ BIN = Path(os.environ.get("FTCLUSTER_TEST_POLICIES", ""))
 VERSIONS = ("1.29.0", "1.33.0")  # of the core API
 pytestmark = pytest.mark.skipif(
     "FTCLUSTER_TEST_POLICIES" not in os.environ,
-    reason="on demand: set FTCLUSTER_TEST_POLICIES to a folder of checkov and kubernetes-validate",
+    reason="on demand: set FTCLUSTER_TEST_POLICIES to a folder with the linters",
 )
 
 
