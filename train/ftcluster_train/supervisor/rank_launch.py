@@ -55,6 +55,7 @@ from ftcluster_train.supervisor.slow_hosts import SlowHostWatch
 from ftcluster_train.supervisor.ssh_check import HostFailure
 
 PAUSE_SECONDS = 0.2
+MEMORY_HINT = "the kernel kills processes when memory is short, see dmesg on the head"
 FILES_A_HOST = 4  # pipes to the ssh of a lease; mpirun opens as many to its own ssh
 OTHER_FILES = 128 + UNGREETED
 
@@ -248,7 +249,7 @@ def launcher_gone(process: "subprocess.Popen[bytes]", lives: Sequence[RankLife])
         return []
     step = max(live.step for live in lives)
     message = f"mpirun was killed by signal 9 (SIGKILL) at step {step}"
-    return [Trouble(lives[0].host, None, step, "signal", message)]
+    return [Trouble(lives[0].host, None, step, "signal", message, MEMORY_HINT)]
 
 
 def _find_trouble(process: "subprocess.Popen[bytes]", beats: Heartbeats) -> list[Trouble]:

@@ -17,7 +17,12 @@ from ftcluster_train.io.events import seconds_since_first
 from ftcluster_train.io.fsync import write_atomically
 from ftcluster_train.supervisor import background
 from ftcluster_train.supervisor.monitors import Ending
-from ftcluster_train.supervisor.rank_launch import HostsRefused, SupervisedRun, run_ranks
+from ftcluster_train.supervisor.rank_launch import (
+    MEMORY_HINT,
+    HostsRefused,
+    SupervisedRun,
+    run_ranks,
+)
 
 HOST_RETRY_SECONDS = 5.0
 SAY_SECONDS = 15.0  # between two events that name the awaited hosts
@@ -119,8 +124,8 @@ def _killed(launch: Launch, rebooted: bool = False) -> dict[str, Any]:
         message, hint = "the head was started again", "its log says why: journalctl --boot=-1 -e"
         return {"message": message, "hint": hint, "host": host, "rank": None}
     hint = (
-        "the kernel kills processes when memory is short, see dmesg; a stopped one (SIGSTOP) is "
-        f"killed after {background.WATCHDOG_SECONDS:g} s; otherwise find out who killed it"
+        f"{MEMORY_HINT}; a stopped one (SIGSTOP) is killed "
+        f"after {background.WATCHDOG_SECONDS:g} s; otherwise find out who killed it"
     )
     return {"message": "the supervisor was killed", "hint": hint, "host": host, "rank": None}
 
