@@ -28,15 +28,15 @@ RUN = "; ".join((
     "import json, os, subprocess, sys",
     # container images often set this variable; callers that need it pass -B
     'os.environ.pop("PYTHONDONTWRITEBYTECODE", None)',
-    "command, given = json.load(sys.stdin)",
+    "command, stdin = json.load(sys.stdin)",
     # processes that the kernel has killed because memory was short
     'counters = "/proc/vmstat"',
     "lines = lambda: open(counters) if os.path.exists(counters) else ()",
     'kills = lambda: [line for line in lines() if line.startswith("oom_kill ")]',
     "before = kills()",
-    'done = subprocess.run(command, input=given.encode(), cwd="/", capture_output=True)',
-    'said = [text.decode(errors="replace") for text in (done.stdout, done.stderr)]',
-    'answer = [done.returncode, *said, kills() != before]',
+    'done = subprocess.run(command, input=stdin.encode(), cwd="/", capture_output=True)',
+    'texts = [text.decode(errors="replace") for text in (done.stdout, done.stderr)]',
+    'answer = [done.returncode, *texts, kills() != before]',
     'print("ftcluster-%s" % "answer:", json.dumps(answer))',
 ))  # fmt: skip
 SECRET = "*" * 8
@@ -59,19 +59,20 @@ class ActionModule(ActionBase):
 
     def run(self, tmp: None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
-        given, secret = self._task.args, self._task.args.get("stdin") or ""
-        python, program = f"{given['stack']}/bin/python", given["program"]
-        options = [] if boolean(given.get("compiles", False)) else ["-B"]
-        words = [*options, "-m", f"ftcluster_train.{program}", *given.get("arguments", ())]
-        said = execute(
+        task, secret = self._task.args, self._task.args.get("stdin") or ""
+        python, program = f"{task['stack']}/bin/python", task["program"]
+        options = [] if boolean(task.get("compiles", False)) else ["-B"]
+        argv = [*options, "-m", f"ftcluster_train.{program}", *task.get("arguments", ())]
+        outcome = execute(
             self,
             f"{environment_words(self)} {shlex.quote(python)} -I -B -c {shlex.quote(RUN)}",
-            json.dumps([[python, *map(str, words)], secret and f"{secret}\n"]).encode(),
+            json.dumps([[python, *map(str, argv)], secret and f"{secret}\n"]).encode(),
         )
-        mark, answer = said["stdout"].partition(MARK)[1:]
-        if not mark:  # the stack does not exist
-            why = (said["stderr"] or said["stdout"]).strip()
-            code = said["rc"] or 1
+        mark, answer = outcome["stdout"].partition(MARK)[1:]
+        if not mark:  # the stack does not exist, or the host has ended the shell
+            code = outcome["rc"] or 1
+            why = (outcome["stderr"] or outcome["stdout"]).strip()
+            why = why or f"{program} ended with exit code {code}"
             return {**result, "failed": True, "msg": why, "rc": code, "stdout": "", "stderr": why}
         try:
             code, out, err, short_of_memory = json.loads(answer.partition("\n")[0])
@@ -84,7 +85,7 @@ class ActionModule(ActionBase):
             lacks = NO_PROGRAM.search(texts[1])
             message = OTHER_VERSION if lacks else f"{program} ended with exit code {code}"
             message = f"{program} {killed}" if killed else message
-            result.update(failed=True, msg=message.format(program=program, stack=given["stack"]))
+            result.update(failed=True, msg=message.format(program=program, stack=task["stack"]))
             if lacks:  # the caller prints this text
                 result.update(stderr=result["msg"])
             elif killed:

@@ -228,27 +228,27 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    given, asks = module.params, module.params["from_action"]
-    path, now = Path(given["prefix"]) / NAME, this_moment()
+    options, asks = module.params, module.params["from_action"]
+    path, now = Path(options["prefix"]) / NAME, this_moment()
     owner = asks["owner"]
     mine = new_lock(owner, asks["who"], now)
 
     def may_take(lock: Mapping[str, Any]) -> bool:
-        free = is_free(lock, owner, asks["alive"], given["lease"], now)
-        return bool(given["take_over"]) or free
+        free = is_free(lock, owner, asks["alive"], options["lease"], now)
+        return bool(options["take_over"]) or free
 
     try:
         refuse_unguarded(path.parent)
-        if problems := in_use(given["stacks"], asks["digest"]):
+        if problems := in_use(options["stacks"], asks["digest"]):
             module.fail_json(msg="\n".join(problems))
         other: dict[str, Any] | None = None
-        if given["state"] == "released":
+        if options["state"] == "released":
             if not module.check_mode:
                 release(path, owner)
         elif module.check_mode:
             other = None if may_take(read_lock(path)) else read_lock(path)
         else:
-            other = take(path, mine, may_take, given["create"])
+            other = take(path, mine, may_take, options["create"])
         if other:
             module.fail_json(msg=refusal(other, now))
     except OSError as error:

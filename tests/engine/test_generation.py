@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,14 @@ def test_prompts_that_are_typed_are_answered_by_a_model_that_is_loaded_once(
     found = session(tmp_path / "one", model, [json.dumps("w9 w8"), json.dumps("w6"), "null"])
     assert len(loaded) == 1
     assert found == texts(tmp_path / "two", model, prompts=[*PROMPTS, "w9 w8", "w6"])[0]
+
+
+def test_a_session_does_not_end_because_the_clock_was_set(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('"w9"\n\n"w8"\nnull\n')
+    long_ago = time.time() - 86400
+    os.utime(prompts, (long_ago, long_ago))
+    assert list(generation._typed(prompts, lambda: False)) == ["w9", "w8"]
 
 
 def test_a_session_ends_where_nobody_is_there_any_more(

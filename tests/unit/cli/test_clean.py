@@ -34,6 +34,7 @@ RUNS = (
     replace(FAILED, run="new-1", started=time.time() - 60),
     replace(FAILED, run="ahead-1", started=time.time() + DAY),  # the head's clock is ahead
 )
+NOT_RESUMABLE = {"failed-1", "recorded-1", "new-1", "ahead-1"}
 
 
 class Terminal(io.StringIO):
@@ -65,15 +66,12 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        ([], {"failed-1", "recorded-1", "new-1", "ahead-1"}),
+        ([], NOT_RESUMABLE),
         (["--older-than", "7d"], {"failed-1", "recorded-1"}),
         (["--older-than", "2w"], set()),
-        (["--done"], {"failed-1", "recorded-1", "new-1", "ahead-1", "done-1"}),
-        (
-            ["--resumable"],
-            {"failed-1", "recorded-1", "new-1", "ahead-1", "resumable-1", "resumable-2"},
-        ),
-        (["--all"], {"failed-1", "recorded-1", "new-1", "ahead-1", "others-1"}),
+        (["--done"], {*NOT_RESUMABLE, "done-1"}),
+        (["--resumable"], {*NOT_RESUMABLE, "resumable-1", "resumable-2"}),
+        (["--all"], {*NOT_RESUMABLE, "others-1"}),
     ],
 )
 def test_without_names_only_own_runs_that_cannot_be_resumed(

@@ -48,6 +48,7 @@ def activity(
             wait for a CPU, else S.
         sleep: result of `sleep_of` for one of `main` in state D; None if there is none.
         cpu: CPU seconds that the processes have used.
+        memory: bytes of memory that the processes occupy.
         wire: bytes over open TCP connections, including local ones; while the processes are busy,
             the previous value.
     """
@@ -67,6 +68,7 @@ def activity(
         "state": "T" if stopped else "D" if waits else "R" if "R" in threads else "S",
         "sleep": sleep_of(asleep[0]) if asleep else None,
         "cpu": cpu,
+        "memory": sum(process["memory"] for process in processes.values()),
         "wire": before["wire"] if computes else tcp_bytes(sockets_of(processes)),
     }
 
@@ -93,18 +95,19 @@ def children(pid: int) -> list[int]:
 
 
 def process_state(pid: int) -> dict[str, Any]:
-    """Return a process's state as in ps, its CPU seconds, and its start in clock ticks since boot.
+    """Return a process's state as in ps, its CPU seconds, its memory and its start.
 
-    The CPU seconds include the time of ended children. The result is {} if there is no such
-    process.
+    The memory is in bytes, and the start in clock ticks since boot. The CPU seconds include the
+    time of ended children. The result is {} if there is no such process.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return {}
-    # proc(5): state 3, utime 14, stime 15, cutime 16, cstime 17, starttime 22
+    # proc(5): state 3, utime 14, stime 15, cutime 16, cstime 17, starttime 22, rss 24
     cpu = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    return {"state": fields[0], "cpu": cpu, "start": int(fields[19])}
+    memory = int(fields[21]) * PAGE
+    return {"state": fields[0], "cpu": cpu, "memory": memory, "start": int(fields[19])}
 
 
 def thread_states(pid: int) -> list[str]:

@@ -141,6 +141,7 @@ REPORT: Mapping[str, Callable[[Any], bool]] = {
     "state": _text,
     "sleep": _sleep,
     "cpu": _number,
+    "memory": _count,
     "wire": _count,
     "exit": lambda value: _integer(value) and abs(value) < 256,
     "oom": lambda value: isinstance(value, bool),

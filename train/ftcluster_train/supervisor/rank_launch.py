@@ -67,6 +67,7 @@ from ftcluster_train.supervisor.stop_causes import (
 PAUSE_SECONDS = 0.2
 VERDICT_SECONDS = 3.0  # longest wait for a guardian that asks its systemd about a shutdown
 LAST_NEWS_SECONDS = 1.0  # longest wait for a guardian's reason after mpirun has failed
+MEMORY_HINT = "the kernel kills processes when memory is short, see dmesg on the head"
 FILES_A_HOST = 4  # pipes to the ssh of a lease; mpirun opens as many to its own ssh
 OTHER_FILES = 128 + UNGREETED
 LINK_CAUSE = "link"  # `cause` of an event `error` about hosts that do not reach each other
@@ -370,7 +371,7 @@ def launcher_gone(process: "subprocess.Popen[bytes]", lives: Sequence[RankLife])
         return []
     step = max(live.step for live in lives)
     message = f"mpirun was killed by signal 9 (SIGKILL) at step {step}"
-    return [Trouble(lives[0].host, None, step, "signal", message)]
+    return [Trouble(lives[0].host, None, step, "signal", message, MEMORY_HINT)]
 
 
 def _find_trouble(

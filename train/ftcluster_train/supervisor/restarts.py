@@ -20,6 +20,7 @@ from ftcluster_train.supervisor.link_check import LinkCheck
 from ftcluster_train.supervisor.monitors import Ending
 from ftcluster_train.supervisor.rank_launch import (
     LINK_CAUSE,
+    MEMORY_HINT,
     HostsRefused,
     SupervisedRun,
     refusal_fields,
@@ -144,8 +145,8 @@ def _killed(launch: Launch, rebooted: bool = False) -> dict[str, Any]:
         message, hint = "the head was started again", "its log says why: journalctl --boot=-1 -e"
         return {"message": message, "hint": hint, "host": host, "rank": None}
     hint = (
-        "the kernel kills processes when memory is short, see dmesg; a stopped one (SIGSTOP) is "
-        f"killed after {background.WATCHDOG_SECONDS:g} s; otherwise find out who killed it"
+        f"{MEMORY_HINT}; a stopped one (SIGSTOP) is killed "
+        f"after {background.WATCHDOG_SECONDS:g} s; otherwise find out who killed it"
     )
     return {"message": "the supervisor was killed", "hint": hint, "host": host, "rank": None}
 

@@ -68,6 +68,10 @@ from ftcluster_train.supervisor.stop_causes import NO_CAUSE, StopCause, by_comma
 
 NO_UNIT = 3  # exit code of `start --user` without a systemd unit
 SUPERVISED, UNSUPERVISED = 0, 4  # exit codes of the process of `as_account`
+NOT_LAUNCHED = (
+    "has not been launched: the command that started it still copies or prepares its model and "
+    "data, or has been ended meanwhile; in that case start a new run"
+)
 
 
 def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
@@ -191,6 +195,9 @@ def read_state(run_dir: Path) -> int:
     """Return SUPERVISED, UNSUPERVISED, or 1 after printing why no supervisor may start here."""
     if background.is_supervised(run_dir):
         return SUPERVISED
+    if not (run_dir / LAUNCH_FILE).exists():
+        print(f"{run_dir.name} {NOT_LAUNCHED}", file=sys.stderr)
+        return 1
     if elsewhere := slurm_elsewhere(run_dir):
         print(elsewhere, file=sys.stderr)
         return 1

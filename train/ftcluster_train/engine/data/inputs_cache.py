@@ -82,9 +82,9 @@ def keep_inputs(job: Job, inputs: Inputs) -> None:
 def _inputs_of(job: Job) -> Path | None:
     """Return the cache file for a run's inputs; None if the recipe names something on the Hub."""
     recipe = job.recipe
-    known = recipe.model.startswith((BY_TYPE, PACKAGE)) or Path(recipe.model).is_dir()
-    known &= all(not one or Path(one).is_dir() for one in (recipe.tokenizer, recipe.teacher))
-    if not known or not (recipe.data.startswith(GENERATED) or Path(recipe.data).exists()):
+    is_local = recipe.model.startswith((BY_TYPE, PACKAGE)) or Path(recipe.model).is_dir()
+    is_local &= all(not name or Path(name).is_dir() for name in (recipe.tokenizer, recipe.teacher))
+    if not is_local or not (recipe.data.startswith(GENERATED) or Path(recipe.data).exists()):
         return None
     fields = job.to_dict()["recipe"]
     training = {name: fields["training"][name] for name in fields["training"].keys() - OF_STEPS}
