@@ -98,7 +98,11 @@ def test_a_model_learns_scores(tmp_path: Path) -> None:
     [
         ({"score": 4}, {"loss": "cosine"}, "train.jsonl:1: score is 4, and a cosine is from -1"),
         ({"score": "good"}, {"loss": "angle"}, "train.jsonl:1: score is 'good', not a number"),
-        ({}, {"loss": "cosent"}, "train has no column with a usual name for scores; found sentence1"),
+        (
+            {},
+            {"loss": "cosent"},
+            "train has no column with a usual name for scores; found sentence1",
+        ),
         ({"score": 0}, {"loss": "ranking"}, "or train on scores with loss=cosent"),
     ],
 )

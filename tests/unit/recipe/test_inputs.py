@@ -205,7 +205,7 @@ def test_the_name_of_a_copy_changes_with_its_files(data: Path, change: str) -> N
 def test_only_names_of_the_hub_have_revisions(tmp_path: Path, field: str) -> None:
     rest = {"model": "a/b@v1", "data": "a/b@0123abc", "tokenizer": "a/b@refs/pr/3"}
     check_inputs(load_recipe("mrpc", [f"{name}={value}" for name, value in rest.items()]))
-    with pytest.raises(InputError, match=f"{field} .*@v1: @ stands") as caught:
+    with pytest.raises(InputError, match=f"{field} .*@v1: @ separates") as caught:
         check_inputs(load_recipe("mrpc", [f"{field}={tmp_path}@v1"]))
     assert str(tmp_path) in str(caught.value)
     (tmp_path / "a@b").mkdir()  # a folder may be called so

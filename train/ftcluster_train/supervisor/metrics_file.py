@@ -20,15 +20,18 @@ from ftcluster_common.protocol.run_state import WAITS
 from ftcluster_train.io.events import EventTail
 
 FOLDER = "metrics"
-SECONDS = 5.0  # between two writes
-KEPT_SECONDS = 3600.0  # a new run removes files that are older
+SECONDS = 5.0  # time between two writes
+KEPT_SECONDS = 3600.0  # a new run removes older files of other runs
 STATES = ("running", "waiting", "done", "failed", "stopped")
 # help text and labels (besides `run`) of each gauge
 GAUGES = {
     "ftcluster_run_info": ("A run; always 1.", ("recipe", "backend", "precision")),
     "ftcluster_run_state": ("1 for the run's current state, else 0.", ("state",)),
-    "ftcluster_start_time_seconds": ("When the run was launched, since 1970.", ()),
-    "ftcluster_update_time_seconds": ("When this file was written, since 1970.", ()),
+    "ftcluster_start_time_seconds": ("Launch time, in seconds since 1970.", ()),
+    "ftcluster_update_time_seconds": (
+        "Time at which this file was written, in seconds since 1970.",
+        (),
+    ),
     "ftcluster_hosts": ("Hosts with ranks.", ()),
     "ftcluster_ranks": ("Ranks of all hosts.", ()),
     "ftcluster_step": ("The optimizer step that the ranks are in.", ()),

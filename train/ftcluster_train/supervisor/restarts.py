@@ -91,7 +91,7 @@ def _restart(launch: Launch, run: SupervisedRun) -> tuple[Launch, Ending] | None
                 times = f"{_minutes(waited)} of {_minutes(limit)}"
                 run.events.write("phase", doing=f"{WAITS} for {names} ({times})")
             time.sleep(HOST_RETRY_SECONDS)
-            lost.clear()  # they may be back
+            lost.clear()  # lost hosts may be back
             continue
         if hosts != launch.hosts:
             launch = launch.on(hosts)
