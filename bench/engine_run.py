@@ -54,7 +54,7 @@ from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.rank import load
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.registry import make_task
-from ftcluster_train.health.host_benchmark import product_shapes, weights_of
+from ftcluster_train.health.host_benchmark import matmul_shapes, weights_of
 from ftcluster_train.patching.patch_model import Optimizations
 from ftcluster_train.patching.unpadding import STACKS
 
@@ -172,7 +172,7 @@ def products_of(model: Any, train_set: Samples, recipe: Recipe) -> float:
     """The products of a weight and a token in a pass over all samples."""
     read = sum(train_set.lengths("input_ids"))
     if not model.config.is_encoder_decoder:
-        weights: float = weights_of(product_shapes(model))
+        weights: float = weights_of(matmul_shapes(model))
         if isinstance(recipe.options, MaskedLm):  # other tokens need no logits
             head = model.get_output_embeddings().weight.numel()
             weights -= (1 - recipe.options.mlm_probability) * head

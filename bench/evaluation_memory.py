@@ -110,7 +110,7 @@ def main() -> int:
     )  # fmt: skip
     plan = need(
         size, options.precision, options.samples, options.tokens, True, evaluated=EVALUATED,
-        learned=fields.mlm_probability if options.masked else 1.0,
+        logits_share=fields.mlm_probability if options.masked else 1.0,
     )  # fmt: skip
     print(json.dumps({
         **vars(options), "parameters": parameters, "peaks": peaks,

@@ -38,7 +38,7 @@ from ftcluster_train.engine.models import train_tokenizer
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.rank import load
 from ftcluster_train.engine.tasks.base import Task
-from ftcluster_train.health.host_benchmark import product_shapes, weights_of
+from ftcluster_train.health.host_benchmark import matmul_shapes, weights_of
 
 ROWS, HELD_BACK = 4000, 100
 # of published models: SmolLM2-135M, Qwen2.5-0.5B; and one for training curves
@@ -172,8 +172,8 @@ def flop_per_token(model: PreTrainedModel, train_set: Samples, frozen: bool) -> 
         frozen: whether weights have no gradients, only the layers' inputs.
     """
     head = model.get_output_embeddings().weight.numel()
-    learned = sum(train_set.lengths("targets")) / sum(train_set.lengths("input_ids"))
-    weights = weights_of(product_shapes(model)) - (1 - learned) * head
+    target_share = sum(train_set.lengths("targets")) / sum(train_set.lengths("input_ids"))
+    weights = weights_of(matmul_shapes(model)) - (1 - target_share) * head
     return (4 if frozen else 6) * weights
 
 

@@ -14,7 +14,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 KERNELS = Path("ftcluster_kernels")
 COMPILERS = ("cc", "gcc", "clang")
-# by library; the same as in ftcluster_kernels/simd.py
+# compiler flags by library; simd.py in ftcluster_kernels has the same libraries
 CPUS = {
     "libavx512.so": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"),
     "libavx2.so": ("-mavx2", "-mfma"),

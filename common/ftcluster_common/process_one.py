@@ -22,10 +22,10 @@ STOPS = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 def leave_process_one() -> None:
     """Continue in a child if this is process 1. Call it before threads are started."""
     if os.getpid() == 1:
-        go_on_in_a_child()
+        continue_in_child()
 
 
-def go_on_in_a_child() -> None:
+def continue_in_child() -> None:
     """Return in a child only; this process stays behind and adopts all orphans of the child.
 
     This process exits with the child's exit code, or 128+n after signal n.
@@ -67,7 +67,7 @@ def _ended() -> Iterator[tuple[int, int]]:
 
 def main() -> None:
     """Entry point; exits as the program does."""
-    go_on_in_a_child()
+    continue_in_child()
     try:
         os.execvp(sys.argv[1], sys.argv[1:])
     except OSError as error:

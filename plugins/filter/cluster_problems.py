@@ -85,8 +85,8 @@ def accounts(hosts: Hosts) -> Findings:
                 "different users"
             )
             hint = (
-                "give it root too (--ask-become-pass asks for a password), or do without it on "
-                "all hosts with -e ftcluster_root=false"
+                "give this host root too (--ask-become-pass asks for a password), or use root "
+                "on no host with -e ftcluster_root=false"
             )
             yield host, what, hint
 

@@ -68,7 +68,7 @@ USUAL_PORTS = {*range(29500, 30000), *range(32768, 61000)}
 # the account's home, as in playbooks/vars/cluster.yml, and the file that the role ssh_mesh writes
 HOME, KEYS = "/var/lib/ftcluster", ".ssh/authorized_keys"
 ELSEWHERE = "choose another folder with -e ftcluster_prefix=DIR"
-GIVE_ROOT = "give it (-K asks for a password)"
+GIVE_ROOT = "give root (-K asks for a password)"
 
 
 def finding(what: str, hint: str) -> dict[str, str]:
@@ -89,12 +89,12 @@ def root_problems(facts: FactValues, requirements: FactValues) -> Findings:
     elif requirements.get("root") and not facts["can_become_root"]:
         yield finding(
             f"root is required, but not available: {because}",
-            f"{GIVE_ROOT}, or do without it with ftcluster_root=true",
+            f"{GIVE_ROOT}, or accept hosts without root with ftcluster_root=true",
         )
     elif requirements.get("firewall") and not facts["can_become_root"]:
         yield finding(
             f"the firewall is required and needs root, which is not available: {because}",
-            f"{GIVE_ROOT}, or do without it with ftcluster_firewall=true",
+            f"{GIVE_ROOT}, or accept hosts without root with ftcluster_firewall=true",
         )
     elif facts.get("asks_password") and not facts.get("only_account") and not is_local(facts):
         yield finding(

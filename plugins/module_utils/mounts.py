@@ -102,7 +102,7 @@ def unmount(user: int) -> list[str]:
             reason = "is mounted, but hidden: unmount the file system that covers it"
             raise OSError(errno.EBUSY, reason, path) from error
         try:
-            number = mount_number(descriptor)  # of several mounts, the top one
+            number = mount_number(descriptor)  # the top mount, if several are on the path
             if number not in theirs or number in done:
                 raise OSError(errno.EBUSY, "has a file system that cannot be unmounted", path)
             if libc.umount2(f"/proc/self/fd/{descriptor}".encode(), DETACH):

@@ -65,8 +65,9 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.mounts import unmount
 
-JOBS = ("/var/spool/cron/crontabs", "/var/spool/cron", "/var/lib/systemd/linger")  # by name
-AT_JOBS = ("/var/spool/cron/atjobs", "/var/spool/at")  # by owner
+# folders of files with the account's name
+JOBS = ("/var/spool/cron/crontabs", "/var/spool/cron", "/var/lib/systemd/linger")
+AT_JOBS = ("/var/spool/cron/atjobs", "/var/spool/at")  # files that the account owns
 TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm", "/run/lock")
 SHARED = {"shm": "-m", "msg": "-q", "sem": "-s"}  # tables of /proc/sysvipc, options of ipcrm
 SECONDS_TO_END = 5

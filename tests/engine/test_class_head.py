@@ -22,7 +22,7 @@ from ftcluster_common.tasks.ner import TokenClassification
 from ftcluster_train.engine.class_head import choose_rows, output_weights
 from ftcluster_train.engine.data.run_inputs import write_inputs
 from ftcluster_train.engine.prepare import prepare
-from ftcluster_train.engine.rank import load, say_never_predicted
+from ftcluster_train.engine.rank import load, warn_of_unpredicted_classes
 from ftcluster_train.errors import TrainError
 from tests.engine.jobs import result_of
 from tests.engine.runs import make_whole_job, write_data, write_model
@@ -303,7 +303,7 @@ class Kept:
 )
 def test_weights_are_advised_to_those_who_may_set_them(options: Any, advised: bool) -> None:
     log, report = Kept(), report_of_classes([0, 0, 0], [0, 1, 0], ["a", "b"])
-    say_never_predicted(log, {"validation": report.to_dict()}, options)
+    warn_of_unpredicted_classes(log, {"validation": report.to_dict()}, options)
     [notice] = log.notices
     assert ("class_weights=balanced" in notice) == advised
     fields = {field.name for field in dataclasses.fields(options)}
@@ -319,6 +319,6 @@ def test_nothing_is_advised_where_it_changes_nothing() -> None:
     ):
         log = Kept()
         report = report_of_classes([0] * len(labels), labels, ["a", "b"])
-        say_never_predicted(log, {"validation": report.to_dict()}, options)  # type: ignore[arg-type]
+        warn_of_unpredicted_classes(log, {"validation": report.to_dict()}, options)  # type: ignore[arg-type]
         [notice] = log.notices
         assert notice.endswith(advice)

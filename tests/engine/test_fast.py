@@ -77,8 +77,8 @@ def enabled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def said(capfd: pytest.CaptureFixture[str]) -> Any:
     """Return the lines that were logged since the last call."""
-    registry.say_once.cache_clear()
-    registry.say_fp32.cache_clear()
+    registry.report_once.cache_clear()
+    registry.suggest_bf16.cache_clear()
 
     def look() -> list[str]:
         lines = capfd.readouterr().err.splitlines()
@@ -288,8 +288,8 @@ def test_fp32_is_kept_and_said(said: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert found.dtype == torch.float32
     (line,) = said()
     assert line.startswith("the script trains in fp32; with AVX512-BF16 this CPU is faster in bf16")
-    registry.say_fp32.cache_clear()
-    registry.say_once.cache_clear()
+    registry.suggest_bf16.cache_clear()
+    registry.report_once.cache_clear()
     with torch.autocast("cpu", torch.bfloat16):
         cast = functional.scaled_dot_product_attention(*attention_inputs())
     assert cast.dtype == torch.bfloat16  # as torch's

@@ -150,7 +150,7 @@ def test_models_know_their_attention() -> None:
     config = transformers.BertConfig(num_hidden_layers=0, hidden_size=12, vocab_size=9)
     model = transformers.BertModel._from_config(config, attn_implementation="eager")
     assert model.config._attn_implementation == "eager", (
-        "_attn_implementation has another name: in_use.left_alone would not say it"
+        "_attn_implementation has another name: in_use.parts_without_kernel would not say it"
     )
 
 

@@ -18,7 +18,7 @@ from ftcluster_train.comm.world import World
 from ftcluster_train.engine.adapters import CONFIG, WEIGHTS
 from ftcluster_train.engine.data.token_samples import Sample, Samples
 from ftcluster_train.engine.prepare import prepare
-from ftcluster_train.engine.tasks.chat.learned_texts import learned_tokens
+from ftcluster_train.engine.tasks.chat.marked_texts import target_tokens
 from ftcluster_train.errors import TrainError
 from tests.engine.beside import COMPARED
 from tests.engine.jobs import make_job, make_task_of, result_of, run
@@ -277,6 +277,6 @@ def test_tokens_of_spaces_are_learned_where_offsets_leave_them_out() -> None:
     )
     tokens = tokenizer.encode(text)
     begin = text.index("A:") + 2
-    learned = learned_tokens(tokens.offsets, [(begin, len(text))])
+    learned = target_tokens(tokens.offsets, [(begin, len(text))])
     assert any(start == end for start, end in tokens.offsets)
     assert tokenizer.decode([tokens.ids[number] for number in learned]) == text[begin:]

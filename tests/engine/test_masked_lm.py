@@ -17,7 +17,7 @@ from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.step import Batches
-from ftcluster_train.engine.tasks.lm.masking import BEGINS, GOES_ON, SPECIAL, Masks, kinds_of
+from ftcluster_train.engine.tasks.lm.masking import BEGINS, INSIDE, SPECIAL, Masks, kinds_of
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.jobs import (
@@ -122,7 +122,7 @@ def test_words_whose_space_belongs_to_them_are_words(kind: str) -> None:
     begins = {begin for begin, kind in zip(encoded.offsets, kinds, strict=True) if kind == BEGINS}
     spaces = {at for at, letter in enumerate(text) if letter == " "} | {0}
     assert {begin for begin, _ in begins} == spaces
-    assert any(one == GOES_ON for one in kinds)
+    assert any(one == INSIDE for one in kinds)
 
 
 def test_whole_words_are_those_of_transformers() -> None:
@@ -139,7 +139,7 @@ def test_whole_words_are_those_of_transformers() -> None:
     for number, special in enumerate(encoded["special_tokens_mask"]):
         kinds = kinds_of(texts[number], special, encoded["offset_mapping"][number])
         wanted = np.where(
-            np.array(special) == 1, SPECIAL, np.where(not_begins[number], GOES_ON, BEGINS)
+            np.array(special) == 1, SPECIAL, np.where(not_begins[number], INSIDE, BEGINS)
         )
         assert kinds == wanted.tolist()
         found, places = masks.draw(encoded["input_ids"][number], kinds, str(number))
@@ -166,7 +166,7 @@ def test_masks_are_those_of_the_seed_the_epoch_and_the_sample(tmp_path: Path) ->
             batches = Batches(job, make_task_of(job), train_set, world)
             for step, indices in batches.after(after):
                 batch = batches.read(step, indices)
-                masked = [len(sample["learned"]) for part in batch.parts for sample in part]
+                masked = [len(sample["targets"]) for part in batch.parts for sample in part]
                 assert sum(masked) == batch.by_rank[rank]
                 samples = chain.from_iterable(batch.parts)
                 found |= {(step, n): s for n, s in zip(batch.share, samples, strict=True)}
@@ -175,7 +175,7 @@ def test_masks_are_those_of_the_seed_the_epoch_and_the_sample(tmp_path: Path) ->
     alone = read(1, 0)
     assert read(3, 0) == alone
     assert read(2, 4) == {key: sample for key, sample in alone.items() if key[0] > 4}
-    places = {n: {str(s["learned"]) for (_, m), s in alone.items() if m == n} for n in range(12)}
+    places = {n: {str(s["targets"]) for (_, m), s in alone.items() if m == n} for n in range(12)}
     assert all(len(of_epochs) == 2 for of_epochs in places.values())  # others in each epoch
     other = make_task_of(make_job(tmp_path, TASK, seed=7))
     assert other.draw(train_set[0], 0, 0) != make_task_of(job).draw(train_set[0], 0, 0)

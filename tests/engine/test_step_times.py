@@ -10,7 +10,7 @@ from ftcluster_common.protocol.rank_times import RankTimes, interval_between
 from ftcluster_train.comm.traffic import Traffic
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.step_times import StepTimes
-from ftcluster_train.health.host_benchmark import product_gflops, product_shapes, weights_of
+from ftcluster_train.health.host_benchmark import matmul_gflops, matmul_shapes, weights_of
 from tests.engine.models import make_model
 from tests.engine.ranks import on_ranks
 
@@ -51,7 +51,7 @@ def test_waiting_for_ranks_is_told_from_the_exchange(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
 def test_the_weights_of_products(kind: str) -> None:
     model = make_model(kind, "causal-lm" if kind == "gpt2" else "text-classification")
-    shapes = product_shapes(model)
+    shapes = matmul_shapes(model)
     matrices = sum(
         weight.numel()
         for name, weight in model.named_parameters()
@@ -59,5 +59,5 @@ def test_the_weights_of_products(kind: str) -> None:
     )
     head = model.config.hidden_size * model.config.vocab_size if kind == "gpt2" else 0  # shared
     assert weights_of(shapes) == matrices + head
-    assert product_gflops(shapes, 64, torch.bfloat16) > 0
-    assert product_gflops({}, 64, torch.float32) == 0
+    assert matmul_gflops(shapes, 64, torch.bfloat16) > 0
+    assert matmul_gflops({}, 64, torch.float32) == 0

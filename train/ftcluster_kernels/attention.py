@@ -360,7 +360,7 @@ def masked(mask: torch.Tensor | None, query: torch.Tensor, keys: int, last: Mask
     rows = hidden.all(-1, keepdim=True)
     lengths = None
     batch, heads, queries, _ = query.shape
-    if mask.requires_grad:  # its gradient is that of all scores
+    if mask.requires_grad:  # its gradient is the gradient of the scores
         return Masked(None, made_for, mask, rows if rows.any() else None, None)
     if mask.shape[::3] == (batch, keys) and heads * queries * keys >= FEW_SCORES:
         seen = (~hidden).any(2).any(1)  # (batch, keys)

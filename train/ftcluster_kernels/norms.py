@@ -45,7 +45,7 @@ class _Norm(torch.autograd.Function):  # type: ignore[misc]
         input, weight, means, scales = ctx.saved_tensors
         if needs_torch(grad, rounded_grad):
             bias = None
-            if ctx.has_bias:  # its elements do not matter to gradients
+            if ctx.has_bias:  # gradients do not depend on the bias's elements
                 bias = torch.zeros_like(weight).requires_grad_(ctx.needs_input_grad[2])
             formula = partial(_normalized, *ctx.setting)
             return *by_torch(formula, (input, weight, bias), grad, rounded_grad), None, None, None
@@ -143,7 +143,7 @@ class _Copy:
 
     def __init__(self, values: torch.Tensor) -> None:
         self._values = values
-        self._of_graph: torch.Tensor | None = None  # the same as a function of the output
+        self._of_graph: torch.Tensor | None = None  # the values with a graph to the output
 
     def read(self, output: torch.Tensor) -> torch.Tensor:
         """Return the copy's values; if the output has a graph, the copy is part of the graph."""

@@ -26,8 +26,9 @@ ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA = 158, 0x1023, 18  # Linux on x86-64
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # variables that limit oneDNN
 # elements that a thread packs at once, see native/weight_gradient.c
 TILES, PACKED_ROWS = 12 * 56 * 512, 56 * 32
-PANEL, PANEL_ROWS = (768 << 10) // 2, 48  # likewise, with a minimum of rows: native/product.c
-GROUP = (16 << 20) // 2  # likewise, for all threads together
+# maximum elements and minimum rows of a panel that a thread packs at once, see native/product.c
+PANEL, PANEL_ROWS = (768 << 10) // 2, 48
+GROUP = (16 << 20) // 2  # maximum elements of the panels of all threads together
 MULTIPLE = 32  # tiles require weights whose sizes are multiples of this
 # Minimum number of rows: with fewer rows packing the weight takes too long. Minimum size of a
 # weight: with 384 x 384 oneDNN is faster by a third.

@@ -55,7 +55,7 @@ class Conversation:
     tools: Any = None
 
     @property
-    def learned(self) -> list[int]:
+    def target_messages(self) -> list[int]:
         """Return the indices of the messages that contribute to the loss.
 
         Messages with `weight: 0` (OpenAI) or `train: false` (axolotl) do not contribute.
@@ -102,7 +102,7 @@ def read_conversation(
         conversation = Conversation(
             [*prompt, *read(columns.completion, cell, ASSISTANT)], len(prompt), tools
         )
-    if not conversation.learned:
+    if not conversation.target_messages:
         raise DataError(
             f"{columns.messages or columns.completion} has no message of the role {ASSISTANT} "
             "that contributes to the loss"
@@ -200,7 +200,7 @@ def read_preference(
     tools = read_tools(row)
     conversations = [Conversation([*prompt, *answer], first, tools) for answer in pair]
     for name, conversation in zip(answers, conversations, strict=True):
-        if not conversation.learned:
+        if not conversation.target_messages:
             raise DataError(f"{name} has no message of the role {ASSISTANT} of its own")
     chosen, rejected = conversations
     return chosen, rejected

@@ -163,6 +163,6 @@ class MaskedLmSpec(LanguageModelSpec[MaskedLm]):
     pipeline = "fill-mask"
     scaled_by = dict.fromkeys(("mlm_probability", "whole_word_mask"), ("loss", "perplexity"))
 
-    def learned_share(self, options: MaskedLm) -> float:
+    def logits_share(self, options: MaskedLm) -> float:
         """Return the share of tokens that are masked and predicted."""
         return options.mlm_probability

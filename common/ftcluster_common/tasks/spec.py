@@ -274,7 +274,7 @@ class TaskSpec(ABC, Generic[Fields]):
         """Return the maximum number of target tokens of an encoder-decoder; 0 for other models."""
         return 0
 
-    def learned_share(self, options: Fields) -> float:
+    def logits_share(self, options: Fields) -> float:
         """Return the maximum share of a text's tokens that have logits."""
         return 1.0
 

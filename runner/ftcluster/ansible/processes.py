@@ -33,7 +33,7 @@ def _children() -> dict[int, list[int]]:
         try:
             text = (folder / "stat").read_text()
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended
         parent = int(text.rpartition(")")[2].split()[1])
         children.setdefault(parent, []).append(int(folder.name))
     return children

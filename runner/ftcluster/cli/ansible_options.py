@@ -34,7 +34,7 @@ FLAGS = {
     "--diff": "show added and removed lines of files",
 }
 SHORT = {"--limit": "-l", "--tags": "-t", "--extra-vars": "-e", "--user": "-u"}
-# of each option: short form, prompt, option for a file with the password, and meaning
+# short form, prompt, option for a file with the password, and meaning of each option
 ASKED = {
     "--ask-become-pass": (
         "-K", "BECOME password", "--become-password-file", "prompt for the sudo password"

@@ -46,8 +46,8 @@ def add_name(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="set a variable for the ranks; without =VALUE it takes the value set here, which "
-        "stays out of records, arguments and logs",
+        help="set a variable for the ranks; without =VALUE the ranks get its value on this "
+        "machine, and no record, argument or log contains it",
     )
 
 

@@ -52,7 +52,7 @@ def ended_in_order() -> Iterator[None]:
         if isinstance(unraisable.exc_value, SystemExit | KeyboardInterrupt):
             dropped.append(type(unraisable.exc_value)(*unraisable.exc_value.args))
             if unraisable.object is AFTER_FORK:  # others would wait for the lock
-                with contextlib.suppress(RuntimeError):  # it was already released
+                with contextlib.suppress(RuntimeError):  # the lock was already released
                     AFTER_FORK()
             signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)  # no thread: locks may be held
         else:

@@ -207,13 +207,13 @@ def learn(inventories: Sequence[Path], stack: str, record: object) -> None:
         FtclusterError: the record is not valid.
     """
 
-    def learned(before: Cluster | None) -> Cluster | None:
+    def updated(before: Cluster | None) -> Cluster | None:
         if not before:
             return None
         hosts = tuple(replace(host, stack=stack) for host in before.facts.hosts)
         return replace(before, facts=replace(before.facts, hosts=hosts)).with_record(record)
 
-    change(inventories, learned)
+    change(inventories, updated)
 
 
 def forget(inventories: Sequence[Path]) -> None:

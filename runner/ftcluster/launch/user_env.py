@@ -67,7 +67,7 @@ def _problem(name: str, value: str, given: bool, known: bool) -> str:
     if given and may_hold_credentials(name, value):
         return (
             "it may hold a credential, and others can read command lines: set it on this "
-            "machine, and pass --env {name} without a value"
+            f"machine, and pass --env {name} without a value"
         )
     if not given and not known:
         return "not set on this machine"

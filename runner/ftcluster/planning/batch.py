@@ -38,7 +38,7 @@ class StepWorkload:
         tokens: maximum number of tokens of a text.
         texts: number of texts in a sample; the model computes each text separately.
         predicts_tokens: True if the loss is over the vocabulary, at the target tokens.
-        learned: fraction of a text's tokens that are target tokens.
+        logits_share: fraction of a text's tokens that have logits.
         precision: bf16 or fp32.
         model: size of the model; None if it is not known.
         sharded: True if the optimizer is sharded over the ranks.
@@ -57,7 +57,7 @@ class StepWorkload:
     tokens: int = 0
     texts: int = 1
     predicts_tokens: bool = False
-    learned: float = 1.0
+    logits_share: float = 1.0
     precision: str = "fp32"
     model: ModelSize | None = None
     ipex: bool = False
@@ -89,7 +89,7 @@ class StepWorkload:
             tokens=tokens,
             texts=recipe.texts_of_a_sample,
             predicts_tokens=spec.predicts_tokens,
-            learned=_learned(recipe, ipex),
+            logits_share=_logits_share(recipe, ipex),
             precision=precision,
             model=model,
             ipex=ipex,
@@ -132,7 +132,7 @@ class StepWorkload:
             self.model, self.precision, texts, self.tokens, self.predicts_tokens, self.ipex,
             world if self.sharded else None, self.local and world > 1,
             self.adapter_rank, self.checkpointing, self.in_4bit, self.merged, self.evaluated,
-            self.targets, self.learned,
+            self.targets, self.logits_share,
         )  # fmt: skip
 
     def sent_at_once(self, bucket_mib: int | None) -> int:
@@ -293,7 +293,7 @@ class StepWorkload:
         return f"up to {gigabytes(needed.total)}", why
 
 
-def _learned(recipe: Recipe, ipex: bool) -> float:
+def _logits_share(recipe: Recipe, ipex: bool) -> float:
     """Return the largest fraction of a text's tokens for which logits are computed.
 
     If the last layer is fused with the loss, only target tokens have logits. Masked language models
@@ -301,4 +301,4 @@ def _learned(recipe: Recipe, ipex: bool) -> float:
     nearly all tokens. If the last layer is not fused, all tokens have logits.
     """
     fused = not ipex and not recipe.training.label_smoothing_factor
-    return recipe.spec.learned_share(recipe.options) if fused else 1.0
+    return recipe.spec.logits_share(recipe.options) if fused else 1.0

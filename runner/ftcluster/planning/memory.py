@@ -119,7 +119,7 @@ def need(
     merged: bool = False,
     evaluated: int = 0,
     targets: int = 0,
-    learned: float = 1.0,
+    logits_share: float = 1.0,
 ) -> Need:
     """Return the memory that a rank needs for training steps, evaluations and saving.
 
@@ -136,7 +136,7 @@ def need(
         merged: True if adapters are merged into the weights at the end of the training.
         evaluated: number of tokens that a rank evaluates at once; 0 without evaluation.
         targets: maximum number of target tokens of an encoder-decoder model; 0 for other models.
-        learned: fraction of tokens that are target tokens. Only target tokens have logits.
+        logits_share: fraction of tokens that have logits, which may be the target tokens only.
     """
     costs = (WITH_IPEX if ipex else OURS)[precision]
     attended = tokens if ipex else min(tokens, ATTENTION_TOKENS)
@@ -151,14 +151,14 @@ def need(
         layers = 1 if checkpointing else size.decoder_layers or size.layers
         activations += int(samples * targets * layers * of_decoder)
     if predicts_tokens:
-        logits = int(samples * (targets or tokens) * learned) * size.vocabulary
+        logits = int(samples * (targets or tokens) * logits_share) * size.vocabulary
         activations += costs.logits * (logits if ipex else min(logits, LOGITS))
     evaluating = int(evaluated * a_layer * OF_A_LAYER) + FP32 * size.teacher
     each = BF16_COPY if precision == "bf16" else FP32
     if targets:  # generation keeps keys and values of both attentions
         evaluating += 4 * evaluated * (size.decoder_layers or size.layers) * size.features * each
     if predicts_tokens:
-        at_once = min(int(evaluated * learned) * size.vocabulary, LOGITS)
+        at_once = min(int(evaluated * logits_share) * size.vocabulary, LOGITS)
         evaluating += at_once * each
     if adapter_rank is not None:
         trained = adapter_parameters(size, adapter_rank)

@@ -68,7 +68,7 @@ def choose_tuned(
             continue
         on = f"ftcluster tune on {tuning.date}"
         if not tuning.settings:
-            why = f"{on}: of {tuning.trials} trials none was faster by more than their spread"
+            why = f"{on}: none of {tuning.trials} trials was faster by more than the spread"
             return UNTUNED, ("the plan's default", f"{why}, {tuning.spread:.1%}")
         value = f"{tuning.speed_up:.2f} x the plan's default"
         source = f"{on}, {tuning.trials} trials: {written(tuning.settings)}"

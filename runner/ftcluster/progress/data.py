@@ -6,7 +6,7 @@ from typing import Any
 from ftcluster.text.plural import counted
 
 SHOWN = 8  # maximum number of classes in a line
-LEARNED = "target tokens are between « and », and after ->"
+TARGET_MARKS = "target tokens are between « and », and after ->"
 
 
 def set_line(one: Mapping[str, Any]) -> str:
@@ -43,7 +43,7 @@ def sample_lines(sample: list[Mapping[str, Any]]) -> Iterator[str]:
     ['  a\\\\nb «c» -> good']
     """
     for document in sample:
-        text = "".join(f"«{part}»" if learned else part for part, learned in document["parts"])
+        text = "".join(f"«{part}»" if is_target else part for part, is_target in document["parts"])
         label = f" -> {document['label']}" if document["label"] else ""
         yield "  " + _in_one_line(text + label)
 
@@ -56,6 +56,6 @@ def _in_one_line(text: str) -> str:
 def data_lines(event: Mapping[str, Any], samples: int) -> list[str]:
     """Return an event `data` as lines, with at most `samples` samples."""
     shown = event["samples"][:samples]
-    head = [f"as the model sees them; {LEARNED}:"] if shown else []
+    head = [f"as the model sees them; {TARGET_MARKS}:"] if shown else []
     lines = [line for sample in shown for line in sample_lines(sample)]
     return [*map(set_line, event["sets"]), *head, *lines]

@@ -6,7 +6,7 @@ from typing import Any
 HEAD = ("source", "reference", "written")
 MOST_CHARACTERS = 300  # maximum length of a shown text in characters
 
-Texts = Mapping[str, Sequence[Sequence[str]]]  # by data set; each entry has the fields of HEAD
+Texts = Mapping[str, Sequence[Sequence[str]]]  # entries with the fields of HEAD, by data set
 
 
 def written_texts(result: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]]) -> Texts:

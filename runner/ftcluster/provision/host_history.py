@@ -19,7 +19,7 @@ from ftcluster_common.protocol.formats import CHECKS, opened, stamped
 KEPT = 50  # number of checks kept for each host
 LEAST = 3  # minimum number of earlier checks for a comparison
 SLOWER = 0.85  # a smaller ratio of a figure to the host's earlier figures is a finding
-LESS_MEMORY = 0.99  # likewise for memory, which differs by less between kernels
+LESS_MEMORY = 0.99  # the same limit for memory, which differs little between kernels
 KIND = "degraded"
 DISK = "disk_mb_per_second"
 # unit and advice of each compared figure

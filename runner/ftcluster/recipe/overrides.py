@@ -74,7 +74,7 @@ def _read(raw: str, kind: Any) -> Any:
 def _choice(text: str, allowed: Sequence[Any]) -> Any:
     switch = SWITCHES.get(text.lower())
     if switch is False and "no" in allowed and False not in allowed:
-        return "no"  # the same as in a file, because YAML 1.1 reads no as false
+        return "no"  # YAML 1.1 reads `no` as false, in files too
     return next((one for one in allowed if one in (text, switch)), NO_VALUE)
 
 

@@ -15,13 +15,13 @@ class StepParts:
     """The parts of a mean step in milliseconds, as means over the ranks.
 
     Attributes:
-        products: time of the model's matmuls at the measured matmul rate; 0 if unknown.
+        matmuls: time of the model's matmuls at the measured matmul rate; 0 if unknown.
         other: remaining time of forward pass, backward pass and optimizer.
         communication, input, waiting: see `history.RankTimes`.
         limit_share: fraction of the matmul peak that the training reached; None if unknown.
     """
 
-    products: float
+    matmuls: float
     other: float
     communication: float
     input: float
@@ -31,7 +31,7 @@ class StepParts:
     @property
     def seconds(self) -> float:
         """The duration of a step in seconds."""
-        parts = (self.products, self.other, self.communication, self.input, self.waiting)
+        parts = (self.matmuls, self.other, self.communication, self.input, self.waiting)
         return sum(parts) / 1e3
 
     @property
@@ -39,7 +39,7 @@ class StepParts:
         """The fraction of the step that each part takes, by name."""
         whole = self.seconds * 1e3 or 1.0
         return {
-            "compute": (self.products + self.other) / whole,
+            "compute": (self.matmuls + self.other) / whole,
             "communication": self.communication / whole,
             "input": self.input / whole,
             "waiting": self.waiting / whole,

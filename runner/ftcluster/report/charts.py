@@ -1,4 +1,6 @@
-"""Altair charts and their SVG, rendered without a browser. Each row of data is a mark."""
+"""Altair charts and their SVG, rendered without a browser. A chart draws one mark for each row of
+data.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +16,7 @@ Chart = alt.Chart | alt.LayerChart | alt.FacetChart
 
 COMPUTE, COMMUNICATION, INPUT, WAITING = "#2f6fb5", "#e07b1a", "#12908a", "#b7bcc5"
 PARTS = {
-    "products": "#1d4e89", "other work": "#6fa3d8", "communication": COMMUNICATION,
+    "matmuls": "#1d4e89", "other work": "#6fa3d8", "communication": COMMUNICATION,
     "input": INPUT, "waiting": WAITING,
 }  # fmt: skip
 SHARES = {

@@ -169,7 +169,7 @@ def _shipped(name: str, fields: Mapping[str, Any], how: tuple[Any, ...]) -> Past
     share = measured.limit_share.get(how[0]) if measured else None
     if not measured or not share:
         return None
-    as_it_is = json.loads(json.dumps(asdict(load_recipe(name))))  # as a record stores it
+    as_it_is = json.loads(json.dumps(asdict(load_recipe(name))))  # in the form that records have
     if not is_same(as_it_is, fields):
         return None
     return PastRun(

@@ -15,7 +15,7 @@ from ftcluster.progress.classes import (
     notes_of,
     score_rows,
 )
-from ftcluster.progress.data import LEARNED, sample_lines, set_line
+from ftcluster.progress.data import TARGET_MARKS, sample_lines, set_line
 from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.texts import HEAD
 from ftcluster.report.analysis import HostCost
@@ -63,7 +63,7 @@ def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | 
         classes=list(class_tables(runs)),
         texts=list(text_tables(runs)),
         text_head=HEAD,
-        learned=LEARNED,
+        target_marks=TARGET_MARKS,
         set_line=set_line,
         sample_lines=sample_lines,
         percent=percent,

@@ -216,7 +216,7 @@ def speed(runs: Sequence[RunPage]) -> Iterator[Picture]:
             {"name": run.label, "part": part, "value": value}
             for run, parts in with_parts
             for part, value in (
-                ("products", parts.products), ("other work", parts.other),
+                ("matmuls", parts.matmuls), ("other work", parts.other),
                 ("communication", parts.communication), ("input", parts.input),
                 ("waiting", parts.waiting),
             )

@@ -93,7 +93,7 @@ def test_messages_that_are_not_to_be_learned() -> None:
         {"role": "assistant", "content": "right", "weight": 1.0},
         {"role": "assistant", "content": "plain", "weight": None},
     ]
-    assert read({"messages": messages}).learned == [3, 4]
+    assert read({"messages": messages}).target_messages == [3, 4]
     with pytest.raises(DataError, match="that contributes to the loss"):
         read({"messages": messages[:3]})
     with pytest.raises(DataError, match=r"message 1 of messages has the weight 0\.5"):
@@ -135,4 +135,4 @@ def test_texts_of_a_preference_that_begin_alike() -> None:
         "La la.",
     ]
     assert rejected.messages[3]["content"] == "No.\n\nReally."
-    assert chosen.learned == [3]
+    assert chosen.target_messages == [3]

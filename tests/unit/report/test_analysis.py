@@ -25,7 +25,7 @@ def test_the_parts_of_a_step() -> None:
     assert (parts.input, parts.communication, parts.waiting) == pytest.approx((10, 20, 0), abs=1e-6)
     # the products alone would be twice as fast as the training
     assert parts.limit_share == pytest.approx(0.5)
-    assert (parts.products, parts.other) == pytest.approx((60, 30))
+    assert (parts.matmuls, parts.other) == pytest.approx((60, 30))
     assert parts.shares == pytest.approx(
         {"compute": 0.75, "communication": 1 / 6, "input": 1 / 12, "waiting": 0}, abs=1e-9
     )
@@ -33,7 +33,7 @@ def test_the_parts_of_a_step() -> None:
     whole, products = whole_of()
     for known in ({}, {"gflops": [1.0], "weights": 5}, {**products, "gflops": [0.0] * 4}):
         parts = step_parts(whole, known)
-        assert (parts.limit_share, parts.products) == (None, 0)
+        assert (parts.limit_share, parts.matmuls) == (None, 0)
         assert parts.other == pytest.approx(90)
 
 

@@ -3,7 +3,7 @@
 /* AdamW (Loshchilov and Hutter 2019) as torch's fused kernel computes it. All fused multiply-adds are
  * explicit and no operation is an approximation, so AVX2 and AVX-512 compute the same bits. */
 
-#define PIECE 1024 /* elements */
+#define PIECE 1024 /* number of elements that a thread updates at once */
 
 typedef struct {
     float decay;                    /* factor of a weight: 1 - learning rate * weight decay */

@@ -135,7 +135,7 @@ def interface_towards(host: str) -> str:
 
 def host_led(rank: int) -> int | None:
     """Return the number of this rank's host if the rank is the first there, else None."""
-    if "LOCAL_RANK" not in os.environ:  # not started by `bind`: one host
+    if "LOCAL_RANK" not in os.environ:  # without `bind` a program runs on one host
         return 0 if rank == 0 else None
     return int(os.environ["GROUP_RANK"]) if os.environ["LOCAL_RANK"] == "0" else None
 

@@ -85,8 +85,8 @@ def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
         if layer.weight.requires_grad or isinstance(layer.weight, Nf4Weight)
     }
     whole = whole_modules(model)
-    learned = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    new = sorted(name for name in learned & new_weights(model) if not _is_within(name, whole))
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    new = sorted(name for name in trained & new_weights(model) if not _is_within(name, whole))
     if new:
         raise TrainError(
             f"{model.name_or_path} has no weights {', '.join(new[:SHOWN])}, so these would stay "

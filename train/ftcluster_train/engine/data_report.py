@@ -112,17 +112,17 @@ def _shown(task: Task, samples: Samples) -> list[list[dict[str, Any]]]:
 
 
 def _document(task: Task, document: Document, most: int) -> dict[str, Any]:
-    learned, before, parts = set(document.learned), "", []
-    for is_learned, numbers in groupby(range(len(document.ids)), learned.__contains__):
+    targets, before, parts = set(document.targets), "", []
+    for is_target, numbers in groupby(range(len(document.ids)), targets.__contains__):
         *_, last = numbers
         # decode the whole prefix, because a token's text depends on the tokens before it
         whole = str(task.tokenizer.decode(document.ids[: last + 1]))
-        parts.append((whole[len(before) :], is_learned))
+        parts.append((whole[len(before) :], is_target))
         before = whole
     if len(parts) > MOST_PARTS:
         parts = [*parts[: MOST_PARTS - 1], ("...", False)]
     limit = max(most // len(parts), 40) if parts else 0
-    shown = [[_shortened(text, limit), is_learned] for text, is_learned in parts]
+    shown = [[_shortened(text, limit), is_target] for text, is_target in parts]
     return {"label": document.label, "parts": shown}
 
 

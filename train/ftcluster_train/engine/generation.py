@@ -225,9 +225,9 @@ def samples_beside_references(
     found = []
     for number in range(min(SAMPLES, len(samples))):
         document = task.documents(samples[number], samples)[0]
-        ids, learned = list(document.ids), set(document.learned)
-        first = end = min(learned)
-        while end in learned:  # in a conversation, only the first answer is used
+        ids, targets = list(document.ids), set(document.targets)
+        first = end = min(targets)
+        while end in targets:  # in a conversation, only the first answer is used
             end += 1
         answer = answer_of(model, ids[:first], asked)
         decoded = (

@@ -47,7 +47,7 @@ from ftcluster_train.patching.kernel_mode import KernelMode
 from ftcluster_train.patching.patch_model import (
     Optimizations,
     disable_dropout,
-    left_alone,
+    parts_without_kernel,
     patch_model,
 )
 
@@ -212,7 +212,7 @@ class _Loop:
     def _log_kernels(self) -> None:
         used = self._training_step.kernels_used  # None if this rank has no sample in the first step
         self._log.write("kernels", used=used or [])
-        if used is not None and (own := left_alone(self._model, used)):
+        if used is not None and (own := parts_without_kernel(self._model, used)):
             self._log.notice(own)
 
     def _fail(self, step: int, done: StepResult, batch: StepBatch) -> NoReturn:

@@ -27,7 +27,7 @@ def constant_notice(predictions: Sequence[float], labels: Sequence[float]) -> st
     """Return a notice if all predictions are nearly equal, otherwise "".
 
     >>> constant_notice([5.5, 5.5], [1.0, 9.0])
-    'ALL 2 PREDICTIONS ARE ALIKE, from 5.5 to 5.5, where the labels are from 1 to 9'
+    'ALL 2 PREDICTIONS ARE ALIKE, from 5.5 to 5.5, but the labels range from 1 to 9'
     >>> constant_notice([1.5, 8.0], [1.0, 9.0])
     ''
     """
@@ -36,8 +36,8 @@ def constant_notice(predictions: Sequence[float], labels: Sequence[float]) -> st
     if len(labels) < 2 or least == most or high - low > ALIKE * (most - least):
         return ""
     return (
-        f"ALL {len(labels)} PREDICTIONS ARE ALIKE, from {low:.6g} to {high:.6g}, where the labels "
-        f"are from {least:g} to {most:g}"
+        f"ALL {len(labels)} PREDICTIONS ARE ALIKE, from {low:.6g} to {high:.6g}, but the labels "
+        f"range from {least:g} to {most:g}"
     )
 
 

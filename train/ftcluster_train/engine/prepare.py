@@ -104,12 +104,12 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     task = make_task(recipe, tokenizer, job.purpose, trained)
     task.own_metric_names = declared_metrics(job.code.metrics)
     if not model.startswith(BY_TYPE):
-        task.look_at_model(Path(own))
+        task.inspect_model(Path(own))
     teacher = ""
     if recipe.teacher:
         teacher = fetch_model(recipe.teacher, models, weights=weights, field="teacher")
         check_whole(teacher)
-        task.look_at_teacher(Path(teacher))
+        task.inspect_teacher(Path(teacher))
     longest = longest_input(config, tokenizer)
     earlier = set() if model.startswith(BY_TYPE) or recipe.from_scratch else read_rows(Path(own))
 

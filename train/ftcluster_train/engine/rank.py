@@ -81,7 +81,7 @@ from ftcluster_train.engine.tasks.base import VALIDATION_ROWS, Task
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.engine.trackers import make_trackers
 from ftcluster_train.errors import STOPPED_LINE, TrainError, TrainingStopped, error_line
-from ftcluster_train.health.host_benchmark import product_gflops, product_shapes, weights_of
+from ftcluster_train.health.host_benchmark import matmul_gflops, matmul_shapes, weights_of
 from ftcluster_train.io.events import EventWriter
 from ftcluster_train.io.rank_status import report, report_signal, write_stacks_on_signal
 from ftcluster_train.io.signals import Received, take_signals
@@ -153,7 +153,7 @@ def _measure(
     count = sum(map(len, samples.values()))
     log.write("phase", doing=f"{DOING[job.purpose]} {count} samples")
     result = run_on_sets(job, task, model, samples, Path(inputs.samples), world)
-    say_never_predicted(log, result.get("classes", {}))
+    warn_of_unpredicted_classes(log, result.get("classes", {}))
     for notice in task.score_notices:
         log.notice(notice)
     log.write("result", **result)
@@ -172,7 +172,7 @@ def _train(
     bf16 = job.precision == "bf16"
     train_set = task.prepare_train_set(model, train_set, world, bf16, log)
     length = sum(train_set.lengths("input_ids")) / len(train_set)
-    write_products(log, job, model, length, world.size)
+    write_matmul_speed(log, job, model, length, world.size)
     merged = adapters is not None and adapters.merge_adapters
     trackers = check = None
     if world.rank == 0:
@@ -217,7 +217,7 @@ def _save(
     save_model(trained, task, folder, lambda path: write_card(path, job, task, measured))
     log.write("phase", doing="comparing the saved model with the trained one")
     check.check(folder, trained, outputs)
-    say_never_predicted(log, done.classes, job.recipe.options)
+    warn_of_unpredicted_classes(log, done.classes, job.recipe.options)
     for notice in task.score_notices:
         log.notice(notice)
     log.write("result", model=str(folder), world_size=world.size, **asdict(done))
@@ -239,7 +239,7 @@ def check_equal_commits(inputs: Inputs) -> None:
             )
 
 
-def say_never_predicted(
+def warn_of_unpredicted_classes(
     log: ProgressLog, classes: Mapping[str, Any], options: Options | None = None
 ) -> None:
     """Log a notice about classes in the validation sets that the model never predicts.
@@ -331,7 +331,7 @@ def write_placement(log: ProgressLog) -> None:
     log.write("placement", ranks=[{"rank": rank, **place} for rank, place in places])
 
 
-def write_products(
+def write_matmul_speed(
     log: ProgressLog, job: Job, model: PreTrainedModel, length: float, ranks: int
 ) -> None:
     """Log the speed of each rank's matrix multiplications, measured on all ranks at once.
@@ -340,10 +340,10 @@ def write_products(
         length: mean number of tokens per sample.
         ranks: number of ranks of the run.
     """
-    shapes, recipe = product_shapes(model), job.recipe
+    shapes, recipe = matmul_shapes(model), job.recipe
     parts = ranks * recipe.training.gradient_accumulation_steps
     dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
-    gflops = product_gflops(shapes, round(length * recipe.batch_size / parts), dtype)
+    gflops = matmul_gflops(shapes, round(length * recipe.batch_size / parts), dtype)
     log.write("products", gflops=gather_over_ranks(gflops), weights=weights_of(shapes))
 
 

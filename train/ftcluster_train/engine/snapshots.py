@@ -102,7 +102,7 @@ class Snapshots:
 
     def _write(self, tensors: State, state: TrainState, waited: float) -> None:
         """Write a snapshot; if the disk is full, only log a notice."""
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LAST_PRIORITY)  # of this thread
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LAST_PRIORITY)  # this thread
         gathered = tensors.gather_seconds
         try:
             self._write_files(tensors, state)

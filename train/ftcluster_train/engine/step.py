@@ -88,7 +88,7 @@ class Batches:
             i: task.draw(self._train_set[i], i, epoch) for i in (indices if task.draws else share)
         }
         if task.draws:
-            weights = {i: len(sample["learned"]) for i, sample in samples.items()}
+            weights = {i: len(sample["targets"]) for i, sample in samples.items()}
         parts = micro_batches(share, self._settings.gradient_accumulation_steps)
         if self._job.log_samples:
             log_samples(self._job.run_dir, self._world.rank, step, share)

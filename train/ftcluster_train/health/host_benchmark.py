@@ -36,7 +36,7 @@ COPY_BYTES, SHARE_OF_FREE = 512 << 20, 8
 COPIES = 3
 DISK_BYTES, PIECE_BYTES, WRITES = 32 << 20, 1 << 20, 2
 LONGEST_SECONDS = 2.0  # a first write that takes longer is the only one
-PRODUCT = 256  # rows and columns of the matmul whose kernel is examined
+MATMUL_SIZE = 256  # rows and columns of the matmul whose kernel is examined
 MOST_ROWS = 1024  # more rows hardly raise the rate of a matmul
 SHAPE_SECONDS = 0.02  # for each shape, after a first matmul that generates the kernel
 MOST_SHAPES = 8  # the shapes with the most weights
@@ -179,7 +179,7 @@ def kernel_used(bf16: bool) -> str:
     """Return the name of oneDNN's kernel for a matmul as in a training step, from oneDNN's log."""
     import torch
 
-    matrix = torch.ones(PRODUCT, PRODUCT)
+    matrix = torch.ones(MATMUL_SIZE, MATMUL_SIZE)
     verbose = torch.backends.mkldnn.verbose
     with captured_output() as log, verbose(torch.backends.mkldnn.VERBOSE_ON):
         if bf16:
@@ -214,7 +214,7 @@ def kernel_of(log: str) -> str:
     return names[-1] if names else ""
 
 
-def product_shapes(model: Any) -> Counter[tuple[int, int]]:
+def matmul_shapes(model: Any) -> Counter[tuple[int, int]]:
     """Return the weight shapes of a model's matmuls, with the number of weights for each.
 
     Each element of a weight takes 6 operations per token, forward and backward.
@@ -234,7 +234,7 @@ def weights_of(shapes: Mapping[tuple[int, int], int]) -> int:
     return sum(one * other * count for (one, other), count in shapes.items())
 
 
-def product_gflops(shapes: Mapping[tuple[int, int], int], tokens: int, dtype: Any) -> float:
+def matmul_gflops(shapes: Mapping[tuple[int, int], int], tokens: int, dtype: Any) -> float:
     """Return the rate of these matmuls' forward pass, in 1e9 operations per second.
 
     The matmuls use all threads of this process. The best time of each shape counts, because other

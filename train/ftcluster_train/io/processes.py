@@ -99,7 +99,7 @@ def kill_rest(run: str) -> list[int]:
     """Kill a run's remaining processes on this host; return the process ids."""
     killed = []
     for pid in processes_of(run):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)
     return killed

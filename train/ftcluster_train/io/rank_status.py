@@ -186,7 +186,7 @@ def write_stacks_on_signal() -> None:
 
 def ask_for_stacks(pid: int) -> bool:
     """Ask a process for its stacks, unless the signal would end it; return True if it was asked."""
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # the process has ended
         status = Path(f"/proc/{pid}/status").read_text()
         caught = re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
         if caught and int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1:

@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 
 from ftcluster_kernels.private_torch import has_step_hooks
 from ftcluster_kernels.simd import is_in_memory
-from ftcluster_train.patching.registry import ObjectPatch, say_once
+from ftcluster_train.patching.registry import ObjectPatch, report_once
 
 Group = dict[str, Any]
 FUSED = (torch.optim.Adam, torch.optim.AdamW)
@@ -37,7 +37,7 @@ def _open_groups(optimizer: torch.optim.Optimizer) -> Iterator[Group]:
         if all(_is_aligned(parameter, optimizer.state) for parameter in group["params"]):
             yield group
         else:
-            say_once(
+            report_once(
                 "a step of Adam is not fused: strides of a parameter, its gradient or its state "
                 "differ, which torch's fused kernel ignores"
             )

@@ -30,7 +30,7 @@ from ftcluster_train.patching.shared_entries import (
 )
 from ftcluster_train.patching.skipped_rows import (
     SKIPPED_ROWS,
-    looks_at_first_token,
+    reads_only_first_token,
     why_not_skipped,
 )
 from ftcluster_train.patching.unpadding import UNPADDING
@@ -103,7 +103,7 @@ def patch_model(
         log.write("notice", message=text)
 
     SKIPPED_ROWS.apply(model)
-    if looks_at_first_token(model) or not task.reads_padding:
+    if reads_only_first_token(model) or not task.reads_padding:
         UNPADDING.apply(model)
     if why := why_not_skipped(model):
         notice(why)
@@ -149,7 +149,7 @@ def kernels_in_use(loss: torch.Tensor, model: nn.Module) -> list[str]:
     return sorted(kernels)
 
 
-def left_alone(model: nn.Module, used: Collection[str]) -> str:
+def parts_without_kernel(model: nn.Module, used: Collection[str]) -> str:
     """Return a text with the model's classes that have no kernel and the reasons; "" for none.
 
     The result includes classes that look like attention, norms, gated MLPs or rotary positions.

@@ -172,18 +172,18 @@ def computes_same(
 
 
 @cache
-def say_once(text: str) -> None:
+def report_once(text: str) -> None:
     """Write a line to stderr, unless this process has already written it."""
     if own_rank({"PMI_RANK": "0", **os.environ}) == 0:
         print(f"fast: {text}", file=sys.stderr, flush=True)
 
 
 @cache
-def say_fp32() -> None:
+def suggest_bf16() -> None:
     """Report that bf16 would be faster, if this CPU has instructions for it."""
     flags_here = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
     if flags := [name for flag, name in BF16_FLAGS.items() if flag in flags_here]:
-        say_once(
+        report_once(
             f"the script trains in fp32; with {flags[0]} this CPU is faster in bf16: --bf16 of "
             'Trainer, mixed_precision="bf16" of Accelerate, or torch.autocast'
         )

@@ -23,8 +23,8 @@ from ftcluster_train.patching.plain_calls import Plain
 from ftcluster_train.patching.registry import (
     FunctionPatch,
     keep_out_of_pickles,
-    say_fp32,
-    say_once,
+    report_once,
+    suggest_bf16,
 )
 from ftcluster_train.patching.shared_entries import EXACT_DROPOUT, GELU, SILU
 from ftcluster_train.patching.skipped_rows import rows_read
@@ -51,7 +51,7 @@ def _of_script(patch: FunctionPatch, plain: Plain, says_fp32: bool = False) -> F
         if says_fp32 and why_not != "" and not torch.is_autocast_enabled("cpu"):
             first = args[0] if args else kwargs[plain.tensors[0]]
             if first.dtype == torch.float32:
-                say_fp32()
+                suggest_bf16()
         return why_not
 
     return replace(patch, guard=guard)
@@ -180,7 +180,7 @@ SCRIPT_FUNCTIONS = (
     # its guard accepts no call: it only reports that compiled code uses no kernels
     FunctionPatch(torch, torch.compile, _is_compiled, torch.compile),
 )
-_replacements = [(patch, patch.function(say_once)) for patch in SCRIPT_FUNCTIONS]
+_replacements = [(patch, patch.function(report_once)) for patch in SCRIPT_FUNCTIONS]
 
 
 def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -197,7 +197,9 @@ def replace_functions() -> bool:
     """
     version = tuple(map(int, torch.__version__.split(".")[:2]))
     if version < OLDEST_TORCH:
-        say_once(f"needs torch 2.5 or newer, so torch {torch.__version__} keeps its own functions")
+        report_once(
+            f"needs torch 2.5 or newer, so torch {torch.__version__} keeps its own functions"
+        )
         return False
     if functional.dropout is _replacements[0][1]:
         return False

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ftcluster_train.patching.patch_model import functions_of, kernels_in_use, left_alone
-from ftcluster_train.patching.registry import FunctionPatch, always, call_after, say_once
+from ftcluster_train.patching.patch_model import functions_of, kernels_in_use, parts_without_kernel
+from ftcluster_train.patching.registry import FunctionPatch, always, call_after, report_once
 from ftcluster_train.patching.script_functions import attention
 from ftcluster_train.patching.shared_entries import (
     FUSED_GATED_MLPS,
@@ -20,7 +20,7 @@ from ftcluster_train.patching.shared_entries import (
 )
 from ftcluster_train.patching.skipped_rows import (
     SKIPPED_ROWS,
-    looks_at_first_token,
+    reads_only_first_token,
     why_not_skipped,
 )
 from ftcluster_train.patching.unpadding import UNPADDING
@@ -60,7 +60,7 @@ def patch_script_model(model: nn.Module) -> None:
     stay unchanged, except for rotary positions.
     """
     SKIPPED_ROWS.apply(model)
-    if looks_at_first_token(model):
+    if reads_only_first_token(model):
         UNPADDING.apply(model)
     if _fuse not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(_fuse)
@@ -96,10 +96,10 @@ def _fuse(model: nn.Module, _: Any) -> None:
     for module in model.modules():
         if "forward" in vars(module) and module not in patched_before:
             module.forward = _InTraining(module)
-    _tell_kernels(model)
+    _report_kernels_after_step(model)
 
 
-def _tell_kernels(model: nn.Module) -> None:
+def _report_kernels_after_step(model: nn.Module) -> None:
     """Make a model, but not its parts, report the kernels used at the end of a step."""
     if not any(part is model for whole in list(_first_steps) for part in whole.modules()):
         _first_steps[model] = model.register_forward_hook(_tell, always_call=True)
@@ -118,20 +118,20 @@ def _tell(model: nn.Module, _: Any, output: Any) -> None:
     # the older kind of checkpoints hides what it computes
     if first is not None and "CheckpointFunctionBackward" not in functions_of(first):
         used = kernels_in_use(first, model)
-        say_once(f"kernels in use: {', '.join(used) or 'none'}")
-        if own := left_alone(model, used):
-            say_once(own)
+        report_once(f"kernels in use: {', '.join(used) or 'none'}")
+        if own := parts_without_kernel(model, used):
+            report_once(own)
 
 
 def check_model(model: nn.Module) -> None:
     """Report once the parts of a model that stay unchanged."""
     if why := why_not_skipped(model):
-        say_once(why)
+        report_once(why)
     for module in model.modules():
         kind = type(module)
         own = kind.__module__ == "transformers.activations"
         if own and kind.__name__ not in (*TANH_GELUS, *ONE_KERNEL):
-            say_once(f"the activation {kind.__name__} keeps its own code")
+            report_once(f"the activation {kind.__name__} keeps its own code")
 
 
 def register_attention() -> None:

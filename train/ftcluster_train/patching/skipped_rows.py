@@ -63,7 +63,7 @@ def _skips_rows(model: nn.Module) -> Iterator[nn.Module]:
 
     Each call checks again for forward passes and hooks that other code has added.
     """
-    known = looks_at_first_token(model) or _model_type(model) in MASKED_KEYS
+    known = reads_only_first_token(model) or _model_type(model) in MASKED_KEYS
     if known and _is_stock(type(model)) and _begin not in model._forward_pre_hooks.values():
         yield model
 
@@ -111,7 +111,7 @@ def _skip_rows(model: nn.Module) -> None:
     """Make the model skip unread rows in training."""
     model.register_forward_pre_hook(_begin, with_kwargs=True)
     model.register_forward_hook(_end, always_call=True)
-    if not looks_at_first_token(model):
+    if not reads_only_first_token(model):
         for name, layer in model.named_modules():
             if isinstance(layer, nn.Linear) and name.rpartition(".")[2] in KEYS_AND_VALUES:
                 _set_around(layer, _read_real)
@@ -123,7 +123,7 @@ def _skip_rows(model: nn.Module) -> None:
 SKIPPED_ROWS = ObjectPatch(_skips_rows, _skip_rows)
 
 
-def looks_at_first_token(model: nn.Module) -> bool:
+def reads_only_first_token(model: nn.Module) -> bool:
     """Return True for a classifier in which nothing reads padding."""
     config: Any = getattr(model, "config", None)
     return (
@@ -169,7 +169,7 @@ def _begin(
         return None
     by_token = ("output_attentions", "output_hidden_states")
     shown = any(kwargs.get(name) or getattr(config, name, False) for name in by_token)
-    if not looks_at_first_token(model):
+    if not reads_only_first_token(model):
         # a sample without real keys attends to padding; a decoder returns its keys to the caller
         if mask.any(1).all() and not getattr(config, "is_decoder", False):
             _enter(Rows(model, mask, classifies=False, shown=shown))

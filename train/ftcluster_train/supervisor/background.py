@@ -53,7 +53,7 @@ SPACE_SECONDS = 600.0  # longest wait for the disk space that events and a launc
 WATCHDOG_SECONDS = 20.0
 # How long a reboot waits for a run; only `ftcluster stop` knows the run's own grace time.
 STOP_SECONDS = 120
-MOST_TASKS = "50%"  # of all tasks the host allows; systemd's 15 % may be too few for many ranks
+MOST_TASKS = "50%"  # of the host's task limit; systemd's default of 15 % is low for many ranks
 NOTIFY_SOCKET = "NOTIFY_SOCKET"  # variable that systemd sets, sd_notify(3)
 LINGER = Path("/var/lib/systemd/linger")
 # limits that the role tuning writes; PAM applies them to sessions, but systemd ignores them

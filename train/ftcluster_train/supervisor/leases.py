@@ -160,7 +160,7 @@ class _Holder:
 
     def send(self, line: bytes) -> None:
         assert self.process.stdin
-        with contextlib.suppress(OSError, ValueError):  # it has ended or is closed
+        with contextlib.suppress(OSError, ValueError):  # the process has ended, or closed its pipe
             self.process.stdin.write(line)
 
     def ask(self) -> HostFailure | None:
@@ -185,7 +185,7 @@ class _Holder:
         """Return the next answer; "" if the process has ended or does not answer in time."""
         assert self.process.stdout
         text = b""
-        output = select.poll()  # select() takes no descriptor above 1023, as with 340 hosts
+        output = select.poll()  # select() refuses descriptors above 1023, which 340 hosts need
         output.register(self.process.stdout, select.POLLIN)
         deadline = time.monotonic() + seconds
         while (remaining := deadline - time.monotonic()) > 0:

@@ -23,17 +23,20 @@ from ftcluster_train.io.events import EventTail
 from ftcluster_train.supervisor.rank_life import RankLife
 
 FOLDER = "metrics"
-SECONDS = 5.0  # between two writes
+SECONDS = 5.0  # time between two writes
 MOST_ERROR = 200  # characters of a message in a label
 SAVED_KINDS = (CHECKPOINT, SNAPSHOT)
-KEPT_SECONDS = 3600.0  # a new run removes files that are older
+KEPT_SECONDS = 3600.0  # a new run removes older files of other runs
 STATES = ("running", "waiting", "done", "failed", "stopped")
 # help text and labels (besides `run`) of each gauge
 GAUGES = {
     "ftcluster_run_info": ("A run; always 1.", ("recipe", "backend", "precision")),
     "ftcluster_run_state": ("1 for the run's current state, else 0.", ("state",)),
-    "ftcluster_start_time_seconds": ("When the run was launched, since 1970.", ()),
-    "ftcluster_update_time_seconds": ("When this file was written, since 1970.", ()),
+    "ftcluster_start_time_seconds": ("Launch time, in seconds since 1970.", ()),
+    "ftcluster_update_time_seconds": (
+        "Time at which this file was written, in seconds since 1970.",
+        (),
+    ),
     "ftcluster_end_info": ("The cause of a run's end; always 1.", ("cause",)),
     "ftcluster_hosts": ("Hosts with ranks.", ()),
     "ftcluster_missing_hosts": ("Hosts without ranks that the run was planned with.", ()),

@@ -101,7 +101,7 @@ def _restart(launch: Launch, run: SupervisedRun, failure: Ending) -> tuple[Launc
                 times = f"{_minutes(waited)} of {_minutes(limit)}"
                 run.events.write("phase", doing=f"{WAITS} for {names} ({times})")
             time.sleep(HOST_RETRY_SECONDS)
-            refused.clear()  # they may be back
+            refused.clear()  # lost hosts may be back
             continue
         if hosts != launch.hosts:
             launch = launch.on(hosts)

@@ -35,7 +35,7 @@ CLAIM = "ftcluster"
 IMAGE = re.compile(r"[A-Za-z0-9\[][\w./:@\[\]+-]{0,254}", re.ASCII)  # [] encloses IPv6
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035
 DNS_NAME = re.compile(rf"(?=.{{1,253}}$){DNS_LABEL}(\.{DNS_LABEL})*")
-NAMES = {  # by option: the pattern of a valid name, and its description
+NAMES = {  # pattern and description of a valid name, by option
     "namespace": (re.compile(DNS_LABEL), "at most 63 characters of a-z, 0-9 and -"),
     "claim": (DNS_NAME, "parts of at most 63 of a-z, 0-9 and -, dots between them"),
     "token_secret": (DNS_NAME, "parts of at most 63 of a-z, 0-9 and -, dots between them"),

@@ -249,7 +249,7 @@ def _tell_all(
     options: tuple[str, ...],
     view: View,
     passwords: tuple[str, ...],
-    stack: Setup = Setup(),  # noqa: B008 - it is frozen
+    stack: Setup = Setup(),  # noqa: B008 - the default is immutable
 ) -> StagesResult:
     """Run stages of the playbook on all hosts of the cluster.
 

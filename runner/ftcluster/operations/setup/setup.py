@@ -281,7 +281,7 @@ def set_up(
     options: tuple[str, ...],
     view: View,
     passwords: tuple[str, ...] = (),
-    playbook: Setup = Setup(),  # noqa: B008 - it is frozen
+    playbook: Setup = Setup(),  # noqa: B008 - the default is immutable
     accept_new: bool = False,
 ) -> StagesResult:
     """Run the playbook `setup` and save the cluster.

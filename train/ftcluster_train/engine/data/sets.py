@@ -14,7 +14,7 @@ from ftcluster_train.engine.data.sources import Rows, places
 from ftcluster_train.errors import TrainError
 
 PREDICTED = "predict"  # name of the set whose rows are predicted
-SEED = 42  # of the validation rows; the same for all runs, so that metrics are comparable
+SEED = 42  # seed for drawing validation rows; equal for all runs, so that metrics are comparable
 
 
 def choose_sets(

@@ -214,7 +214,7 @@ class OptimizerStep(ABC):
         If the norm is not finite, the weights stay unchanged.
         """
 
-    def synchronize(self) -> None:  # noqa: B027 - most have them the same
+    def synchronize(self) -> None:  # noqa: B027 - most optimizers need no synchronization
         """Make the weights of all ranks equal; they differ only if ranks take local steps."""
 
     @abstractmethod

@@ -123,7 +123,7 @@ class GradientBuckets:
         Call this method after the last backward pass of a step.
         """
         for parameter in self._slices.keys() - self._seen:
-            self._clear(parameter)  # it has no gradient, or only row gradients
+            self._clear(parameter)  # the parameter has no gradient, or only row gradients
             if parameter not in self._tables:
                 self._add_rows(parameter)
         self._missing = [0] * len(self.buckets)

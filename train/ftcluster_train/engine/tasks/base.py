@@ -64,13 +64,13 @@ class Document(NamedTuple):
 
     Attributes:
         ids: token ids.
-        learned: indices of the target tokens.
+        targets: indices of the target tokens.
         label: label of the whole sequence, or its role in the sample, such as chosen or query.
         classes: labels to count in the data report.
     """
 
     ids: Sequence[int]
-    learned: Collection[int] = ()
+    targets: Collection[int] = ()
     label: str = ""
     classes: Sequence[str] = ()
 
@@ -203,7 +203,7 @@ class Task(ABC):
         """
         check_padding(self.tokenizer, self.recipe)
 
-    def look_at_teacher(self, folder: Path) -> None:
+    def inspect_teacher(self, folder: Path) -> None:
         """Read the configuration of the recipe's teacher; called before `encode`.
 
         Raises:
@@ -213,7 +213,7 @@ class Task(ABC):
     def load_teacher(self, folder: Path) -> None:
         """Load the teacher as `reference_model`."""
 
-    def look_at_model(self, folder: Path) -> None:
+    def inspect_model(self, folder: Path) -> None:
         """Read from a model's folder how to prepare texts for the model; called before `encode`.
 
         Raises:
@@ -260,10 +260,10 @@ class Task(ABC):
         """
         found = load_rows(data, self.recipe.data_config)
         sets = choose_sets(found, self.purpose, self.validation_splits, data)
-        self.look_at_rows(next(iter(sets.values())))
+        self.inspect_rows(next(iter(sets.values())))
         for split, rows in sets.items():
             check_rows(rows, split, self.options, self.purpose != PREDICT)
-        self.look_at_columns(next(iter(sets.values())))
+        self.inspect_columns(next(iter(sets.values())))
         if self.purpose != PREDICT:
             self._reviewed = [
                 note for split, rows in sets.items() for note in self._review(rows, split)
@@ -284,10 +284,10 @@ class Task(ABC):
                 reviewed.add(row)
         return reviewed.notes(split)
 
-    def look_at_rows(self, rows: Rows) -> None:
+    def inspect_rows(self, rows: Rows) -> None:
         """Set options that the recipe leaves open, from the rows of the first set."""
 
-    def look_at_columns(self, rows: Rows) -> None:
+    def inspect_columns(self, rows: Rows) -> None:
         """Set `uses` and `columns` from the columns of the rows."""
         try:
             self.uses = spec_of(self.options).column_uses(
@@ -405,7 +405,7 @@ class Task(ABC):
     def draw(self, sample: Sample, number: int, epoch: int | None) -> Sample:  # noqa: ARG002
         """Return a sample with random parts, such as masks.
 
-        The column `learned` of the result has the indices of the target tokens.
+        The column `targets` of the result has the indices of the target tokens.
 
         Args:
             number: index of the sample in its set.

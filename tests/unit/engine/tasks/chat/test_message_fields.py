@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ftcluster_common.data.conversations import Conversation
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.data.messages import Message, read_messages
-from ftcluster_train.engine.tasks.chat.learned_texts import Render, learned_texts
+from ftcluster_train.engine.tasks.chat.marked_texts import Render, marked_texts
 from ftcluster_train.engine.tasks.chat.message_fields import WrittenFields
 
 PLAIN = (
@@ -77,7 +77,7 @@ def notices(template: str, messages: Any, tools: Any = None, count: int = 1) -> 
     fields, render_of = WrittenFields(), renders(template)
     for _ in range(count):
         conversation = Conversation(read_messages("messages", messages), 0, tools)
-        fields.add(conversation, learned_texts(conversation, render_of(conversation)), render_of)
+        fields.add(conversation, marked_texts(conversation, render_of(conversation)), render_of)
     return "\n".join(fields.notices("train"))
 
 

@@ -23,12 +23,12 @@ from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWri
 from ftcluster_train.engine.models import router_coefficient, unknown_id
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.engine.tasks.chat.documents import packed, padded, why_not_packed
-from ftcluster_train.engine.tasks.chat.learned_texts import (
-    LearnedText,
+from ftcluster_train.engine.tasks.chat.marked_texts import (
+    MarkedText,
     after_answer,
-    learned_texts,
-    learned_tokens,
+    marked_texts,
     plain_text,
+    target_tokens,
     with_known_roles,
 )
 from ftcluster_train.engine.tasks.chat.message_fields import WrittenFields
@@ -120,10 +120,10 @@ class DecoderTuningTask(Task):
         ]
         self.renamed.clear()
         notices += self._fields.notices(split)
-        unlearned = self._answers["all"] - self._answers["learned"]
-        if unlearned:
+        without_loss = self._answers["all"] - self._answers["targets"]
+        if without_loss:
             notices.append(
-                f"{split}: {unlearned} of {self._answers['all']} messages of the assistant are "
+                f"{split}: {without_loss} of {self._answers['all']} messages of the assistant are "
                 "read but do not contribute to the loss (weight 0 or train false)"
             )
         self._answers.clear()
@@ -143,7 +143,7 @@ class DecoderTuningTask(Task):
             )
         return notices
 
-    def tokens_of(self, texts: Iterator[LearnedText]) -> Iterator[tuple[list[int], list[int]]]:
+    def tokens_of(self, texts: Iterator[MarkedText]) -> Iterator[tuple[list[int], list[int]]]:
         """Yield the token ids of each text, and the indices of its target tokens."""
         template = self.options.chat_template
         self.rows, unknown = 0, unknown_id(self.tokenizer)
@@ -155,12 +155,12 @@ class DecoderTuningTask(Task):
             )
             columns = (encoded["input_ids"], encoded["offset_mapping"])
             for text, tokens, offsets in zip(batch, *columns, strict=True):
-                learned = learned_tokens(offsets, text.spans)
-                count = sum(tokens[number] == unknown for number in learned)
+                targets = target_tokens(offsets, text.spans)
+                count = sum(tokens[number] == unknown for number in targets)
                 self._unknown.update({"tokens": count, "texts": bool(count)})
-                yield tokens, learned
+                yield tokens, targets
 
-    def texts_of(self, where: str, conversation: Conversation) -> list[LearnedText]:
+    def texts_of(self, where: str, conversation: Conversation) -> list[MarkedText]:
         """Return a conversation as texts with marked answers.
 
         Args:
@@ -173,7 +173,7 @@ class DecoderTuningTask(Task):
         self.reader.count_special(str(message.get("content")) for message in conversation.messages)
         later = conversation.messages[conversation.first :]
         self._answers["all"] += sum(message["role"] == ASSISTANT for message in later)
-        self._answers["learned"] += len(conversation.learned)
+        self._answers["targets"] += len(conversation.target_messages)
         try:
             if not self.options.chat_template:
                 return [plain_text(conversation, self.tokenizer.eos_token)]
@@ -182,7 +182,7 @@ class DecoderTuningTask(Task):
             for given, written in zip(conversation.messages, known.messages, strict=True):
                 if given["role"] != written["role"]:
                     self.renamed[f"role {given['role']} is written as {written['role']}"] += 1
-            texts = learned_texts(known, render)
+            texts = marked_texts(known, render)
             self._fields.add(known, texts, self._render)
             return texts
         except DataError as error:

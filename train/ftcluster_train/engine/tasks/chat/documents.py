@@ -174,7 +174,10 @@ def _limited_layer(config: PretrainedConfig, longest: int) -> str:
         limit = getattr(config, LIMITED_LAYERS.get(kind, ""), None)
         if isinstance(limit, int) and limit < longest:
             setting = LIMITED_LAYERS[kind]
-            return f"some of its layers see {limit} tokens ({setting}), and documents may have more"
+            return (
+                f"some of its layers attend to only {limit} tokens ({setting}), and documents "
+                "may be longer"
+            )
     return ""
 
 

@@ -14,7 +14,7 @@ from ftcluster_train.engine.data.sources import Rows, find_columns, read_rows
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.metrics import perplexity
 from ftcluster_train.engine.tasks.chat.decoder_tuning import DecoderTuningTask
-from ftcluster_train.engine.tasks.chat.learned_texts import LearnedText
+from ftcluster_train.engine.tasks.chat.marked_texts import MarkedText
 from ftcluster_train.engine.tasks.chat.packing import DocumentPacker
 from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.patching.batch_context import sums_for
@@ -37,29 +37,29 @@ class InstructionTuningTask(DecoderTuningTask):
         writer = SampleWriter(folder, kinds)
         packer = DocumentPacker[Sample](limit)
         packs = self.options.packing and self.purpose == "train"
-        count = cut = unlearned = read = learned = 0
+        count = cut = skipped = read = target_count = 0
         for tokens, targets in self.tokens_of(self._texts(rows, split)):
             count += 1
             kept = [target for target in targets if target < limit]
             if len(tokens) > limit:
-                unlearned += not kept
+                skipped += not kept
                 cut += bool(kept)
             if not kept:
                 continue
-            read, learned = read + min(len(tokens), limit), learned + len(kept)
+            read, target_count = read + min(len(tokens), limit), target_count + len(kept)
             document = {"input_ids": tokens[:limit], "targets": kept}
             size = min(len(tokens), limit)
             for bin_ in packer.add(document, size) if packs else ([document],):
                 writer.add(_joined(bin_))
         for bin_ in packer.close():
             writer.add(_joined(bin_))
-        notices = self.close_split(writer, split, limit, count=count, cut=cut, left_out=unlearned)
+        notices = self.close_split(writer, split, limit, count=count, cut=cut, left_out=skipped)
         if packs:
-            notices.append(f"{split}: {count - unlearned} conversations in {len(writer)} samples")
-        notices.append(f"{split}: {learned} of {read} tokens are target tokens (the answers)")
+            notices.append(f"{split}: {count - skipped} conversations in {len(writer)} samples")
+        notices.append(f"{split}: {target_count} of {read} tokens are target tokens (the answers)")
         return notices
 
-    def _texts(self, rows: Rows, split: str) -> Iterator[LearnedText]:
+    def _texts(self, rows: Rows, split: str) -> Iterator[MarkedText]:
         options = self.options
         columns = find_columns(rows, split, lambda names: conversation_columns(options, names))
         conversations = read_rows(
@@ -85,8 +85,8 @@ class InstructionTuningTask(DecoderTuningTask):
         places, tokens = (targets[name].split(counts) for name in ("places", "tokens"))
         logits = outputs.logits.flatten(0, 1)
         losses = [
-            _loss(logits[before], learned, self.evaluation_head)
-            for before, learned in zip(places, tokens, strict=True)
+            _loss(logits[before], target, self.evaluation_head)
+            for before, target in zip(places, tokens, strict=True)
         ]
         return [(loss.item(), count) for loss, count in zip(losses, counts, strict=True)]
 

@@ -17,12 +17,12 @@ from typing import Any
 from ftcluster_common.data.conversations import Conversation
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.data.messages import ASSISTANT, Message
-from ftcluster_train.engine.tasks.chat.learned_texts import (
+from ftcluster_train.engine.tasks.chat.marked_texts import (
     MARK,
     THOUGHTS,
-    LearnedText,
+    MarkedText,
     Render,
-    learned_texts,
+    marked_texts,
     without_spaces,
 )
 
@@ -46,12 +46,12 @@ class WrittenFields:
         self._masked: Counter[str] = Counter()  # fields that are written, but not as target tokens
 
     def add(
-        self, conversation: Conversation, texts: Sequence[LearnedText], render_of: RenderOf
+        self, conversation: Conversation, texts: Sequence[MarkedText], render_of: RenderOf
     ) -> None:
         """Count the fields of a conversation, and the fields that the template drops.
 
         Args:
-            texts: texts of the conversation from `learned_texts`.
+            texts: texts of the conversation from `marked_texts`.
             render_of: function that returns the renderer for a conversation.
         """
         written = [without_spaces(text.text) for text in texts]
@@ -63,7 +63,7 @@ class WrittenFields:
         marks = {path: f"{MARK}field-{number}." for number, path in enumerate(leaves)}
         both = _texts(_with_marks(conversation, marks), render_of)
         marked = None if both is None else _joined(both)
-        learned = "" if both is None else _learned(both)
+        target_text = "" if both is None else _target_text(both)
         lost: dict[tuple[Path, str], bool] = {}
         found: dict[tuple[Path, str], bool] = {}
         # texts first: a number next to a text, as in arguments, is written if the text is
@@ -78,7 +78,7 @@ class WrittenFields:
                 is_written = not self._is_unread(
                     conversation, path, label, texts, render_of, sure=sure
                 )
-            elif path[0] in conversation.learned and marks[path] not in learned:
+            elif path[0] in conversation.target_messages and marks[path] not in target_text:
                 self._masked[label] += 1
             found[of] = found.get(of, False) or is_written
             lost[of] = lost.get(of, False) or not is_written
@@ -88,7 +88,7 @@ class WrittenFields:
             self._lost[of[1]] += not found[of] if of[1] == TOOLS else some
 
     def _add_content(self, message: Message, written: Sequence[str]) -> None:
-        """Count the content of an answer; `learned_texts` has checked all other messages."""
+        """Count the content of an answer; `marked_texts` has checked all other messages."""
         content = message.get("content") or ""
         if message["role"] != ASSISTANT or not content.strip():
             return
@@ -105,7 +105,7 @@ class WrittenFields:
             self._lost[kinds[1]] += any(missing[1 - begun :: 2])
 
     def _is_unread(
-        self, conversation: Conversation, path: Path, label: str, texts: Sequence[LearnedText],
+        self, conversation: Conversation, path: Path, label: str, texts: Sequence[MarkedText],
         render_of: RenderOf, *, sure: bool,
     ) -> bool:  # fmt: skip
         """Return True if the template's text is the same without the field."""
@@ -142,7 +142,7 @@ class WrittenFields:
         ]
 
 
-def _joined(texts: Sequence[LearnedText]) -> str:
+def _joined(texts: Sequence[MarkedText]) -> str:
     return "\0".join(text.text for text in texts)
 
 
@@ -152,13 +152,13 @@ def _is_no_text(leaf: tuple[Path, tuple[str, Any]]) -> bool:
     return path[-1] in NAMES or not isinstance(value, str)
 
 
-def _learned(texts: Sequence[LearnedText]) -> str:
+def _target_text(texts: Sequence[MarkedText]) -> str:
     return "\0".join(text.text[begin:end] for text in texts for begin, end in text.spans)
 
 
-def _texts(conversation: Conversation, render_of: RenderOf) -> list[LearnedText] | None:
+def _texts(conversation: Conversation, render_of: RenderOf) -> list[MarkedText] | None:
     try:
-        return learned_texts(conversation, render_of(conversation))
+        return marked_texts(conversation, render_of(conversation))
     except DataError:
         return None
 

@@ -16,7 +16,7 @@ from ftcluster_train.engine.data.sources import Rows, find_columns, read_rows
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.tasks.base import Batch, Document
 from ftcluster_train.engine.tasks.chat.decoder_tuning import DecoderTuningTask
-from ftcluster_train.engine.tasks.chat.learned_texts import LearnedText
+from ftcluster_train.engine.tasks.chat.marked_texts import MarkedText
 from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.batch_context import sums_for
@@ -58,8 +58,8 @@ class PreferenceTuningTask(DecoderTuningTask):
         answers = self.tokens_of(self._texts(rows, split))
         for pair in zip(answers, answers, strict=True):  # chosen and rejected alternate
             count += 1
-            learned = [[target for target in targets if target < limit] for _, targets in pair]
-            if not all(learned):
+            kept_targets = [[target for target in targets if target < limit] for _, targets in pair]
+            if not all(kept_targets):
                 continue
             documents = [tokens[:limit] for tokens, _ in pair]
             cut += any(len(tokens) > limit for tokens, _ in pair)
@@ -68,9 +68,10 @@ class PreferenceTuningTask(DecoderTuningTask):
             writer.add(
                 {
                     "input_ids": chosen + rejected,
-                    "targets": learned[0] + [len(chosen) + target for target in learned[1]],
+                    "targets": kept_targets[0]
+                    + [len(chosen) + target for target in kept_targets[1]],
                     "documents": [len(chosen), len(rejected)],
-                    "counts": [len(targets) for targets in learned],
+                    "counts": [len(targets) for targets in kept_targets],
                     "number": [self._written],
                 }
             )
@@ -88,7 +89,7 @@ class PreferenceTuningTask(DecoderTuningTask):
         pair = zip(super().documents(sample, samples), ("chosen", "rejected"), strict=True)
         return [one._replace(label=label) for one, label in pair]
 
-    def _texts(self, rows: Rows, split: str) -> Iterator[LearnedText]:
+    def _texts(self, rows: Rows, split: str) -> Iterator[MarkedText]:
         """Yield the texts of the chosen and the rejected answer of each row, alternating."""
         columns = find_columns(rows, split, lambda names: preference_columns(self.options, names))
         template = self.options.chat_template

@@ -69,7 +69,7 @@ class TextClassificationTask(Task):
         self._weights: torch.Tensor | None = None
         self._class_count = getattr(self.trained, "num_labels", 0)
 
-    def look_at_rows(self, rows: Rows) -> None:
+    def inspect_rows(self, rows: Rows) -> None:
         if self.purpose != PREDICT:
             self.options = with_label_columns(self.options, rows)
 

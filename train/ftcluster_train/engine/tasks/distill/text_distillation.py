@@ -89,7 +89,7 @@ class TextDistillationTask(Task):
     def sample_settings(self) -> dict[str, Any]:
         return {"classes": self.names}
 
-    def look_at_teacher(self, folder: Path) -> None:
+    def inspect_teacher(self, folder: Path) -> None:
         """Read the class names of the teacher.
 
         Raises:
@@ -122,7 +122,7 @@ class TextDistillationTask(Task):
 
     def load_teacher(self, folder: Path) -> None:
         """Load the teacher, and set `reference_key` to a hash of its weights."""
-        self.look_at_teacher(folder)
+        self.inspect_teacher(folder)
         recipe = self._of_teacher(folder)
         config = load_config(recipe, str(folder), self.tokenizer)
         self.reference_model = load_model(

@@ -70,7 +70,7 @@ class EmbeddingDistillationTask(EmbeddingTask):
 
     # the teacher
 
-    def look_at_teacher(self, folder: Path) -> None:
+    def inspect_teacher(self, folder: Path) -> None:
         """Read the teacher's settings for embeddings, such as pooling.
 
         Raises:
@@ -99,7 +99,7 @@ class EmbeddingDistillationTask(EmbeddingTask):
 
     def load_teacher(self, folder: Path) -> None:
         """Load the teacher, and set `reference_key` to a hash of its weights."""
-        self.look_at_teacher(folder)
+        self.inspect_teacher(folder)
         config = load_config(self._of_teacher(), str(folder), self._teacher_reader.tokenizer)
         model = load_model(AutoModel, self._of_teacher(), str(folder), config)
         if new := sorted(name for name in new_weights(model) if "pooler" not in name):
@@ -136,7 +136,7 @@ class EmbeddingDistillationTask(EmbeddingTask):
 
     # data
 
-    def look_at_model(self, folder: Path) -> None:
+    def inspect_model(self, folder: Path) -> None:
         modules = self.modules_of(folder)  # tokenize as `SentenceTransformer.encode`
         self.prompts = Prompts(modules.prompt, "", modules.pools_prompt)
 

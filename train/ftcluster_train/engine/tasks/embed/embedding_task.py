@@ -73,7 +73,7 @@ class EmbeddingTask(Task):
             )
         return [*super().notices(), *notices]
 
-    def look_at_model(self, folder: Path) -> None:
+    def inspect_model(self, folder: Path) -> None:
         modules = self.modules_of(folder)
         query, text = modules.search_prompts
         if self.purpose == PREDICT:
@@ -104,7 +104,7 @@ class EmbeddingTask(Task):
                 "use an encoder, such as microsoft/mpnet-base",
             )
         folder = Path(model.name_or_path)
-        self.look_at_model(folder)
+        self.inspect_model(folder)
         modules = self.modules_of(folder)
         named = {QUERY: self.prompts.query, DOCUMENTS[0]: self.prompts.text}
         if self.options.query_prompt is not None or self.options.text_prompt is not None:

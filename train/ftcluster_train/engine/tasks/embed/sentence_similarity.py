@@ -68,7 +68,7 @@ class SentenceSimilarityTask(EmbeddingTask):
     def serves(cls, recipe: Recipe, purpose: Purpose) -> bool:
         return not learns_from_teacher(recipe, purpose)
 
-    def look_at_rows(self, rows: Rows) -> None:
+    def inspect_rows(self, rows: Rows) -> None:
         if self.purpose != PREDICT:
             self.options = with_loss(self.options, rows)
 

@@ -40,7 +40,7 @@ class LanguageModelTask(Task):
             texts = {VALIDATION: texts.get(VALIDATION, texts[TRAIN])}
         first = next(iter(texts.values()))
         if isinstance(first, TextRows):
-            self.look_at_columns(first.rows)
+            self.inspect_columns(first.rows)
         for split, of_split in texts.items():
             notices += self.encode_texts(of_split, split, length, folder / split)
         if VALIDATION not in texts:

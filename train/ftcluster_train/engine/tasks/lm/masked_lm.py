@@ -105,11 +105,11 @@ class MaskedLmTask(LanguageModelTask):
         key = f"{seed} {epoch} {number}"
         ids, places = self._masks.draw(sample["input_ids"], sample["kinds"], key)
         tokens = [sample["input_ids"][place] for place in places]
-        return {"input_ids": ids, "learned": places, "tokens": tokens}
+        return {"input_ids": ids, "targets": places, "tokens": tokens}
 
     def documents(self, sample: Sample, samples: Samples) -> list[Document]:  # noqa: ARG002
         drawn = self.draw(sample, 0, 0)
-        return [Document(sample["input_ids"], drawn["learned"])]
+        return [Document(sample["input_ids"], drawn["targets"])]
 
     # model
 
@@ -127,7 +127,7 @@ class MaskedLmTask(LanguageModelTask):
     def collate(self, samples: Sequence[Sample]) -> Batch:
         inputs = self.reader.pad(samples)
         width = inputs["input_ids"].shape[1]
-        places = [row * width + at for row, one in enumerate(samples) for at in one["learned"]]
+        places = [row * width + at for row, one in enumerate(samples) for at in one["targets"]]
         tokens = [token for one in samples for token in one["tokens"]]
         return Batch(inputs, {"places": torch.tensor(places), "tokens": torch.tensor(tokens)})
 
@@ -150,7 +150,7 @@ class MaskedLmTask(LanguageModelTask):
             losses = token_losses(masked, self.evaluation_head, tokens, self._bias)
         else:
             losses = cross_entropy(masked.float(), tokens, reduction="none")
-        counts = [len(sample["learned"]) for sample in samples]
+        counts = [len(sample["targets"]) for sample in samples]
         sums = [of_sample.sum().item() for of_sample in losses.split(counts)]
         return [*zip(sums, counts, strict=True)]
 

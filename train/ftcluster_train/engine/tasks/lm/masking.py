@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-SPECIAL, BEGINS, GOES_ON = 0, 1, 2  # kinds of tokens: special, first of a word, other
+SPECIAL, BEGINS, INSIDE = 0, 1, 2  # kinds of tokens: special, first of a word, other
 MASKED, RANDOM = 0.8, 0.1  # fractions of targets that become the mask or a random token
 
 
@@ -82,6 +82,6 @@ def kinds_of(text: str, special: Sequence[int], offsets: Sequence[tuple[int, int
     found, before = [], None
     for is_special, (begin, end) in zip(special, offsets, strict=True):
         goes_on = begin == before and not text[begin : begin + 1].isspace()
-        found.append(SPECIAL if is_special else GOES_ON if goes_on else BEGINS)
+        found.append(SPECIAL if is_special else INSIDE if goes_on else BEGINS)
         before = None if is_special else end
     return found

@@ -66,7 +66,7 @@ class TokenClassificationTask(Task):
 
     # data
 
-    def look_at_rows(self, rows: Rows) -> None:
+    def inspect_rows(self, rows: Rows) -> None:
         if self.options.tag_names or self.purpose == PREDICT:
             return
         columns = find_columns(rows, "the data", self._columns)

@@ -56,7 +56,7 @@ class TextRankingTask(Task):
         self._folder: Path | None = None  # folder of the model
         self._activation: Activation = torch.sigmoid
 
-    def look_at_model(self, folder: Path) -> None:
+    def inspect_model(self, folder: Path) -> None:
         self._folder = folder
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:

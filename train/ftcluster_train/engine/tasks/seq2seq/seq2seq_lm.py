@@ -96,7 +96,7 @@ class Seq2SeqLmTask(Task):
 
     # data
 
-    def look_at_model(self, folder: Path) -> None:
+    def inspect_model(self, folder: Path) -> None:
         if not self.recipe.from_scratch:
             self.inherited = read_generation_settings(folder)
 

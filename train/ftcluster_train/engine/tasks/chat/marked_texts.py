@@ -22,7 +22,7 @@ CharacterRange = tuple[int, int]  # index of the first character, and index afte
 
 
 @dataclass(frozen=True)
-class LearnedText:
+class MarkedText:
     """A text, and the character ranges (`spans`) that contribute to the loss."""
 
     text: str
@@ -79,7 +79,7 @@ def _check_written(messages: Sequence[Message], render: Render) -> None:
             )
 
 
-def learned_texts(conversation: Conversation, render: Render) -> list[LearnedText]:
+def marked_texts(conversation: Conversation, render: Render) -> list[MarkedText]:
     """Render a conversation with the chat template, and mark the assistant's messages as targets.
 
     A message begins at the end of the template's generation prompt, and includes everything that
@@ -92,9 +92,9 @@ def learned_texts(conversation: Conversation, render: Render) -> list[LearnedTex
     """
     messages = conversation.messages
     whole = render(messages, False)
-    texts: list[LearnedText] = []
+    texts: list[MarkedText] = []
     spans: list[CharacterRange] = []
-    for number in conversation.learned:
+    for number in conversation.target_messages:
         before = render(messages[:number], False) if number else ""
         begun = render(messages[:number], True) if number else ""
         written = whole if number == len(messages) - 1 else render(messages[: number + 1], False)
@@ -115,8 +115,8 @@ def learned_texts(conversation: Conversation, render: Render) -> list[LearnedTex
         if whole.startswith(written):
             spans.append(span)
         else:
-            texts.append(LearnedText(written, (span,)))
-    return [*texts, LearnedText(whole, tuple(spans))] if spans else texts
+            texts.append(MarkedText(written, (span,)))
+    return [*texts, MarkedText(whole, tuple(spans))] if spans else texts
 
 
 def without_spaces(text: str) -> str:
@@ -147,7 +147,7 @@ def after_answer(render: Render) -> tuple[str, int]:
     return text, text.rindex(answer) + len(answer)
 
 
-def plain_text(conversation: Conversation, end: str) -> LearnedText:
+def plain_text(conversation: Conversation, end: str) -> MarkedText:
     """Return a prompt and its completion as one text, without a chat template.
 
     Args:
@@ -155,19 +155,19 @@ def plain_text(conversation: Conversation, end: str) -> LearnedText:
     """
     prompt, completion = (str(message["content"]) for message in conversation.messages)
     text = prompt + completion + end
-    return LearnedText(text, ((len(prompt), len(text)),))
+    return MarkedText(text, ((len(prompt), len(text)),))
 
 
-def learned_tokens(offsets: Sequence[CharacterRange], spans: Sequence[CharacterRange]) -> list[int]:
+def target_tokens(offsets: Sequence[CharacterRange], spans: Sequence[CharacterRange]) -> list[int]:
     """Return the indices of the tokens that begin in one of the spans, without token 0.
 
     Args:
         offsets: character range of each token in the text.
         spans: character ranges of the targets.
 
-    >>> learned_tokens([(0, 0), (0, 2), (2, 5), (5, 6), (6, 9)], [(2, 6)])
+    >>> target_tokens([(0, 0), (0, 2), (2, 5), (5, 6), (6, 9)], [(2, 6)])
     [2, 3]
-    >>> learned_tokens([(0, 2), (5, 5), (5, 6), (8, 8), (8, 9)], [(2, 6)])
+    >>> target_tokens([(0, 2), (5, 5), (5, 6), (8, 8), (8, 9)], [(2, 6)])
     [1, 2]
     """
     numbers = _tokens_in(offsets, spans)

@@ -7,12 +7,12 @@ import pytest
 from ftcluster_common.data.conversations import Conversation
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.data.messages import Message
-from ftcluster_train.engine.tasks.chat.learned_texts import (
-    LearnedText,
+from ftcluster_train.engine.tasks.chat.marked_texts import (
+    MarkedText,
     Render,
-    learned_texts,
-    learned_tokens,
+    marked_texts,
     plain_text,
+    target_tokens,
     with_known_roles,
 )
 
@@ -40,29 +40,29 @@ def thinking(messages: Sequence[Message], prompt: bool) -> str:
     return chatml(short, prompt) + ("<think>" if prompt else "")
 
 
-def learned(texts: Sequence[LearnedText]) -> list[list[str]]:
+def learned(texts: Sequence[MarkedText]) -> list[list[str]]:
     return [[text.text[start:end] for start, end in text.spans] for text in texts]
 
 
 def test_every_answer_of_a_conversation_is_learned() -> None:
     conversation = Conversation([SYSTEM, ASKS, ANSWERS, THANKS, ENDS])
-    [text] = learned_texts(conversation, chatml)
+    [text] = marked_texts(conversation, chatml)
     assert text.text == chatml(conversation.messages, False)
     assert learned([text]) == [["Four.<|end|>\n", "Bye.<|end|>\n"]]
     # of a prompt with answers only the completion is
     prompted = Conversation([ASKS, ANSWERS, THANKS, ENDS], first=3)
-    assert learned(learned_texts(prompted, chatml)) == [["Bye.<|end|>\n"]]
+    assert learned(marked_texts(prompted, chatml)) == [["Bye.<|end|>\n"]]
     # a function that is called
     calls: Message = {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}
-    found = learned_texts(Conversation([ASKS, calls, ANSWERS]), chatml)
+    found = marked_texts(Conversation([ASKS, calls, ANSWERS]), chatml)
     assert learned(found) == [["None<|end|>\n", "Four.<|end|>\n"]]
     # thoughts that the template writes with other spaces
-    found = learned_texts(Conversation([ASKS, THINKS]), writes_thoughts)
+    found = marked_texts(Conversation([ASKS, THINKS]), writes_thoughts)
     assert learned(found) == [["<think>\n2+2\n</think>Four.<|end|>\n"]]
 
 
 def test_an_answer_that_changes_once_others_follow_is_a_text_of_its_own() -> None:
-    texts = learned_texts(Conversation([ASKS, THINKS, THANKS, ENDS]), thinking)
+    texts = marked_texts(Conversation([ASKS, THINKS, THANKS, ENDS]), thinking)
     assert learned(texts) == [["2+2</think>Four.<|end|>\n"], ["Bye.<|end|>\n"]]
     assert texts[0].text.startswith("<|user|>Two and two?")
     assert "<think>" not in texts[1].text
@@ -131,7 +131,7 @@ def counts(messages: Sequence[Message], prompt: bool) -> str:
 )
 def test_templates_that_are_refused(template: object, said: str) -> None:
     with pytest.raises(DataError, match=said):
-        learned_texts(Conversation([ASKS, ANSWERS]), template)  # type: ignore[arg-type]
+        marked_texts(Conversation([ASKS, ANSWERS]), template)  # type: ignore[arg-type]
 
 
 def test_without_a_template() -> None:
@@ -142,6 +142,6 @@ def test_without_a_template() -> None:
 
 def test_a_token_is_learned_where_it_begins_in_an_answer() -> None:
     offsets = [(0, 0), (0, 3), (3, 6), (6, 8), (8, 9), (9, 12)]
-    assert learned_tokens(offsets, [(4, 8), (9, 12)]) == [3, 5]
-    assert learned_tokens(offsets[1:], [(0, 6)]) == [1]  # nothing predicts the first token
-    assert learned_tokens(offsets, []) == []
+    assert target_tokens(offsets, [(4, 8), (9, 12)]) == [3, 5]
+    assert target_tokens(offsets[1:], [(0, 6)]) == [1]  # nothing predicts the first token
+    assert target_tokens(offsets, []) == []
