@@ -37,7 +37,7 @@ def event_line(event: str, **fields: Any) -> bytes:
     return json.dumps(content).encode() + b"\n"
 
 
-def place_and_message(error: dict[str, Any]) -> str:
+def place_and_message(error: Mapping[str, Any]) -> str:
     """Return an error's message with its host and rank, naming each only once."""
     host, message = error["host"], error["message"]
     if error["rank"] is not None:

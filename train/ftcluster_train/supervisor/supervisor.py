@@ -38,7 +38,7 @@ from ftcluster_common.protocol.launch import (
 from ftcluster_common.protocol.slurm import job_in_queue
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io import processes
-from ftcluster_train.io.events import EventWriter, has_ended, seconds_since_first
+from ftcluster_train.io.events import EventWriter, has_ended, place_and_message, seconds_since_first
 from ftcluster_train.io.fsync import write_atomically
 from ftcluster_train.io.processes import kill_rest
 from ftcluster_train.io.shutdown import ANSWER_SECONDS
@@ -62,7 +62,7 @@ from ftcluster_train.supervisor.rank_launch import (
     SupervisedRun,
     refusal_fields,
 )
-from ftcluster_train.supervisor.restarts import place_and_message, run_with_restarts
+from ftcluster_train.supervisor.restarts import run_with_restarts
 from ftcluster_train.supervisor.ssh_check import HostFailure
 from ftcluster_train.supervisor.stop_causes import NO_CAUSE, StopCause, by_command, by_signal
 
