@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ftcluster.ansible.failures import ADVICE, failed_without_task, without_warnings
+from ftcluster.ansible.inventory_errors import unreadable
 from ftcluster.ansible.playbook import PlaybookOutcome, TaskEvent, read_event, run_playbook
 from ftcluster.launch import runs
 from ftcluster.launch.run_hosts import UNREACHABLE, RunHosts
@@ -97,3 +98,11 @@ def test_a_head_without_power_is_named_with_what_to_do(
     assert caught.value.message.startswith(f"n1 does not answer: {reason}")
     assert "Task failed" not in caught.value.message
     assert caught.value.hint == UNREACHABLE
+
+
+def test_a_warning_after_the_reason_does_not_replace_it() -> None:
+    stderr = "the plugin ended early\n[WARNING]: ansible.cfg is ignored, see\nhttps://page\n"
+    error = unreadable((Path("hosts.ini"),), stderr, 1)
+    assert error.message == "hosts.ini: the plugin ended early"
+    only = unreadable((Path("hosts.ini"),), "[WARNING]: ansible.cfg is ignored\n", 4)
+    assert "exit code 4" in only.message
