@@ -1,16 +1,31 @@
-"""Hints for error messages of Ansible that do not say what to do."""
+"""Plain words and hints for error messages of Ansible that do not say what to do."""
+
+import re
 
 VAULT = "-J asks for the vault's password, --vault-password-file FILE reads it"
 PYTHON = (
-    "the host needs a Python that runs: install its package python3, or name another Python in the "
-    "inventory: ansible_python_interpreter=PATH"
+    "the host needs a Python that runs: install its package python3, or name a Python that exists "
+    "there in the inventory: ansible_python_interpreter=PATH"
+)
+NO_PYTHON = re.compile(
+    r"(?:Task failed: )?The module interpreter '([^'\n]+)' was not found\.?(?:\n[^\n]*not found)*"
 )
 HINTS = (
     ("no vault secrets", VAULT),
     ("vault password file", VAULT),
     ("The module interpreter", PYTHON),
+    ("there is no Python at", PYTHON),
     ("Module result deserialization failed", PYTHON),
 )
+
+
+def plain(message: str) -> str:
+    """Return Ansible's message about a missing Python in plain words; other messages unchanged.
+
+    >>> plain("The module interpreter '/usr/bin/python3' was not found.")
+    'there is no Python at /usr/bin/python3'
+    """
+    return NO_PYTHON.sub(r"there is no Python at \1", message)
 
 
 def hint_of(message: str) -> str:

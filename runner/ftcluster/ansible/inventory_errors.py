@@ -92,28 +92,28 @@ def _reason(paths: Sequence[Path], stderr: str, code: int) -> InventoryError:
     lines = [line.strip() for line in printable(stderr).splitlines() if line.strip()]
     source = _after(SOURCE, lines)
     if not source:  # all hosts were read, but not their variables
-        error, *_ = [
+        reasons = [
             *(line.partition("]: ")[2] for line in lines if line.startswith("[ERROR]: ")),
             *without_warnings("\n".join(lines)).splitlines()[-1:],
             f"ansible-inventory ended with exit code {code}",
         ]
-        return InventoryError(f"{named(paths)}: {error}", seen_by(paths))
+        return InventoryError(f"{named(paths)}: {reasons[0]}", seen_by(paths))
     path = next((path for path in paths if str(path.absolute()) == source), Path(source))
-    reasons = {match[1]: match[2] for line in lines if (match := FAILED.search(line))}
+    by_plugin = {match[1]: match[2] for line in lines if (match := FAILED.search(line))}
     plugin = plugin_of(path)
     if path.suffix in YAML and (broken := _after("YAML parsing failed: ", lines)):
         return _with_line(path, broken, lines)
     if plugin:
-        return _of_plugin(path, plugin, reasons, lines)
-    if "script" in reasons and _is_program(path):
-        return _of_script(path, reasons["script"], lines)
-    if path.suffix in YAML and "yaml" in reasons:
-        if "it should be a dictionary" in reasons["yaml"]:
+        return _of_plugin(path, plugin, by_plugin, lines)
+    if "script" in by_plugin and _is_program(path):
+        return _of_script(path, by_plugin["script"], lines)
+    if path.suffix in YAML and "yaml" in by_plugin:
+        if "it should be a dictionary" in by_plugin["yaml"]:
             return InventoryError(
                 f"{path} is not an inventory: it must have groups by name at its top", NO_PLAYBOOK
             )
-        return _with_line(path, reasons["yaml"], lines)
-    return _of_ini(path, reasons.get("ini") or "Ansible recognizes no inventory in it")
+        return _with_line(path, by_plugin["yaml"], lines)
+    return _of_ini(path, by_plugin.get("ini") or "Ansible recognizes no inventory in it")
 
 
 def seen_by(paths: Sequence[Path]) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import yaml
 
 from ftcluster.ansible import child
-from ftcluster.ansible.ansible_words import hint_of
+from ftcluster.ansible.ansible_words import hint_of, plain
 from ftcluster.ansible.pipes import Pipes
 from ftcluster.ansible.playbook_states import EndState, PlaybookState, Reason, after
 from ftcluster.ansible.private_ansible import command_file, write_runner_settings
@@ -324,7 +324,7 @@ def read_event(raw: dict[str, Any]) -> TaskEvent | None:
             message = result["msg"]  # a list is verify's table, which setup shows at its end
     elif name in ("runner_on_failed", "runner_on_unreachable"):
         kind = "failed" if name == "runner_on_failed" else "unreachable"
-        message = _failure_text(result)
+        message = plain(_failure_text(result))
         if kind == "unreachable" or WITH_PASSWORD in message:
             message = of_host_key(message) or of_sshd(message) or of_silence(message) or message
         elif hint := hint_of(message):

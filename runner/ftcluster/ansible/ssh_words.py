@@ -16,8 +16,10 @@ ON_THE_WAY = re.compile(
 )
 BEHIND = "by UNKNOWN port 65535"  # ssh prints this for a connection through a pipe
 TURNED_AWAY = re.compile(r"(?:kex|ssh)_exchange_identification: [^\r\n]*")
-# Ansible's message if a connection is open, and the first program on the host prints nothing
+# Ansible's messages about a host whose connection of an earlier command is still open: the host
+# prints nothing, or the connection breaks
 SILENT = re.compile(r"Timeout \((\d+)s\) waiting for privilege escalation prompt")
+BROKEN = "Data could not be sent to remote host"
 WITH_PASSWORD = "not possible because Host Key checking is enabled"
 
 
@@ -38,13 +40,12 @@ def of_silence(message: str) -> str:
     >>> of_silence("Timeout (32s) waiting for privilege escalation prompt: ")[:30]
     'no response within 32 s over a'
     """
-    match = SILENT.search(message)
-    return (
-        f"no response within {match[1]} s over an open SSH connection: the host is off or cut off, "
-        "or sudo hangs there"
-        if match
-        else ""
-    )
+    if match := SILENT.search(message):
+        return (
+            f"no response within {match[1]} s over an open SSH connection: the host is off or cut "
+            "off, or sudo hangs there"
+        )
+    return "the open SSH connection broke: the host is off or cut off" if BROKEN in message else ""
 
 
 def of_host_key(message: str) -> str:

@@ -74,10 +74,12 @@ def kept_options_of(document: Any) -> KeptOptions:
     for name, value in values.items():
         if name in _FORMS and not _FORMS[name](value):
             raise ValueError(f"{name} of the launch's options is {value!a:.60}")
-    known = {name: value for name, value in values.items() if name in _FORMS}
-    return KeptOptions(**{
-        name: tuple(value) if isinstance(value, list) else value for name, value in known.items()
-    })  # fmt: skip
+    options: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in values.items()
+        if name in _FORMS
+    }
+    return KeptOptions(**options)
 
 
 def _whole(least: int) -> Callable[[Any], bool]:

@@ -57,6 +57,9 @@ def test_an_error_says_what_to_do(
     [failure] = outcome.failures
     assert failure.message.splitlines()[-1] == hint
     assert "/bin/python" not in hint  # it may be the path that is missing
+    if script is None:
+        first, *more = failure.message.splitlines()
+        assert (first, more) == (f"there is no Python at {python}", [hint])
 
 
 def test_other_words_have_none() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ftcluster.ansible.failures import ADVICE, failed_without_task, without_warnings
+from ftcluster.ansible.inventory_errors import unreadable
 from ftcluster.ansible.playbook import PlaybookOutcome, TaskEvent, read_event, run_playbook
 from ftcluster.launch import runs
 from ftcluster.launch.run_hosts import UNREACHABLE, RunHosts
@@ -73,20 +74,35 @@ def test_if_ansible_gives_only_warnings_they_are_shown() -> None:
     assert "without a reason" in failed_without_task("check", "").message
 
 
-def test_a_head_without_power_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("Task failed: Timeout (32s) waiting for privilege escalation prompt: ",
+         "no response within 32 s"),
+        ('Task failed: Data could not be sent to remote host "198.18.0.10". Make sure this host '
+         "can be reached over ssh: mux_client_request_session: read from master failed: Broken "
+         "pipe", "the open SSH connection broke"),
+    ],
+)  # fmt: skip
+def test_a_head_without_power_is_named_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, message: str, reason: str
+) -> None:
     """Ansible's words for a host that is off, while an earlier connection to it is open."""
-    event = read_event(
-        raw(
-            "runner_on_unreachable",
-            res={"msg": "Task failed: Timeout (32s) waiting for privilege escalation prompt: "},
-        )
-    )
+    event = read_event(raw("runner_on_unreachable", res={"msg": message}))
     assert isinstance(event, TaskEvent)
     outcome = PlaybookOutcome("failed", "", (event,))
     monkeypatch.setattr(runs, "play_on", lambda *_, **__: outcome)
     hosts = RunHosts((Path("/i.ini"),), ("n1",), "", "/opt/ftcluster")
     with pytest.raises(runs.FtclusterError) as caught:
         runs.list_runs(hosts)
-    assert caught.value.message.startswith("n1 does not answer: no response within 32 s")
-    assert "privilege" not in caught.value.message
+    assert caught.value.message.startswith(f"n1 does not answer: {reason}")
+    assert "Task failed" not in caught.value.message
     assert caught.value.hint == UNREACHABLE
+
+
+def test_a_warning_after_the_reason_does_not_replace_it() -> None:
+    stderr = "the plugin ended early\n[WARNING]: ansible.cfg is ignored, see\nhttps://page\n"
+    error = unreadable((Path("hosts.ini"),), stderr, 1)
+    assert error.message == "hosts.ini: the plugin ended early"
+    only = unreadable((Path("hosts.ini"),), "[WARNING]: ansible.cfg is ignored\n", 4)
+    assert "exit code 4" in only.message

@@ -71,7 +71,7 @@ def with_kept_options(
     }
     if not any(getattr(launch, name) for name in EITHER):
         taken |= {name: True for name in EITHER if getattr(kept, name)}
-    of_shape = {
+    of_shape: dict[str, object] = {
         name: getattr(kept, name)
         for name in ("spares", "ranks_per_host")
         if name in kept.changed() and getattr(shape, name) is None
