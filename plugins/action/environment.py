@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import is_unpacked
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Sources, Target
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.progress import Reporter
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import push_files
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.sizes import free_and_needed
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import Lists
@@ -56,7 +58,9 @@ class ActionModule(ActionBase):
             return {"changed": False}
         if self._task.check_mode:
             return {"changed": True}
-        house = _wheels(wanted, arguments, state) if wanted else None
+        host = (task_vars or {}).get("inventory_hostname", "")
+        reporter = Reporter(host, Display().display)
+        house = _wheels(wanted, arguments, state, reporter) if wanted else None
         if house:
             _check_space(house, arguments["path"], state["free_bytes"])
             files, sha256, notices = house.files, house.sha256, list(house.notices)
@@ -65,16 +69,35 @@ class ActionModule(ActionBase):
             sha256 = {path.name: sha256_of(path) for path in files}
         # use a new folder, because a killed control node may still be writing to the old one
         staging = f"{arguments['path'].rstrip('/')}.staging-{secrets.token_hex(4)}"
-        push_files(self, [(path.resolve(), path.name) for path in files], staging)
-        installed = self._execute_module(
-            MODULE,
-            {
-                **arguments,
-                "from_action": {"digest": digest, "sha256": sha256, "staging": staging},
-            },
-            task_vars=task_vars,
-        )
+        self._push(files, staging, reporter)
+        sent = {"digest": digest, "sha256": sha256, "staging": staging}
+        if house:
+            reporter.report_bytes("verifying packages", house.wheel_bytes)
+            verified = self._on_host({**sent, "step": "verify"}, task_vars)
+            if verified.get("failed"):
+                return verified
+            reporter.report_bytes("installing packages", house.unpacked_bytes)
+            installed = self._on_host({**sent, "step": "install"}, task_vars)
+        else:
+            installed = self._on_host({**sent, "step": "verify and install"}, task_vars)
         return {**installed, "notices": notices}
+
+    def _push(self, files: Sequence[Path], staging: str, reporter: Reporter) -> None:
+        """Send the wheels and report the bytes that were sent."""
+        sent, total = 0, sum(path.stat().st_size for path in files)
+
+        def add(count: int) -> None:
+            nonlocal sent
+            sent += count
+            reporter.report_bytes("sending packages", sent, total)
+
+        add(0)
+        push_files(self, [(path.resolve(), path.name) for path in files], staging, add)
+
+    def _on_host(self, sent: Mapping[str, Any], task_vars: dict[str, Any] | None) -> dict[str, Any]:
+        arguments = {**self._task.args, "from_action": sent}
+        result: dict[str, Any] = self._execute_module(MODULE, arguments, task_vars=task_vars)
+        return result
 
 
 def _wanted(arguments: Mapping[str, Any]) -> Wanted:
@@ -87,10 +110,12 @@ def _wanted(arguments: Mapping[str, Any]) -> Wanted:
     ).wanted
 
 
-def _wheels(wanted: Wanted, arguments: Mapping[str, Any], state: Mapping[str, Any]) -> Wheelhouse:
+def _wheels(
+    wanted: Wanted, arguments: Mapping[str, Any], state: Mapping[str, Any], reporter: Reporter
+) -> Wheelhouse:
     try:
         cache = Path(arguments["cache"]) if arguments.get("cache") else cache_dir()
-        house = _house(wanted, arguments, state, cache)
+        house = _house(wanted, arguments, state, cache, reporter)
         made_here = not arguments.get("wheelhouse") or is_unpacked(house.folder, cache)
         verify(house, wanted, state["python_version"], made_here)
     except (WheelhouseError, ValueError) as error:
@@ -99,7 +124,11 @@ def _wheels(wanted: Wanted, arguments: Mapping[str, Any], state: Mapping[str, An
 
 
 def _house(
-    wanted: Wanted, arguments: Mapping[str, Any], state: Mapping[str, Any], cache: Path
+    wanted: Wanted,
+    arguments: Mapping[str, Any],
+    state: Mapping[str, Any],
+    cache: Path,
+    reporter: Reporter,
 ) -> Wheelhouse:
     if arguments.get("wheelhouse"):
         house = read_wheelhouse(Path(arguments["wheelhouse"]))
@@ -119,7 +148,7 @@ def _house(
         {canonicalize_name(name): url for name, url in indexes.items() if url},
     )
     target = Target(state["python_version"], state["glibc"], state["machine"])
-    return get_wheels(wanted, target, sources, cache)
+    return get_wheels(wanted, target, sources, cache, reporter.report_bytes)
 
 
 def _check_space(house: Wheelhouse, path: str, free: int) -> None:

@@ -243,14 +243,22 @@ def protect(path: Path) -> None:
         path.chmod(0o711)
 
 
+def verify(module: Any, folder: str, sha256: dict[str, str]) -> None:
+    """Verify the wheels in a folder; if one is wrong, remove the folder and end the module."""
+    try:
+        check(Path(folder), sha256)
+    except (ValueError, OSError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        module.fail_json(msg=str(error))
+
+
 def install(module: Any, path: Path, folder: str, digest: str, sha256: dict[str, str]) -> bool:
-    """Verify the wheels in a folder and install them, under a lock.
+    """Install the verified wheels in a folder, under a lock.
 
     Return True if this call installed the wheels.
     """
     layer, staging = module.params["layer"] or "", Path(folder)
     try:
-        check(staging, sha256)
         path.parent.mkdir(parents=True, exist_ok=True)
         with alone_in(path.parent):
             remove_stale(path)
@@ -365,6 +373,10 @@ def main() -> None:
     except OSError as error:
         module.fail_json(msg=f"{error.filename}: {error.strerror}")
     if sent := module.params["from_action"]:
+        if "verify" in sent["step"]:
+            verify(module, sent["staging"], sent["sha256"])
+        if "install" not in sent["step"]:
+            module.exit_json(changed=False)
         changed = install(module, path, sent["staging"], sent["digest"], sent["sha256"])
         module.exit_json(changed=changed, sha256=sent["sha256"])
     interpreter = module.params["python"] or sys.executable

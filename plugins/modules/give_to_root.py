@@ -12,7 +12,8 @@ description:
     control lists. Otherwise the next user with the account's number would own the files, and the
     lists would let other users read the next account's files.
   - Files of other users keep their owner, even if the account has made a hard link to one.
-  - Follows no links, and does not enter file systems that are mounted in the folder.
+  - Follows no links, and does not enter file systems that are mounted in the folder. They and files
+    of other users without an account are listed in RV(left). A folder that is missing is no error.
   - Run it after the account's processes have ended.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
@@ -42,9 +43,18 @@ given:
   description: The number of files and folders with the new owner root.
   returned: success
   type: int
+left:
+  description: >-
+    Paths that the module did not change although their owner has no account here, with the owner's
+    number; of a folder's contents only the folder. A later account may get this number.
+  returned: success
+  type: list
+  elements: str
+  sample: ["/opt/ftcluster/runs/a (user id 1006)"]
 """
 
 import os
+import pwd
 import stat
 from pathlib import Path
 
@@ -59,18 +69,55 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 )
 
 FOLDER = READ | os.O_DIRECTORY
+MOST_LEFT = 20  # listed paths
 
 
-def give(name: str, folder: int, uid: int, device: int) -> tuple[bool, bool]:
+class Remains:
+    """The paths that keep an owner without an account.
+
+    Attributes:
+        left: the paths with the numbers of their owners, at most MOST_LEFT.
+        uid: number of the account that is removed; it counts as an owner without an account.
+    """
+
+    def __init__(self, uid: int) -> None:
+        self.left: list[str] = []
+        self.uid = uid
+        self._has_account: dict[int, bool] = {}
+
+    def add(self, path: str, owner: int, above: int) -> None:
+        """List a path if its owner has no account and does not own the folder above, too."""
+        if owner not in self._has_account:
+            self._has_account[owner] = owner != self.uid and has_account(owner)
+        if not self._has_account[owner] and owner != above and len(self.left) < MOST_LEFT:
+            self.left.append(f"{path} (user id {owner})")
+
+
+def has_account(uid: int) -> bool:
+    """Return True if a user of this host has the number."""
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+def give(
+    name: str, folder: int, uid: int, device: int, remains: Remains, path: str
+) -> tuple[bool, bool]:
     """Give one file or folder to root; return (changed, True if the caller must enter a folder).
 
     Args:
         folder: descriptor of the folder that contains `name`.
         device: device of the file system; files on other devices are not changed.
+        remains: receives the file if it keeps an owner without an account.
+        path: path of the file, for `remains`.
     """
     descriptor = os.open(name, PATH_ONLY, dir_fd=folder)
     try:
         state = os.fstat(descriptor)
+        if state.st_dev != device or state.st_uid != uid:
+            remains.add(path, state.st_uid, os.fstat(folder).st_uid)
         if state.st_dev != device:
             return False, False
         if state.st_uid == uid:
@@ -82,23 +129,26 @@ def give(name: str, folder: int, uid: int, device: int) -> tuple[bool, bool]:
         os.close(descriptor)
 
 
-def give_contents(here: int, uid: int) -> int:
+def give_contents(here: int, uid: int, remains: Remains, path: str) -> int:
     """Give a user's files in an open folder to root; return the number of changed files.
 
     This works for any depth of folders, without recursion and with few open descriptors.
 
     Args:
         here: descriptor of the folder, which is closed.
+        remains: receives files that keep an owner without an account.
+        path: path of the folder, for `remains`.
 
     Raises:
         OSError: a file or folder cannot be read or changed, or was replaced meanwhile.
     """
-    count, above, waiting = 0, [os.fstat(here)], [names_in(here)]
+    count, above, waiting, names = 0, [os.fstat(here)], [names_in(here)], [path]
     try:
         while waiting:
             if waiting[-1]:
                 name = waiting[-1].pop()
-                changed, is_folder = give(name, here, uid, above[0].st_dev)
+                inner = "/".join((*names, name))
+                changed, is_folder = give(name, here, uid, above[0].st_dev, remains, inner)
                 count += changed
                 if is_folder:
                     below = os.open(name, FOLDER, dir_fd=here)
@@ -106,9 +156,11 @@ def give_contents(here: int, uid: int) -> int:
                     here = below
                     above.append(os.fstat(here))
                     waiting.append(names_in(here))
+                    names.append(name)
                 continue
             waiting.pop()
             above.pop()
+            names.pop()
             if waiting:
                 upper = os.open("..", FOLDER, dir_fd=here)
                 os.close(here)
@@ -125,12 +177,19 @@ def names_in(folder: int) -> list[str]:
     return os.listdir(folder)
 
 
-def give_all(path: str | Path, uid: int) -> int:
-    """Give a user's files in a folder, then the folder, to root; return the number of changes."""
+def give_all(path: str | Path, uid: int) -> tuple[int, list[str]]:
+    """Give a user's files in a folder, then the folder, to root.
+
+    Returns:
+        The number of changes, and the paths that keep an owner without an account.
+    """
+    remains = Remains(uid)
     with opened_parent(path, follow=False) as (parent, name):
         here = os.open(name, FOLDER, dir_fd=parent)
         device = os.fstat(here).st_dev
-        return give_contents(here, uid) + give(name, parent, uid, device)[0]
+        count = give_contents(here, uid, remains, str(path))
+        count += give(name, parent, uid, device, remains, str(path))[0]
+    return count, remains.left
 
 
 def main() -> None:
@@ -146,12 +205,12 @@ def main() -> None:
     if uid <= 0:
         module.fail_json(msg=f"uid is {uid}; it has to be the number of an account other than root")
     if module.check_mode:
-        module.exit_json(changed=True, given=0)
+        module.exit_json(changed=os.path.lexists(path), given=0, left=[])
     try:
-        count = give_all(path, uid)
+        count, left = give_all(path, uid) if os.path.lexists(path) else (0, [])
     except OSError as error:
         module.fail_json(msg=f"{path}: {error.filename or ''}: {error.strerror or error}")
-    module.exit_json(changed=count > 0, given=count)
+    module.exit_json(changed=count > 0, given=count, left=left)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ from urllib.parse import urlsplit
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.fetch_errors import cause, redacted
+from ansible_collections.ftcluster.cluster.plugins.module_utils.package_locks import find_holder
 
 HELPER = "/usr/lib/apt/apt-helper"
 DNF_SETTINGS = "/etc/dnf/dnf.conf"
@@ -235,7 +236,8 @@ def main() -> None:
     refused = ""
     if missing and Path(HELPER).exists():
         refused = refusal(module)
-    elif missing and module.get_bin_path("dnf"):
+    # dnf would wait for a lock without limit; the role os_package waits for it later
+    elif missing and module.get_bin_path("dnf") and not find_holder():
         refused = dnf_refusal(module)
     module.exit_json(changed=False, missing=missing, refused=refused)
 

@@ -58,6 +58,7 @@ PIP_NEEDS = re.compile(
     r"|PKG_CONFIG(_PATH)?|CC|CXX|FC|AR|LD|CFLAGS|CXXFLAGS|CPPFLAGS|LDFLAGS|MAKE(FLAGS)?|MAX_JOBS"
     r"|CMAKE_\w+|CARGO_HOME|RUSTUP_HOME|RUSTFLAGS|CUDA_HOME|SOURCE_DATE_EPOCH"
 )
+POLL_SECONDS = 1.0  # time between two reports of a download
 PREFERRED_SECONDS = 15  # seconds without a response after which an optional index is skipped
 
 
@@ -161,11 +162,16 @@ class DownloadOutcome:
 
 @dataclass(frozen=True)
 class Pip:
-    """The control node's pip, which downloads wheels for a target into a folder."""
+    """The control node's pip, which downloads wheels for a target into a folder.
+
+    Attributes:
+        on_bytes: function that gets the bytes of all downloaded files while pip runs.
+    """
 
     target: Target
     sources: Sources
     folder: Path
+    on_bytes: Callable[[int], None] = lambda _: None
 
     def download(self, pins: Iterable[Pin], with_dependencies: bool = False) -> dict[str, str]:
         """Download packages, each from its own index if it has one.
@@ -231,30 +237,64 @@ class Pip:
         self, requirements: list[str], options: list[str], with_dependencies: bool
     ) -> tuple[bool, list[str], list[str]]:
         """Run pip; return (True on success, lines of messages, lines of the log)."""
-        with tempfile.NamedTemporaryFile("r", encoding="utf-8", errors="replace") as log:
+        # pip downloads into TMPDIR, and copies the files at the end
+        with (
+            tempfile.NamedTemporaryFile("r", encoding="utf-8", errors="replace") as log,
+            tempfile.TemporaryDirectory(prefix="ftcluster-pip-") as scratch,
+        ):
             command = [
                 *pip_command(), "download", "--quiet", "--no-input", "--disable-pip-version-check",
                 *self.target.pip_options(), *([] if with_dependencies else ["--no-deps"]), *options,
                 "--log", log.name, "--dest", str(self.folder), *requirements,
             ]  # fmt: skip
-            done = subprocess.run(
-                command,
-                env=pip_environment(),
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                check=False,
-                stdin=subprocess.DEVNULL,
-            )
+            code, errors = self._watched(command, Path(scratch))
             # only the log, with timestamps, explains an empty index or a conflict
             logged = [line.partition(" ")[2].strip() for line in log]
         conflict = [*takewhile(bool, dropwhile(lambda line: line != CONFLICT, logged))]
         if conflict:  # a package may have many versions; the conflicting requirement comes last
             return False, [*conflict[: LAST_LINES // 2], *conflict[LAST_LINES // 2 :][-3:]], logged
         unfetched = [line for line in logged if UNFETCHED in line]
-        lines = [line.strip() for line in (*unfetched, *done.stderr.splitlines())]
+        lines = [line.strip() for line in (*unfetched, *errors.splitlines())]
         said = [line.removesuffix(" - skipping") for line in lines if line]
-        return done.returncode == 0, said, logged
+        return code == 0, said, logged
+
+    def _watched(self, command: list[str], scratch: Path) -> tuple[int, str]:
+        """Run pip and report the bytes of its files; return (exit code, stderr)."""
+        before = most = size_of(self.folder)
+        with subprocess.Popen(
+            command,
+            env={**pip_environment(), "TMPDIR": str(scratch)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+        ) as process:
+            try:
+                while True:
+                    try:
+                        _, errors = process.communicate(timeout=POLL_SECONDS)
+                    except subprocess.TimeoutExpired:
+                        # in folders; files beside them are copies for pip's own cache
+                        now = sum(size_of(path) for path in scratch.iterdir() if path.is_dir())
+                        most = max(most, before + now)
+                        self.on_bytes(most)
+                    else:
+                        return process.returncode, errors
+            finally:
+                process.kill()
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of all files below a folder; files may disappear meanwhile."""
+    total = 0
+    for where, _folders, names in os.walk(folder):
+        for name in names:
+            try:
+                total += Path(where, name).lstat().st_size
+            except OSError:
+                continue
+    return total
 
 
 def _offered(

@@ -13,7 +13,7 @@ import io
 import os
 import shlex
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -25,7 +25,12 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.source_files imp
 CHUNK_BYTES = 32 * 1024 * 1024  # bytes in memory for each host
 
 
-def push_files(action: Any, files: Iterable[tuple[Path, str]], folder: str) -> dict[bytes, bytes]:
+def push_files(
+    action: Any,
+    files: Iterable[tuple[Path, str]],
+    folder: str,
+    on_bytes: Callable[[int], None] = lambda _: None,
+) -> dict[bytes, bytes]:
     """Write files into a new folder on the host that only the task's user can read.
 
     Small files are sent together as a tar, large files in pieces.
@@ -34,6 +39,7 @@ def push_files(action: Any, files: Iterable[tuple[Path, str]], folder: str) -> d
         action: action plugin that sends the files.
         files: path and name in the new folder of each file. Paths must not contain links.
         folder: path of the new folder on the host.
+        on_bytes: function that gets the number of bytes after each piece that was sent.
 
     Returns:
         The SHA-256 (32 bytes) of each file's sent contents, by the file's name (bytes).
@@ -43,12 +49,17 @@ def push_files(action: Any, files: Iterable[tuple[Path, str]], folder: str) -> d
             cannot be read here.
     """
     try:
-        return _push(action, files, folder)
+        return _push(action, files, folder, on_bytes)
     except OSError as error:
         raise AnsibleActionFail(f"{error.filename} cannot be sent: {error.strerror}") from error
 
 
-def _push(action: Any, files: Iterable[tuple[Path, str]], folder: str) -> dict[bytes, bytes]:
+def _push(
+    action: Any,
+    files: Iterable[tuple[Path, str]],
+    folder: str,
+    on_bytes: Callable[[int], None],
+) -> dict[bytes, bytes]:
     there, parent = shlex.quote(folder), shlex.quote(folder.rpartition("/")[0] or "/")
     # create the folder together with the first files, because each command costs a round trip
     make = f"(umask 022 && mkdir -p {parent}) && mkdir -m 0700 {there} && "
@@ -60,16 +71,19 @@ def _push(action: Any, files: Iterable[tuple[Path, str]], folder: str) -> dict[b
         with open_file(path) as file:
             length = os.fstat(file.fileno()).st_size
         if length >= CHUNK_BYTES:
-            digests[os.fsencode(name)] = _push_large(action, path, f"{folder}/{name}", make)
+            target = f"{folder}/{name}"
+            digests[os.fsencode(name)] = _push_large(action, path, target, make, on_bytes)
             make = ""
             continue
         if size + length > CHUNK_BYTES:
             _run(action, make + unpack, tar_of(batch, digests), folder)
+            on_bytes(size)
             make, batch, size = "", [], 0
         batch.append((path, name))
         size += length
     if batch:
         _run(action, make + unpack, tar_of(batch, digests), folder)
+        on_bytes(size)
     elif make:
         _run(action, f"{make}true", b"", folder)
     return digests
@@ -100,7 +114,9 @@ def _mode(file: IO[bytes]) -> int:
     return os.fstat(file.fileno()).st_mode & 0o755 | 0o600
 
 
-def _push_large(action: Any, path: Path, target: str, make: str) -> bytes:
+def _push_large(
+    action: Any, path: Path, target: str, make: str, on_bytes: Callable[[int], None]
+) -> bytes:
     place = shlex.quote(target)
     digest = hashlib.sha256()
     # hash a piece on one core while other cores send it
@@ -110,6 +126,7 @@ def _push_large(action: Any, path: Path, target: str, make: str) -> bytes:
             hashed = pool.submit(digest.update, part)
             _run(action, f"{make}{start}cat >> {place}", part, target)
             hashed.result()
+            on_bytes(len(part))
             make = start = ""
     return digest.digest()
 

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import 
     Sources,
     Target,
     needs,
+    size_of,
     unpacked_bytes,
 )
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import (
@@ -39,6 +40,9 @@ ALLOW = (
     "torch_stack_allow_unverified (--allow-unverified)"
 )
 SPARE_BYTES = 100_000_000  # in addition to the wheels
+
+
+Report = Callable[[str, float, float], None]
 
 
 class WheelhouseError(Exception):
@@ -82,9 +86,19 @@ class Wheelhouse:
         return {name: wheel.sha256 for name, wheel in self.wheels.items()}
 
     @property
+    def wheel_bytes(self) -> int:
+        """The bytes of all wheels."""
+        return sum(wheel.size for wheel in self.wheels.values())
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """The bytes of the unpacked files."""
+        return sum(wheel.unpacked for wheel in self.wheels.values())
+
+    @property
     def host_bytes(self) -> int:
         """The bytes that a host needs for the wheels and the unpacked files."""
-        return sum(wheel.size + wheel.unpacked for wheel in self.wheels.values()) + SPARE_BYTES
+        return self.wheel_bytes + self.unpacked_bytes + SPARE_BYTES
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document that read_wheelhouse reads."""
@@ -174,10 +188,19 @@ def cache_dir() -> Path:
     return Path(base) / "ftcluster" / "wheels"
 
 
-def get_wheels(wanted: Wanted, target: Target, sources: Sources, cache: Path) -> Wheelhouse:
+def get_wheels(
+    wanted: Wanted,
+    target: Target,
+    sources: Sources,
+    cache: Path,
+    report: Report = lambda _activity, _done, _total: None,
+) -> Wheelhouse:
     """Return the wheelhouse with the wanted packages; download it if the cache does not have it.
 
     Only one process at a time downloads.
+
+    Args:
+        report: function that gets an activity, its bytes so far and all its bytes (0: not known).
 
     Raises:
         WheelhouseError: pip fails, a hash is wrong, or the disk is full.
@@ -186,8 +209,12 @@ def get_wheels(wanted: Wanted, target: Target, sources: Sources, cache: Path) ->
         folder = wanted.folder(cache, target)
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / f".{folder.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            return read_wheelhouse(folder) or fill(folder, wanted, target, sources)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                report("waiting for a download of the same packages", 0, 0)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            return read_wheelhouse(folder) or fill(folder, wanted, target, sources, report)
     except (DownloadError, LockError) as error:
         raise WheelhouseError(f"{wanted.name}: {error}") from error
     except OSError as error:
@@ -243,16 +270,22 @@ def verify(house: Wheelhouse, wanted: Wanted, python: str, made_here: bool) -> N
         raise WheelhouseError("\n".join([*problems, advice]))
 
 
-def fill(folder: Path, wanted: Wanted, target: Target, sources: Sources) -> Wheelhouse:
+def fill(
+    folder: Path, wanted: Wanted, target: Target, sources: Sources, report: Report
+) -> Wheelhouse:
     """Download the wheels into a new folder, and rename the folder when it is complete."""
     shutil.rmtree(folder, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
-        pip = Pip(target, sources, scratch)
+        total = sizes(wanted.lock)[0]
+        pip = Pip(
+            target, sources, scratch, lambda done: report("downloading packages", done, total)
+        )
         pins = read_lock(wanted.lock, target.python)
         check_space(scratch, wanted.lock, wanted.name)
         there = set() if wanted.resolve else link_known(scratch, pins, target)
         missing = [pin for name, pin in pins.items() if name not in there]
+        report("downloading packages", size_of(scratch), total)
         refused = pip.download(missing, wanted.resolve)
         notices = []
         more = read_lock(wanted.more, target.python)

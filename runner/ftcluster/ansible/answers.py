@@ -313,11 +313,15 @@ NOTICES = Answer("Collect problems and warnings of each host", "preflight_notice
 CHOICE = Answer("Keep the choice", "torch_stack_choice", _mapping)
 REPORT = Answer("Keep the result", "verify_report", _mapping)
 TABLE = Answer("Keep the result", "verify_table", _lines)
+LACKS = Answer("Return what the host lacks", "cluster_lacks", _lines)
 CURRENT = Answer("Make the stack the current one", "current", _folder, STACK_LINK)
 PREVIOUS = Answer("Make the previous stack the current one", "current", _folder, STACK_LINK)
 MEASURED = Answer("Keep what all control nodes have to know", "record", _text, CLUSTER_RECORD)
 RECORDED = Answer("Change what all control nodes have to know", "record", _text, CLUSTER_RECORD)
 SYSTEM = Answer("Return what the system is", "system_report", _text)
+ORPHANS = Answer(
+    "Return the files that keep the number of an account that is gone", "cluster_orphans", _lines
+)
 # answers about ssh
 SSH_WAY = Answer("Say how ssh connects", "msg", _mapping, "ansible.builtin.debug")
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.progress import read_progress
 
 from ftcluster.ansible import child
 from ftcluster.ansible.ansible_words import hint_of, plain
@@ -38,7 +39,9 @@ from ftcluster.ansible.ssh_words import (
 from ftcluster.errors import FtclusterError
 from ftcluster.text.printable import printable
 
-Kind = Literal["task", "started", "diff", "ok", "changed", "skipped", "failed", "unreachable"]
+Kind = Literal[
+    "task", "started", "progress", "diff", "ok", "changed", "skipped", "failed", "unreachable"
+]
 POLL_SECONDS = 0.1
 # Ansible itself needs about 200 MB, and keeps several copies of each result in memory. A limit set
 # in the kernel would also apply to the programs that Ansible starts on this machine.
@@ -53,9 +56,10 @@ class TaskEvent:
     """An event of a playbook.
 
     Attributes:
-        stage: the play's name in lower case: preflight, system, ...
+        stage: the play's name in lower case: preflight, system, ...; empty for `progress`.
         host: host of the event; empty for the start of a play or a task.
-        message: message of a failed task or a debug task; the text of a diff.
+        message: message of a failed task or a debug task; the text of a diff; for `progress` the
+            activity of a task that takes long.
         action: fully qualified name of the module.
         result: result of the module; empty except for `ok` and `changed`.
     """
@@ -218,7 +222,7 @@ class _Playing:
         if event:
             if event.kind == "started":
                 self._waiting_for[event.host] = None
-            elif event.kind != "diff":
+            elif event.kind not in ("diff", "progress"):
                 self._waiting_for.pop(event.host, None)
             self._events.put(event)
         elif raw.get("event") == "playbook_on_stats":
@@ -305,6 +309,9 @@ def never_a_template(variables: Mapping[str, Any]) -> str:
 def read_event(raw: dict[str, Any]) -> TaskEvent | None:
     """Convert an event of ansible-runner; return None if ftcluster does not use this event."""
     name = raw.get("event")
+    if name == "verbose" and (reported := read_progress(str(raw.get("stdout", "")))):
+        host, activity = printable(reported)
+        return TaskEvent("progress", stage="", host=host, message=activity)
     try:
         data = printable(raw.get("event_data", {}))
     except RecursionError:

@@ -114,6 +114,7 @@ class Setup(Stages):
     name = "setup"
     answers = (
         *Preflight.answers, answers.REPORT, answers.TABLE, answers.CURRENT, answers.MEASURED,
+        answers.LACKS,
     )  # fmt: skip
 
 
@@ -137,6 +138,7 @@ class Teardown(Stages):
     """The playbook that removes a cluster."""
 
     name = "teardown"
+    answers = (*Stages.answers, answers.ORPHANS)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 import time
 from datetime import datetime
 
-from ftcluster.progress.state import HostProgress, RunProgress
+from ftcluster.progress.state import HostProgress, RunProgress, SetupProgress
+from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 
 # descriptions of the stages of setup, check and teardown
@@ -24,6 +25,24 @@ def stage_line(stage: str) -> str:
     'mesh: connect the head with the hosts ...'
     """
     return f"{stage}: {STAGES[stage]} ..." if stage in STAGES else f"{stage} ..."
+
+
+def waiting_lines(progress: SetupProgress, now: float, seconds: float) -> list[str]:
+    """Return a line for each activity that has run for so many seconds, with its hosts.
+
+    Args:
+        now: time.monotonic().
+    """
+    hosts: dict[str, list[str]] = {}
+    for name, host in progress.hosts.items():
+        if host.busy and now >= host.since + seconds:
+            hosts.setdefault(host.activity or host.task, []).append(name)
+    return [
+        f"{short_names(names)}: {activity} (for "
+        f"{duration(now - min(progress.hosts[name].since for name in names))})"
+        for activity, names in hosts.items()
+        if activity
+    ]
 
 
 def duration(seconds: float) -> str:

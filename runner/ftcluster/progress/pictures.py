@@ -28,7 +28,7 @@ def setup_picture(progress: SetupProgress) -> RenderableType:
         state = format.host_state(host, progress.finished)
         running = state == "running"
         until = time.monotonic() if running else host.ended
-        words = {"running": host.task, "done": "ready"}
+        words = {"running": host.activity or host.task, "done": "done"}
         table.add_row(
             Text(name, style="bold"),
             Text(host.stage, style=STYLES[state]),

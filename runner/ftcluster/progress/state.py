@@ -17,6 +17,9 @@ class HostProgress:
 
     Attributes:
         stage: current play.
+        activity: what a long task does, such as a download; "" if the task reports nothing.
+        since: time.monotonic() of the start of the task, or of its activity.
+        busy: True while a task runs on the host; False while the host waits for other hosts.
         ok: number of tasks that changed nothing.
         failed: error of the failed task, or "".
         last_failure: error of the last task that failed, also if later tasks succeeded.
@@ -27,6 +30,9 @@ class HostProgress:
 
     stage: str = ""
     task: str = ""
+    activity: str = ""
+    since: float = 0.0
+    busy: bool = False
     ok: int = 0
     changed: int = 0
     failed: str = ""
@@ -34,6 +40,23 @@ class HostProgress:
     unreachable: bool = False
     started: float = 0.0
     ended: float = 0.0
+
+
+UNNAMED_STAGES = ("lock", "unlock", "facts again")  # plays that belong to the stage before them
+
+
+def stage_of(event: TaskEvent) -> str:
+    """Return the stage of an event; "" for a play that is no stage of its own."""
+    return "" if event.stage in UNNAMED_STAGES else event.stage
+
+
+def activity_of(message: str) -> str:
+    """Return the activity that a message of a long task names, without its numbers.
+
+    >>> activity_of("downloading wheels: 12 of 450 MB")
+    'downloading wheels'
+    """
+    return message.partition(": ")[0]
 
 
 @dataclass
@@ -49,8 +72,18 @@ class SetupProgress:
         if not event.host:
             return
         now = time.monotonic()
-        host = self.hosts.setdefault(event.host, HostProgress(started=now))
-        host.ended, host.stage, host.task = now, event.stage, event.task
+        host = self.hosts.setdefault(event.host, HostProgress(started=now, since=now))
+        if event.kind == "progress":
+            if activity_of(event.message) != activity_of(host.activity):
+                host.since = now
+            host.ended, host.activity, host.busy = now, event.message, True
+            return
+        if event.kind != "diff":
+            host.busy = event.kind == "started"
+        if event.task != host.task or event.kind == "started":
+            host.since = now
+        host.ended, host.task, host.activity = now, event.task, ""
+        host.stage = stage_of(event) or host.stage
         match event.kind:
             case "ok":
                 host.ok += 1

@@ -1,6 +1,7 @@
 """Views that display progress: as nothing, a live picture on a terminal, or plain lines."""
 
 import sys
+import time
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -9,10 +10,15 @@ from ftcluster.ansible.playbook import TaskEvent
 from ftcluster.progress import format
 from ftcluster.progress.data import data_lines
 from ftcluster.progress.pictures import run_picture, setup_picture
-from ftcluster.progress.state import RunProgress, SetupProgress
+from ftcluster.progress.state import RunProgress, SetupProgress, activity_of, stage_of
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 from ftcluster.text.printable import printable
+
+# Log files stay short: time between two lines about the same activity of a host, and time without
+# a line after which the running tasks are named.
+ACTIVITY_SECONDS = 15.0
+SILENT_SECONDS = 30.0
 
 
 class View:
@@ -51,6 +57,8 @@ class TerminalView(View):
 
     def setup_event(self, progress: SetupProgress, event: TaskEvent) -> None:  # noqa: ARG002
         """Show the changes that a task in check mode would make."""
+        if event.kind == "progress":
+            return
         self.task_event(event)
         if event.kind == "diff":
             self.say(f"{event.host}: {event.task}\n{event.message}")
@@ -161,11 +169,19 @@ class _PlainView(TerminalView):
         super().__init__(console)
         self._verbose = verbose
         self._stage = ""
+        self._setup: SetupProgress | None = None
+        self._said_at = time.monotonic()
+        self._activities: dict[str, tuple[str, float]] = {}  # activity of each host, and its time
 
     def setup_event(self, progress: SetupProgress, event: TaskEvent) -> None:
-        if event.stage != self._stage:
-            self._stage = event.stage
-            self.say(format.stage_line(event.stage))
+        self._setup = progress
+        if event.kind == "progress":
+            self._say_activity(event)
+            return
+        stage = stage_of(event)
+        if stage and stage != self._stage:
+            self._stage = stage
+            self.say(format.stage_line(stage))
         # the reason of a failure follows in the command's error, or in a notice if it was rescued
         always = event.kind in ("failed", "unreachable", "changed")
         if always or (self._verbose and event.kind in ("ok", "skipped")):
@@ -188,6 +204,26 @@ class _PlainView(TerminalView):
                 self.say(f"evaluation at step {last['step']}: {format.metrics(last['metrics'])}")
         super().run_event(progress, kind)
 
+    def _say_activity(self, event: TaskEvent) -> None:
+        """Say what a long task of a host does, if this is new or the last line is old."""
+        now, activity = time.monotonic(), activity_of(event.message)
+        before, said_at = self._activities.get(event.host, ("", 0.0))
+        if activity != before or now >= said_at + ACTIVITY_SECONDS:
+            self._activities[event.host] = (activity, now)
+            self.say(f"{event.host}: {event.message}")
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if self._setup and now >= self._said_at + SILENT_SECONDS:
+            for line in format.waiting_lines(self._setup, now, SILENT_SECONDS):
+                self.say(line)
+            self._said_at = now
+
+    def close(self) -> None:
+        self._setup = None
+        super().close()
+
     def say(self, text: str) -> None:
+        self._said_at = time.monotonic()
         # rich's Console would take longer to print a line than the event takes to be handled
         print(printable(text), file=self._console.file, flush=True)

@@ -10,7 +10,9 @@ from ftcluster.ansible.answers import (
     CURRENT,
     FACTS,
     HOSTS,
+    LACKS,
     MEASURED,
+    ORPHANS,
     PREVIOUS,
     RECORDED,
     TABLE,
@@ -52,6 +54,8 @@ class StagesResult:
         records: text of the cluster's record by host; only the head has a record.
         stack: name of the stack in use, or "" if no stage determined it.
         stack_why: reason for the choice of this stack.
+        lacks: missing features of each host: "firewall" or "tcmalloc".
+        orphans: paths by host that keep the user id of an account that is gone, with the id.
         locked: True if this setup holds the lock of a host.
         set_up: names of hosts that have a stack in use.
     """
@@ -63,6 +67,8 @@ class StagesResult:
     records: dict[str, object] = field(default_factory=dict)
     stack: str = ""
     stack_why: str = ""
+    lacks: dict[str, list[str]] = field(default_factory=dict)
+    orphans: dict[str, list[str]] = field(default_factory=dict)
     seconds: float = 0.0
     locked: bool = False
     set_up: set[str] = field(default_factory=set)
@@ -87,6 +93,10 @@ class StagesResult:
             self.stack_why = choice[0].get("why", self.stack_why)
         if current := take(CURRENT, event) or take(PREVIOUS, event):
             self.stack = stack_name(*current)
+        if features := take(LACKS, event):
+            (self.lacks[event.host],) = features
+        if paths := take(ORPHANS, event):
+            (self.orphans[event.host],) = paths
         if table := take(TABLE, event):
             (self.table,) = table
 

@@ -4,11 +4,13 @@ import pytest
 
 from tests import ops_page
 from tests.cluster.control import HEAD, OTHER, Control
-from tests.cluster.examples import ADVISED, Empty, changes, empty_folder
+from tests.cluster.examples import ADVISED, NOT_DRY, Empty, changes, empty_folder
+from tests.programs import CONTROL
 
 pytestmark = pytest.mark.long
 # Those of the other roles need a stack: test_examples.py has them.
 HOSTS = (HEAD, OTHER)
+COLLECTION = "python3*/site-packages/ansible_collections/ftcluster/cluster"
 ROLES = ("account", "firewall", "os_package", "ssh_mesh", "tcmalloc", "tuning", "virtualenv")
 
 
@@ -31,7 +33,7 @@ def test_the_roles_pages(empty: Empty) -> None:
     for example in examples:
         empty.write(f"{example}.yml", example.playbook)
     made = [f"{example}.yml" for example in examples if example.entry == "main"]
-    done = changes(empty.play(*made))  # one line a playbook and host
+    done = changes(empty.make(*made))  # one line a playbook and host
     assert len(done) == len(made) * len(HOSTS)
     assert "0" not in done
     reached = control.bed.ssh(HEAD, f"ssh -F mesh/ssh_config {OTHER} whoami")
@@ -46,13 +48,31 @@ def test_the_roles_pages(empty: Empty) -> None:
     assert control.snapshots() == before
 
 
+def test_all_roles_work_in_check_mode_on_bare_hosts(empty: Empty) -> None:
+    """Also the roles of which no other test here makes anything."""
+    control, before = empty.control, empty.control.snapshots()
+    [tool] = [
+        found.files for found in ops_page.playbooks(ops_page.read_single_roles()) if found.files
+    ]
+    for name, text in tool.items():
+        empty.write(name, text)
+    [wheel] = (CONTROL.parent / "lib").glob(f"{COLLECTION}/roles/node_agent/files/*.whl")
+    names = [empty.write(f"{each}.yml", each.playbook) for each in ops_page.read_examples()]
+    assert NOT_DRY.keys() <= set(names)
+    dry = [name for name in names if name not in NOT_DRY]
+    done = empty.play(*dry, "--check", "-e", f"node_agent_wheel={wheel}", **ADVISED)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "fatal:" not in done.stdout, done.stdout
+    assert control.snapshots() == before
+
+
 def test_the_page_for_ops_teams_does_what_it_says(empty: Empty) -> None:
     control = empty.control
     for number, playbook in enumerate(ops_page.playbooks(ops_page.read_single_roles())):
         name = empty.write(f"ops-{number}.yml", playbook.text)
         for beside, text in playbook.files.items():
             empty.write(beside, text)
-        assert changes(empty.play(name)), playbook.title
+        assert changes(empty.make(name)), playbook.title
         assert changes(empty.play(name, **ADVISED)) == ["0"] * len(HOSTS)
     assert "7000-7099" in control.shell(OTHER, "nft list ruleset")
     assert "4.3.0" in control.shell(OTHER, "/opt/markdown-it/4.3.0/bin/markdown-it --version")

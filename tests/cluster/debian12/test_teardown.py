@@ -31,6 +31,7 @@ true
 """
 SHARED_PARTS = ["ftcluster", "ftcluster.conf", "inet_ftcluster", "enabled"]
 RUN = "/opt/ftcluster/runs/quickstart-1"
+GONE = 61999  # number of no account
 
 
 @pytest.mark.long
@@ -55,10 +56,15 @@ def test_teardown_removes_everything_but_runs_and_then_these(cluster: Cluster) -
     with canary(control, HEAD) as target:
         control.shell(HEAD, PLANT.format(target))
         assert control.as_ranks(HEAD, f"mkdir -p {RUN}/model").returncode == 0
+        # as if somebody had removed an earlier account by hand
+        control.shell(HEAD, f"mkdir {RUN}/old && chown {GONE} {RUN}/old")
+        number = control.shell(HEAD, "id -u ftcluster").strip()
         kept = control.run("teardown", cluster.inventory)
         assert kept.returncode == 0, kept.stderr
         assert f"{HEAD}: runs and their models stay in /opt/ftcluster/runs" in kept.stderr
-        assert control.shell(HEAD, f"ls {RUN}") == "model\n"
+        assert control.shell(HEAD, f"ls {RUN}") == "model\nold\n"
+        assert f"{HEAD}: {RUN}/old (user id {GONE}) stays: the next account" in kept.stdout
+        assert control.shell(HEAD, f"find / -xdev -uid {number}") == ""
         # what OTHER's clusters share is that of the last one
         assert (
             f"{OTHER}: left limits, huge pages and firewall and the account ftcluster"

@@ -68,7 +68,7 @@ GOOD = {
     answers.PROBLEMS: [{"what": "a"}], answers.NOTICES: [], answers.CURRENT: "/a",
     answers.PREVIOUS: "/a", answers.DATA_READ: {"report": DATA_SAID, "notices": []},
     answers.MEASURED: "{}", answers.RECORDED: "{}",
-    answers.SYSTEM: "a",
+    answers.SYSTEM: "a", answers.LACKS: ["tcmalloc"], answers.ORPHANS: [],
 }  # fmt: skip
 
 

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ftcluster.ansible.answers import LACKS, ORPHANS, SET_FACT
 from ftcluster.ansible.inventory import Inventory
+from ftcluster.ansible.playbook import TaskEvent
 from ftcluster.ansible.playbooks import Playbook
 from ftcluster.cli.main import main
 from ftcluster.cluster.facts import HostFacts
@@ -54,6 +56,37 @@ def setup(monkeypatch: pytest.MonkeyPatch) -> Setup:
         verb.set_up((Path(path),), options, make_view(False, Console()), passwords)
 
     return run
+
+
+def test_a_host_without_what_was_asked_for_is_not_ready() -> None:
+    result = StagesResult(Inventory((), HOSTS, HOSTS), table=TABLE)
+    for name in HOSTS:
+        result.progress.add(TaskEvent("ok", "verify", "Keep", name))
+    for name, lacks in (("a", []), ("b", ["tcmalloc"]), ("c", ["firewall", "tcmalloc"])):
+        facts = {"ansible_facts": {"cluster_lacks": lacks}}
+        event = TaskEvent("ok", "verify", LACKS.task, name, action=SET_FACT, result=facts)
+        result.add(event)
+    done = verb.SetupResult(result)
+    assert done.document()["lacks"] == {"a": [], "b": ["tcmalloc"], "c": ["firewall", "tcmalloc"]}
+    open_ports, slower, summary = done.lines()[1:]
+    assert open_ports.startswith("c: not ready, because without root there is no firewall")
+    assert slower.startswith("b, c: no tcmalloc")
+    assert summary.startswith("3 hosts set up, 2 of them ready, 0 changes")
+    result.lacks = {"a": [], "b": ["tcmalloc"]}
+    assert done.lines()[-1].startswith("3 hosts ready, 0 changes")
+
+
+def test_teardown_names_files_that_the_next_account_would_own() -> None:
+    result = StagesResult(Inventory((), ("a",), ("a",)))
+    kept = "/opt/ftcluster/runs/old (user id 998)"
+    facts = {"ansible_facts": {"cluster_orphans": [kept]}}
+    result.add(TaskEvent("ok", "teardown", ORPHANS.task, "a", action=SET_FACT, result=facts))
+    result.progress.add(TaskEvent("ok", "teardown", ORPHANS.task, "a"))
+    done = verb.TeardownResult(result)
+    assert done.document()["orphans"] == {"a": [kept]}
+    path, summary = done.lines()
+    assert path.startswith(f"a: {kept} stays: the next account with this user id would own it")
+    assert summary.startswith("removed from 1 host")
 
 
 def names() -> list[str]:

@@ -292,6 +292,7 @@ def test_another_user_does_not_read_the_next_accounts_runs(
     assert runs.owner() == "nobody"
     result = run_module(give_to_root.main, **given)
     assert (result["changed"], result["given"]) == (True, 5)
+    assert result["left"] == [], "others is a file of a user with an account"
     assert not run_module(give_to_root.main, **given)["changed"]
     assert outside.owner() == "daemon"
     assert Path("/etc/passwd").owner() == owner
@@ -320,7 +321,7 @@ def test_the_deepest_folder_is_given_to_root_and_no_set_id_bit_with_it(tmp_path:
     program = os.open("program", os.O_CREAT | os.O_WRONLY, 0o755, dir_fd=here)
     os.fchown(program, STRANGER.pw_uid, 0)
     os.fchmod(program, 0o4755)
-    assert give_to_root.give_all(top, STRANGER.pw_uid) == 1101
+    assert give_to_root.give_all(top, STRANGER.pw_uid) == (1101, [])
     assert os.fstat(here).st_uid == 0
     assert (os.fstat(program).st_uid, stat.S_IMODE(os.fstat(program).st_mode)) == (0, 0o755)
     os.close(program)
@@ -331,5 +332,26 @@ def test_the_deepest_folder_is_given_to_root_and_no_set_id_bit_with_it(tmp_path:
 def test_no_account_is_root(run_module: Any, tmp_path: Path) -> None:
     refusal = run_module(give_to_root.main, path=str(tmp_path), uid=0)
     assert "an account other than root" in refusal["msg"]
-    refusal = run_module(give_to_root.main, path=str(tmp_path / "none"), uid=1)
-    assert refusal["msg"].startswith(str(tmp_path / "none"))
+    nothing = run_module(give_to_root.main, path=str(tmp_path / "none"), uid=1)
+    assert (nothing["changed"], nothing["left"]) == (False, [])
+    (tmp_path / "file").touch()
+    refusal = run_module(give_to_root.main, path=str(tmp_path / "file"), uid=1)
+    assert refusal["msg"].startswith(str(tmp_path / "file"))
+
+
+def test_files_of_a_number_without_an_account_are_named(run_module: Any, tmp_path: Path) -> None:
+    """Somebody removed the account by hand, and setup made it again with another number."""
+    runs = tmp_path / "runs"
+    for name in ("old/model", "old/logs", "new"):
+        (runs / name).mkdir(parents=True)
+    former = next(uid for uid in range(61_000, 62_000) if not give_to_root.has_account(uid))
+    for path in (runs / "old", runs / "old/model", runs / "new/link"):
+        if path.name == "link":
+            path.symlink_to("/etc/passwd")
+        os.chown(path, former, 0, follow_symlinks=False)
+    os.chown(runs, STRANGER.pw_uid, 0)
+    result = run_module(give_to_root.main, path=str(runs), uid=STRANGER.pw_uid)
+    assert (result["given"], sorted(result["left"])) == (
+        1, [f"{runs}/new/link (user id {former})", f"{runs}/old (user id {former})"]
+    )  # fmt: skip
+    assert (runs / "old").stat().st_uid == former

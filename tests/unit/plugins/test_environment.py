@@ -194,7 +194,7 @@ def test_packages_for_another_environment_appear_whole_or_not_at_all(
     found = run_module(
         environment.main, path=str(path), base=str(tmp_path / "stack"),
         from_action={
-            "digest": "d1", "staging": str(staging),
+            "digest": "d1", "staging": str(staging), "step": "verify and install",
             "sha256": wheels(staging, **{"tool-1.0-py3-none-any.whl": "one"}),
         },
     )  # fmt: skip

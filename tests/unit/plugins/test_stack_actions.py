@@ -17,6 +17,10 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
 )
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Sources, Target
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import read_lock
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.progress import (
+    megabytes,
+    read_progress,
+)
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import (
     Lists,
     StacksFileError,
@@ -263,7 +267,13 @@ def there() -> Host:
 def install(folder: Path, there: Host, house: Wheelhouse, monkeypatch: pytest.MonkeyPatch) -> Act:
     """Run the action on that host; the package index gives `house`."""
 
-    def push(_action: object, files: list[tuple[Path, str]], _folder: str) -> None:
+    def push(
+        _action: object,
+        files: list[tuple[Path, str]],
+        _folder: str,
+        on_bytes: Callable[[int], None],
+    ) -> None:
+        on_bytes(len(files))
         there.sent += [name for _, name in files]
 
     def get_wheels(*_: object) -> Wheelhouse:
@@ -279,16 +289,39 @@ def install(folder: Path, there: Host, house: Wheelhouse, monkeypatch: pytest.Mo
         }  # fmt: skip
         action = plugin(environment, given, check)
         monkeypatch.setattr(action, "_execute_module", there.execute)
-        result: dict[str, Any] = action.run(None, {})
+        result: dict[str, Any] = action.run(None, {"inventory_hostname": "n1"})
         return result
 
     return act
 
 
+def test_each_step_of_an_installation_is_reported(
+    install: Act, house: Wheelhouse, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install()
+    reports = [read_progress(line) for line in capsys.readouterr().out.splitlines()]
+    [wheel] = house.wheels.values()
+    assert reports == [
+        ("n1", f"sending packages: 0 MB of {megabytes(wheel.size)}"),
+        ("n1", f"verifying packages: {megabytes(wheel.size)}"),
+        ("n1", f"installing packages: {megabytes(wheel.unpacked)}"),
+    ]
+
+
+def test_nothing_is_installed_if_a_host_receives_another_wheel(
+    install: Act, there: Host, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there.answer = {"failed": True, "msg": "tool.whl arrived with another sha256"}
+    assert install() == there.answer
+    assert [arguments["step"] for arguments in there.installed] == ["verify"]
+    assert "installing" not in capsys.readouterr().out
+
+
 def test_wheels_are_sent_with_their_hashes(install: Act, there: Host, house: Wheelhouse) -> None:
     assert install() == {"changed": True, "notices": []}
     assert there.sent == [WHEEL]
-    (arguments,) = there.installed
+    assert [arguments["step"] for arguments in there.installed] == ["verify", "install"]
+    arguments = there.installed[1]
     assert arguments["sha256"] == house.sha256
     assert arguments["digest"] == Wanted("native", LOCK).digest
     assert arguments["staging"].startswith("/opt/x.staging-")
@@ -316,14 +349,14 @@ def test_sources_and_target_are_those_that_were_given(
         more_requirements=str(folder / "native-cuda.txt"), resolve=True, index_url="https://a",
         find_links=["/b"], indexes={"Torch_X": "https://c", "other": ""}, cache=str(tmp_path),
     )  # fmt: skip
-    assert asked == [
+    assert [
         (
             Wanted("native", LOCK, "nvidia-x==1.0\n", True, True),
             Target("3.11", "2.36", "x86_64"),
             Sources("https://a", ("/b",), {"torch-x": "https://c"}),
             tmp_path,
         )
-    ]
+    ] == [arguments[:4] for arguments in asked]
     assert done["notices"] == ["it is large"]
 
 

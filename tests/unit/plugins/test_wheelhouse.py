@@ -49,7 +49,7 @@ class Source:
     refuses: dict[str, str] = field(default_factory=dict)
     calls: list[tuple[list[str], bool]] = field(default_factory=list)
 
-    def pip(self, target: Target, _sources: Sources, folder: Path) -> SimpleNamespace:
+    def pip(self, target: Target, _sources: Sources, folder: Path, _: object) -> SimpleNamespace:
         assert target.machine == "x86_64"
 
         def download(pins: Iterable[Pin], with_dependencies: bool = False) -> dict[str, str]:

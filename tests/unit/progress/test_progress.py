@@ -1,12 +1,13 @@
 import io
 import re
+import time
 
 import pytest
 from rich.console import Console
 
-from ftcluster.ansible.playbook import TaskEvent
+from ftcluster.ansible.playbook import Kind, TaskEvent
 from ftcluster.progress.format import duration, shape, stopped_line
-from ftcluster.progress.pictures import run_picture, sparkline
+from ftcluster.progress.pictures import run_picture, setup_picture, sparkline
 from ftcluster.progress.state import RunProgress, SetupProgress
 from ftcluster.progress.view import make_view
 
@@ -177,8 +178,66 @@ def test_live_view_shows_hosts_then_the_run_and_leaves_the_last_picture() -> Non
     view.run_event(run, "start")
     view.close()
     shown = stream.getvalue()
-    for part in ("node1", "Install the packages", "note: node1: mind this", "ready", "run r-1"):
+    for part in ("node1", "Install the packages", "note: node1: mind this", "done", "run r-1"):
         assert part in shown
+
+
+def test_long_tasks_are_reported_at_a_modest_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    stream = io.StringIO()
+    view, setup = make_view(False, Console(file=stream)), SetupProgress()
+
+    def send(kind: Kind, text: str, host: str = "n1") -> None:
+        task = {"message": text} if kind == "progress" else {"task": text, "stage": "stack"}
+        event = TaskEvent(kind, **{"stage": "", "host": host, **task})
+        setup.add(event)
+        view.setup_event(setup, event)
+
+    send("started", "Create the environment")
+    send("started", "Create the environment", "n2")
+    send("ok", "Create the environment", "n2")  # waits for n1
+    for second in range(36):
+        now[0] = 1000.0 + second
+        send("progress", f"downloading packages: {second} MB of 450 MB")
+        view.tick()
+    send("progress", "installing packages: 1.4 GB")
+    for second in range(36, 80):
+        now[0] = 1000.0 + second
+        view.tick()
+    send("ok", "Create the environment")
+    view.close()
+    now[0] += 1000
+    view.tick()
+    assert stream.getvalue().splitlines() == [
+        "stack: install Python, torch and transformers ...",
+        "n1: downloading packages: 0 MB of 450 MB",
+        "n1: downloading packages: 15 MB of 450 MB",
+        "n1: downloading packages: 30 MB of 450 MB",
+        "n1: installing packages: 1.4 GB",
+        "n1: installing packages: 1.4 GB (for 30 s)",
+    ]
+    assert setup.hosts["n1"].stage == "stack"
+
+
+def test_the_picture_shows_the_activity_of_a_long_task() -> None:
+    progress, stream = SetupProgress(), io.StringIO()
+    progress.add(TaskEvent("started", "stack", "Create the environment", "n1"))
+    progress.add(TaskEvent("progress", "", "", "n1", "sending packages: 12 MB of 450 MB"))
+    Console(file=stream, width=120).print(setup_picture(progress))
+    assert "stack" in stream.getvalue()
+    assert "sending packages: 12 MB of 450 MB" in stream.getvalue()
+
+
+def test_locks_and_repeated_facts_are_no_stages() -> None:
+    stream = io.StringIO()
+    view, setup = make_view(False, Console(file=stream)), SetupProgress()
+    for stage in ("preflight", "lock", "facts again", "unlock"):
+        event = TaskEvent("ok", stage, "Take the lock", "n1")
+        setup.add(event)
+        view.setup_event(setup, event)
+    assert stream.getvalue() == "preflight: inspect the hosts ...\n"
+    assert setup.hosts["n1"].stage == "preflight"
 
 
 def test_a_note_is_shown_once_for_all_hosts() -> None:
