@@ -104,8 +104,10 @@ from ftcluster_train.io.events import read_events
 from ftcluster_train.io.mpi_output import END_MARKER, MarkedLines, Splitter, read_end
 from ftcluster_train.io.rank_status import rank_of, read_report
 from ftcluster_train.supervisor.heartbeats import Heartbeats
+from ftcluster_train.supervisor.link_check import read_errors, read_port
 from ftcluster_train.supervisor.metrics_file import MetricsFile
 from ftcluster_train.supervisor.runs import find_jobs, run_there
+from ftcluster_train.supervisor.ssh_causes import cause_of, describe
 from tests.programs import ROOT
 
 # what JSON's and YAML's readers stumble over, whatever is expected of them
@@ -614,6 +616,16 @@ PARSERS = {
     "answers of a check": Parser(
         of_text(lambda text: read_answers(text.split("\n"))),
         (f"{MARK} 0 0 2 {{\"rank\"\n{MARK} 0 1 2 : 0}}\n".encode(),),
+    ),
+    "port of a host": Parser(of_text(read_port), (b"40001", b"1")),
+    "links of a host": Parser(
+        of_text(read_errors), (dumped({"a": "timed out"}),), (ValueError,),
+        lambda found: found == {"a": "timed out"},
+    ),
+    "messages of ssh": Parser(
+        of_text(lambda text: describe(cause_of(255, text), text)),
+        (b"ssh: connect to host n1: No route to host\r\n", b"No RSA host key is known for a"),
+        (), lambda found: "unknown cause" not in found and "\n" not in found,
     ),
     "list of CPUs": Parser(of_text(parse_cpus), (b"0-3,8,10-14:2",), (ValueError,)),
     "given file": Parser(of_file(read_given, "f"), (b"a\xc3\xa9",), (GivenFileError,)),

@@ -1,6 +1,7 @@
 """Lost hosts, changed host keys and cut links in runs; `python -m tests.faults` has more."""
 
 import json
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -84,7 +85,7 @@ def sums(cluster: Cluster) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
         yield runs[0]["run"], process
     finally:
         if process.poll() is None:
-            process.terminate()
+            process.send_signal(signal.SIGINT)  # ends the run too
         process.communicate(timeout=120)
     no_rank_is_left(cluster)
 

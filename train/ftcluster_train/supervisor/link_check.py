@@ -8,6 +8,7 @@ to all others (`ftcluster_train.comm.connectivity --pairs`). Standard library on
 import contextlib
 import json
 import os
+import re
 import select
 import shlex
 import subprocess
@@ -33,6 +34,8 @@ MOST_HOSTS = 128  # each pair takes a connection, and each host a process of the
 MOST_PAIRS = 3  # pairs that a message names
 MARGIN_SECONDS = 3.0  # for busy hosts, beyond the time-out of a connection
 END_SECONDS = 1.0
+PORT = re.compile("[0-9]{1,5}")
+MOST_ERROR = 100  # characters of a host's error
 ALL_REACH = "all hosts reach each other"
 
 
@@ -153,7 +156,7 @@ def check_links(hosts: Sequence[Host], ssh_config: str, stack: Path, limit_secon
     hosts = tuple(hosts[:MOST_HOSTS])
     with _members(hosts, ssh_config, stack) as members:
         answers = _lines(members, PORT_MARK, limit_seconds)
-        ports = {host: int(text) for host, text in answers.items() if text.isdecimal()}
+        ports = {host: port for host, text in answers.items() if (port := read_port(text))}
         present = {host: members[host] for host in ports}
         for host, member in present.items():
             peers = {
@@ -163,8 +166,8 @@ def check_links(hosts: Sequence[Host], ssh_config: str, stack: Path, limit_secon
         answers = _lines(present, ERRORS_MARK, CONNECT_SECONDS + MARGIN_SECONDS)
     errors = {}
     for host, text in answers.items():
-        with contextlib.suppress(ValueError, AttributeError, RecursionError):
-            errors[host] = {str(name): str(error) for name, error in json.loads(text).items()}
+        with contextlib.suppress(ValueError):
+            errors[host] = read_errors(text)
     gaps = tuple(
         Gap(host, other, ports[other], errors[host][other.name])
         for host in hosts
@@ -172,6 +175,27 @@ def check_links(hosts: Sequence[Host], ssh_config: str, stack: Path, limit_secon
         if other.name in errors.get(host, {})
     )
     return Links(hosts, gaps, tuple(host for host in hosts if host not in errors))
+
+
+def read_port(text: str) -> int | None:
+    """Return the TCP port that a host has printed; None for another text."""
+    number = int(text) if PORT.fullmatch(text) else 0
+    return number if 0 < number < 1 << 16 else None
+
+
+def read_errors(text: str) -> dict[str, str]:
+    """Return the errors that a host has printed, by the name of the host that it cannot reach.
+
+    Raises:
+        ValueError: the text is no such line.
+    """
+    try:
+        document = json.loads(text)
+    except RecursionError:
+        document = None
+    if not isinstance(document, dict):
+        raise ValueError("not an object")
+    return {name: ascii(str(error))[1:-1][:MOST_ERROR] for name, error in document.items()}
 
 
 class _Member:
