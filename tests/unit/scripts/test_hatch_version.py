@@ -69,7 +69,7 @@ def test_a_version_counts_commits_and_names_the_last(root: Path) -> None:
 
 
 def test_hosts_keep_the_package_of_a_release_that_is_unchanged(root: Path) -> None:
-    """Its last change may be older than the release."""
+    """The last change of its files may be older than the release."""
     commit(root, "runner/a.py")
     git(root, "tag", f"v{RELEASE}")
     later = commit(root, "runner/a.py")
@@ -170,7 +170,7 @@ def test_galaxy_accepts_each_version_and_orders_them_alike(root: Path) -> None:
 
 
 def test_all_packages_and_the_collection_have_the_version_of_the_tag(tmp_path: Path) -> None:
-    """Of this repository's own sources, in a clone with tags."""
+    """A copy of this repository's files with the version, with a tag."""
     clone = tmp_path / "clone"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "common", clone / "common", ignore=ignored)
