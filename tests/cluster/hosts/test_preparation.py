@@ -1,54 +1,80 @@
-"""Trainings that end before their launch."""
+"""Trainings whose preparation or control node ends before the launch."""
 
 import contextlib
 import os
 import signal
+import subprocess
+from pathlib import Path
 
 from ftcluster_train.io.activity import descendants
 from tests.cluster.cluster import TWO, Cluster, no_rank_is_left
 from tests.cluster.control import HEAD, OTHER
+from tests.faults.observe import HOST, Process, oom_kill
 from tests.programs import wait_for
 
 ROWS = "data=generated:train=160,validation=40,seed=97"  # no other test has prepared them
-TOO_LITTLE = 200_000_000  # bytes; importing torch takes more
 
 
-def test_a_preparation_that_is_out_of_memory_is_named_with_its_host(cluster: Cluster) -> None:
-    control = cluster.control
-    try:
-        control.bed.memory(OTHER, TOO_LITTLE)
-        done = control.run("train", "quickstart", *TWO, ROWS)
-    finally:
-        control.bed.memory(OTHER, None)
-    assert done.returncode == 1, done.stdout
-    message = "engine.prepare was killed by the kernel: the host is out of memory"
-    assert f"{OTHER}: {message}" in done.stderr
-    assert "does not start" not in done.stderr, "the stack is not to blame"
-    no_rank_is_left(cluster)
-
-
-def test_a_run_whose_control_node_lost_its_power_before_the_launch(cluster: Cluster) -> None:
-    control = cluster.control
-    process = control.start("train", "quickstart", *TWO, ROWS, "--name", "unplugged")
+def begin(cluster: Cluster, name: str) -> "subprocess.Popen[str]":
+    """Start a training with this name, and return while its model and data are prepared."""
+    words = (ROWS, "batch_size=8", "--name", name)
+    process = cluster.control.start("train", "quickstart", *TWO, *words)
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("prepare model and data"):
-            break
+            return process
+    raise AssertionError(f"{name} was not prepared")
+
+
+def preparation(name: str, host: str) -> Process | None:
+    """Return the process that prepares a training on a host; None if there is none."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            place = HOST.search((folder / "cgroup").read_text())
+            is_there = place is not None and place[1] == host
+            if is_there and "ftcluster_train.engine.prepare" in words and name in words[-2]:
+                return Process(int(folder.name), 0, host, "other", None, None, " ".join(words))
+    return None
+
+
+def test_a_preparation_that_is_out_of_memory_is_named_with_its_host(cluster: Cluster) -> None:
+    process = begin(cluster, "hungry")
+    wait_for(lambda: preparation("/runs/hungry-", OTHER), 60)
+    victim = preparation("/runs/hungry-", OTHER)
+    assert victim is not None
+    group = oom_kill(victim)
+    try:
+        _, stderr = process.communicate(timeout=300)
+    finally:
+        group.rmdir()
+    assert process.returncode == 1, stderr
+    message = "engine.prepare was killed by the kernel: the host is out of memory"
+    assert f"{OTHER}: {message}" in stderr
+    assert "does not start" not in stderr, "the stack is not to blame"
+    no_rank_is_left(cluster)
+
+
+def test_a_run_whose_control_node_lost_its_power_is_launched_by_another_one(
+    cluster: Cluster,
+) -> None:
+    control = cluster.control
+    process = begin(cluster, "unplugged")
     for pid in (*descendants(process.pid), process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.communicate()
-
-    def preparing() -> list[str]:
-        lines = control.shell(HEAD, "pgrep -u ftcluster -af unplugged || true").splitlines()
-        return [line for line in lines if "ftcluster_train" in line]
-
-    wait_for(lambda: not preparing(), 120)
     runs = control.shell(HEAD, "ls /opt/ftcluster/runs").split()
     [run] = [name for name in runs if name.startswith("unplugged-")]
-    attached = control.run("attach", run)
-    assert attached.returncode == 1, attached.stdout
-    assert f"{run} has not been launched" in attached.stderr
-    assert "Traceback" not in attached.stderr
-    assert control.run("clean", run).returncode == 0
+    folder = f"/opt/ftcluster/runs/{run}"
+    early = control.run("attach", run)  # the preparation continues without a control node
+    if early.returncode != 0:
+        assert f"{run} has no prepared model and data yet" in early.stderr
+        assert "Traceback" not in early.stderr
+        wait_for(lambda: "launch.json" in control.shell(HEAD, f"ls {folder}"), 120)
+        attached = control.run("attach", run)
+        assert attached.returncode == 0, attached.stderr
+    events = control.shell(HEAD, f"cat {folder}/events.jsonl")
+    assert '"state": "done"' in events
+    assert '"event": "restart"' not in events
     no_rank_is_left(cluster)

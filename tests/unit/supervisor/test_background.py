@@ -180,18 +180,19 @@ def test_a_run_without_a_supervisor_is_started_again_and_one_with_it_is_not(run_
     assert (run_dir / "events.jsonl").read_text() == lines
 
 
-def test_a_run_that_was_not_launched_gets_no_supervisor(tmp_path: Path) -> None:
-    """Its control node was switched off, or is still copying the run's data."""
+def test_a_run_that_is_not_prepared_gets_no_supervisor(tmp_path: Path) -> None:
+    """Another control node prepares it, or has lost its power meanwhile."""
     run_dir = tmp_path / "runs" / "mrpc-1"
     run_dir.mkdir(parents=True)
     (run_dir / "job.json").write_text("{}")
+    (run_dir / "planned.json").write_text("{}")
     with pytest.raises(subprocess.CalledProcessError) as failed:
         supervisor("start", run_dir)
     assert failed.value.returncode == 1
     [line] = failed.value.stderr.splitlines()
-    assert line.startswith("mrpc-1 has not been launched: ")
-    # a launch that follows counts no restart
-    assert [path.name for path in run_dir.iterdir()] == ["job.json"]
+    assert line.startswith("mrpc-1 has no prepared model and data yet: ")
+    # with a supervisor's files, the launch would count as a restart
+    assert {path.name for path in run_dir.iterdir()} == {"job.json", "planned.json"}
 
 
 def test_a_run_that_is_stopped_while_its_supervisor_is_gone_stays_so(run_dir: Path) -> None:

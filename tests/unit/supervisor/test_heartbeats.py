@@ -25,7 +25,7 @@ from ftcluster_train.io.rank_status import REPORT, rank_of, read_report
 from ftcluster_train.rank.guardian import connect
 from ftcluster_train.supervisor.heartbeats import UNGREETED, Heartbeats
 from ftcluster_train.supervisor.rank_launch import listen_for_guardians
-from ftcluster_train.supervisor.rank_life import RankLife, find_trouble
+from ftcluster_train.supervisor.rank_life import RankLife, find_trouble, out_of_memory
 
 HOSTS = ["head", "head", "node1", "node1"]
 HOST = Host("head", "127.0.0.1")
@@ -84,6 +84,14 @@ def test_a_rank_that_is_out_of_memory_is_named_with_its_memory() -> None:
     message = place_and_message(vars(trouble))
     assert message.startswith("rank 2 on node1: killed by the kernel: the host is out of memory")
     assert f"(this rank used {used}) at step" in message
+
+
+def test_of_several_ranks_without_memory_the_first_is_named() -> None:
+    dead = {"exit": 137, "oom": True}  # a script's process exits for the script
+    ranks = lives(rank2={**dead, "changed": NOW}, rank3={**dead, "changed": NOW - 1})
+    ranks[0].exit = -9
+    assert [(one.cause, one.rank) for one in out_of_memory(ranks)] == [("oom", 3)]
+    assert out_of_memory(lives(rank2={"exit": -9})) == []
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ from ftcluster_train.supervisor.rank_environment import (
     rank_environment,
     without_credentials,
 )
-from ftcluster_train.supervisor.rank_life import RankLife, Trouble
+from ftcluster_train.supervisor.rank_life import RankLife, Trouble, out_of_memory
 from ftcluster_train.supervisor.slow_hosts import SlowHostWatch
 from ftcluster_train.supervisor.ssh_causes import LINK
 from ftcluster_train.supervisor.ssh_check import HostFailure, unreached_hosts
@@ -451,9 +451,11 @@ def _read(
             elif silent and beats.all_gone(time.monotonic()):
                 processes.kill_rest(os.environ[RUN_VARIABLE])  # mpirun would wait
     watch.close()
-    if not (watch.over or trouble) and process.wait() != 0:  # between two checks
+    if not trouble and process.wait() != 0:  # between two checks
         for _ in range(3):  # to see a connection, its messages, and its end
             beats.poll(time.monotonic())
+        if watch.over:  # the rank's own report lacks the reason of a SIGKILL
+            return out_of_memory(beats.lives)
         poll_while(beats, lambda: not any(map(_has_news, beats.lives)), LAST_NEWS_SECONDS)
         trouble = launcher_gone(process, beats.lives) or beats.trouble(time.monotonic())
     return trouble

@@ -181,6 +181,15 @@ def find_trouble(
     return [] if late or hang_seconds == 0 else _hung(running, now, limit)
 
 
+def out_of_memory(lives: Sequence[RankLife]) -> list[Trouble]:
+    """Return the trouble of the rank that the kernel has killed first to free memory, if any.
+
+    The launcher then kills the other ranks, which may look as if the kernel had killed them too.
+    """
+    killed = sorted((life for life in lives if life.oom), key=lambda life: life.changed)
+    return [_ended(life) for life in killed[:1]]
+
+
 def _ended(life: RankLife) -> Trouble:
     code = life.exit or 0
     if life.oom:

@@ -68,9 +68,9 @@ from ftcluster_train.supervisor.stop_causes import NO_CAUSE, StopCause, by_comma
 
 NO_UNIT = 3  # exit code of `start --user` without a systemd unit
 SUPERVISED, UNSUPERVISED = 0, 4  # exit codes of the process of `as_account`
-NOT_LAUNCHED = (
-    "has not been launched: the command that started it still copies or prepares its model and "
-    "data, or has been ended meanwhile; in that case start a new run"
+NOT_PREPARED = (
+    "has no prepared model and data yet: wait while ftcluster ps shows it as preparing; if its "
+    "preparation has failed, start a new run"
 )
 
 
@@ -196,7 +196,7 @@ def read_state(run_dir: Path) -> int:
     if background.is_supervised(run_dir):
         return SUPERVISED
     if not (run_dir / LAUNCH_FILE).exists():
-        print(f"{run_dir.name} {NOT_LAUNCHED}", file=sys.stderr)
+        print(f"{run_dir.name} {NOT_PREPARED}", file=sys.stderr)
         return 1
     if elsewhere := slurm_elsewhere(run_dir):
         print(elsewhere, file=sys.stderr)
