@@ -100,10 +100,7 @@ class Pods:
 
 def manifests(kind: str, pods: Pods) -> str:
     """Return the manifests of a kind, as YAML with comments for kubectl."""
-    from jinja2 import (
-        Environment,
-        StrictUndefined,
-    )  # imported here because the import is slow
+    from jinja2 import Environment, StrictUndefined  # imported here because the import is slow
 
     environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True

@@ -70,9 +70,8 @@ def check(
     cluster = connection.cluster or (None if given else recall())
     inventories = cluster.inventories if cluster else find_inventories(given)
     before = recall_of(inventories)
-    connection_options = (
-        connection.to(before) if before else connection.arguments
-    )  # connect as setup did
+    # connect as the last setup did
+    connection_options = connection.to(before) if before else connection.arguments
     found = collect(inventories, connection_options, view, accept_new_host_keys)
     document = check_report.document(found)
     if report:
