@@ -98,7 +98,7 @@ def unmount(user: int) -> list[str]:
             descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError as error:
             if not theirs.keys() & {mount.number for mount in mounts() if mount.path == path}:
-                continue  # it was unmounted meanwhile
+                continue  # the mount has ended meanwhile
             reason = "is mounted, but hidden: unmount the file system that covers it"
             raise OSError(errno.EBUSY, reason, path) from error
         try:

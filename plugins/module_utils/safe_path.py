@@ -271,7 +271,7 @@ def refuse_unowned(path: str | Path) -> None:
 
 
 def status(path: str | Path, follow: bool = True) -> os.stat_result | None:
-    """Return the os.lstat of a path, or None if it does not exist."""
+    """Return the result of os.lstat, or os.stat with `follow`; None if the path does not exist."""
     try:
         with opened_parent(path, follow) as (folder, name):
             return os.stat(name, dir_fd=folder, follow_symlinks=False)

@@ -222,7 +222,7 @@ def read_head(tar: tarfile.TarFile, path: Path, folder: Path) -> Bundle:
         if isinstance(head["format"], int) and head["format"] > FORMAT:
             raise BundleError(
                 f"{path} was written by a newer ftcluster (format {head['format']!a:.40}, this "
-                f"one reads {FORMAT}): upgrade this ftcluster, or make it again with this one"
+                f"one reads {FORMAT}): upgrade this ftcluster, or make the bundle again with it"
             )
         raise ValueError(f"its format is {head['format']!a:.40}, this ftcluster reads {FORMAT}")
     if head["sha256"] != sha256_of_head(head):

@@ -26,7 +26,7 @@ TINY = 1e-45  # fp32's smallest positive value
 CAUSAL_BLOCK = 128  # minimum number of query rows that are computed together
 CAUSAL_BLOCKS = 8  # maximum number of blocks
 FEW_SCORES = 1 << 16  # with fewer scores per sample, computing each sample alone does not pay
-MANY_KEYS = 0.85  # with a larger fraction of keys it does not pay either
+MANY_KEYS = 0.85  # with a larger fraction of keys, computing each sample alone does not pay
 
 
 class _HeadAttention(torch.autograd.Function):  # type: ignore[misc]
@@ -200,7 +200,7 @@ def _of_heads(
         return of_matrices(query, key, value, 0)
     groups, begin, outputs = key.shape[1], 0, {}
     starts = list(accumulate(plan.documents, initial=0))
-    # in memory the longest sequences come first; queries that share keys are beside each other
+    # `probabilities` has the longest sequences first; queries that share keys become one matrix
     for i, length in sorted(enumerate(plan.documents), key=lambda document: -document[1]):
         tokens = slice(starts[i], starts[i + 1])
         shared = query[0, :, tokens].unflatten(0, (groups, -1)).transpose(1, 2)

@@ -101,9 +101,9 @@ def weight_gradient_(
     if len(gradient) != len(input):
         raise ValueError(f"columns of {tuple(gradient.shape)} and of {tuple(input.shape)}")
     (rows, outputs), inputs = gradient.shape, input.shape[1]
-    turned = (
-        outputs == 1 or not gradient.is_contiguous()
-    )  # with one output both hold, but 1 is no multiple of 32
+    # A gradient with one output is contiguous in both orders; only the turned order supports it,
+    # because 1 is no multiple of 32.
+    turned = outputs == 1 or not gradient.is_contiguous()
     packed_size = inputs * min(PACKED_ROWS, -(-rows // 32) * 32)
     own_size = TILES * simd.threads_for(gradient)
     bf16, factor = torch.bfloat16, gradient.T if turned else gradient

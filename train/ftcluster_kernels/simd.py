@@ -28,9 +28,8 @@ FEW_ELEMENTS = 1 << 14  # up to this size one thread computes: starting threads 
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 
-Argument = (
-    ctypes.c_void_p | float | None
-)  # argument of a loop: an address, see `address`, or a number
+# argument of a loop: an address, see `address`, or a number
+Argument = ctypes.c_void_p | float | None
 
 
 class Drop(NamedTuple):

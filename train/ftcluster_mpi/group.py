@@ -394,7 +394,8 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
         opts: Any,
     ) -> MpiWork:
         data = contiguous(source)
-        own = data.data_ptr() == result.data_ptr() + self._own * data.nbytes  # as in FSDP
+        # FSDP gathers in place
+        own = data.data_ptr() == result.data_ptr() + self._own * data.nbytes
         return self._operation(
             "all_gather",
             lambda comm: comm.Iallgather(MPI.IN_PLACE if own else as_bytes(data), as_bytes(result)),

@@ -92,9 +92,8 @@ class Channel:
             while self.queue and self._agreed():
                 self._agreed_on.append(self.queue.popleft())
             self._advance_moving()
-            while (
-                self._agreed_on and not self._collective
-            ):  # one at a time, for the same order on all ranks
+            # only one collective at a time, so that all ranks have the same order
+            while self._agreed_on and not self._collective:
                 self._collective = Transfer(self._agreed_on.popleft())
                 self.moving.append(self._collective)
                 self._advance_moving()

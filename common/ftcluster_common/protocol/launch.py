@@ -50,7 +50,8 @@ PLANNED_FILE = "planned.json"  # name of launch.json until model and data are co
 HUB_TOKEN_FILE = "hub_token"  # file in the run's folder while its ranks are running
 SECRET_ENV_FILE = "secret_env"  # file there with secret environment variables, see `pack_env`
 SECRET_ENV_VARIABLE = "FTCLUSTER_SECRET_ENV"  # path of this file, for the ranks
-CREDENTIAL = re.compile("TOKEN(?!_PATH)|PASSWORD|SECRET|KEY")  # in names of variables
+# in names of variables that hold credentials
+CREDENTIAL = re.compile("TOKEN(?!_PATH)|PASSWORD|SECRET|KEY")
 # srun(1): run beside the job's script, with all CPUs of the job
 SRUN_OPTIONS = "--overlap --cpu-bind=none"
 # ftcluster sets the ranks' affinity itself

@@ -23,7 +23,7 @@ class Timeouts:
     ssh = _times(1.5)  # for a command on another host, before the ranks are started
     ssh_again = _times(0.5)  # for a host that has responded before
     connect = _times(2)  # for the supervisor, before a rank is started
-    # for mpirun to start a rank, and for ranks that start up without computing or reading
+    # for mpirun to start a rank, and for a rank that starts up and neither computes nor reads
     start = _times(12)
     host_return = _times(12)  # for a lost host that may be rebooting
     # for all ranks at torch's rendezvous: longer than `start`, which names who is missing

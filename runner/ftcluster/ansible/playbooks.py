@@ -308,7 +308,7 @@ class Ask(Playbook):
     """The playbook that asks the hosts for facts that `ftcluster run` needs before a launch.
 
     Attributes:
-        run_script: `look` holds a path, or -m and a module, which must exist on the hosts.
+        run_script: dictionary whose field `look` has the path of a script, or -m and the name of a
         ask_stack: True if each host describes its stack.
     """
 

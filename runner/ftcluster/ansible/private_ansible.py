@@ -49,9 +49,8 @@ def config_file() -> str:
     paths = [Path("~/.ansible.cfg").expanduser(), Path("/etc/ansible/ansible.cfg")]
     with contextlib.suppress(OSError):
         here = Path.cwd()
-        if (
-            not here.stat().st_mode & stat.S_IWOTH
-        ):  # in a world-writable folder anybody could have put it there
+        # in a world-writable folder, another user could have written the file
+        if not here.stat().st_mode & stat.S_IWOTH:
             paths.insert(0, here / "ansible.cfg")
             if "ANSIBLE_CONFIG" not in os.environ:
                 _refuse_another_users(here / "ansible.cfg")

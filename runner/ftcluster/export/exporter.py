@@ -52,9 +52,8 @@ def environment(kind: str, view: View) -> Path:
     Raises:
         FtclusterError: a package is not available or has a wrong hash, or the disk is full.
     """
-    stack = next(
-        one for one in load_stacks().values() if one.state == "default"
-    )  # this stack defines the version of torch
+    # the default stack defines the version of torch
+    stack = next(stack for stack in load_stacks().values() if stack.state == "default")
     lock, more = FOLDER / f"{kind}.txt", collection() / LOCKS / f"{stack.name}-cuda.txt"
     wanted = Wanted(f"export-{kind}", lock.read_text("utf-8"), more.read_text("utf-8"))
     libc = platform.libc_ver()[1] or OLDEST_LIBC

@@ -134,10 +134,7 @@ def copy_pod(pods: Pods) -> str:
 
 
 def _rendered(template: str, pods: Pods, **values: str) -> str:
-    from jinja2 import (
-        Environment,
-        StrictUndefined,
-    )  # imported here because the import is slow
+    from jinja2 import Environment, StrictUndefined  # imported here because the import is slow
 
     environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True

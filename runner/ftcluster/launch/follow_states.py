@@ -128,10 +128,8 @@ _WHILE_PLAYING = {
     Event.STOP: FollowState.STOPPING,
 }
 _NEXT = {(state, event): then for state in PLAYS for event, then in _WHILE_PLAYING.items()} | {
-    (
-        FollowState.LAUNCHING,
-        Event.LEAVE,
-    ): FollowState.STOPPING,  # or ranks that start now would never be ended
+    # without a stop, ranks that start now would run on
+    (FollowState.LAUNCHING, Event.LEAVE): FollowState.STOPPING,
     (FollowState.RUNNING, Event.FOLLOWED): FollowState.RUNNING,
     (FollowState.RUNNING, Event.AWAY): FollowState.AWAY,
     (FollowState.RUNNING, Event.GONE): FollowState.GONE,

@@ -16,14 +16,16 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MOST_BYTES = 32 << 10  # maximum length of a value; the kernel's limit is 128 KiB
 # refused names, and the reasons
 REFUSED = {
-    r"FTCLUSTER_\w*": "ftcluster sets these for the ranks",
-    r"I_MPI_\w*|HYDRA_\w*|PMI_\w*": "mpirun is started with these",
-    r"LD_\w*|GLIBC_TUNABLES": "they change what each program loads; the allocator is the plan's",
-    "PATH|PYTHON(PATH|HOME|STARTUP|USERBASE)": "these are the stack's",
-    r"(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_\w*|TORCHELASTIC_\w*": "ranks have their own",
-    r"OMP_\w*|KMP_\w*|GOMP_\w*": "the plan gives the ranks their cores: --ranks-per-host",
-    r"SLURM_\w*": "Slurm sets these",
-    r"HF_TOKEN(_PATH)?|HUGGING_FACE_HUB_TOKEN": "the token for the Hub: --hf-token",
+    r"FTCLUSTER_\w*": "ftcluster sets it for the ranks",
+    r"I_MPI_\w*|HYDRA_\w*|PMI_\w*": "ftcluster sets it for mpirun",
+    r"LD_\w*|GLIBC_TUNABLES": "it changes what each program loads; the plan chooses the allocator",
+    "PATH|PYTHON(PATH|HOME|STARTUP|USERBASE)": "the stack sets it",
+    r"(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_\w*|TORCHELASTIC_\w*": (
+        "each rank has its own value"
+    ),
+    r"OMP_\w*|KMP_\w*|GOMP_\w*": "the plan assigns cores to ranks; use --ranks-per-host",
+    r"SLURM_\w*": "Slurm sets it",
+    r"HF_TOKEN(_PATH)?|HUGGING_FACE_HUB_TOKEN": "pass the Hub's token with --hf-token",
 }
 
 
@@ -63,7 +65,7 @@ def _problem(name: str, value: str, given: bool, known: bool) -> str:
     if not NAME.fullmatch(name):
         return "a name has letters, digits and underscores: NAME=VALUE, or NAME"
     if why := next((why for names, why in REFUSED.items() if re.fullmatch(names, name)), ""):
-        return f"not to be set: {why}"
+        return f"cannot be set: {why}"
     if given and may_hold_credentials(name, value):
         return (
             "it may hold a credential, and others can read command lines: set it on this "

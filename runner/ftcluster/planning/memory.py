@@ -165,7 +165,7 @@ def need(
         frozen, saving = size.parameters * each, 0
         if in_4bit:
             layer = INNER * size.features**2
-            # and the dequantized weights of one layer
+            # plus the dequantized weights of one layer
             quantized = int((size.parameters - size.embeddings) * NF4) + layer * each
             quantized += size.embeddings * each
             saving = max(layer * QUANTIZING, frozen - quantized if merged else 0)

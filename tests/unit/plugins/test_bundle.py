@@ -265,7 +265,7 @@ def test_a_bundle_of_a_newer_version_is_not_called_damaged(path: Path, cache: Pa
         open_bundle(path, cache)
     assert str(caught.value) == (
         f"{path} was written by a newer ftcluster (format 2, this one reads 1): upgrade this "
-        "ftcluster, or make it again with this one"
+        "ftcluster, or make the bundle again with it"
     )
 
 

@@ -274,7 +274,7 @@ def main() -> int:
             return _refused(code_failure(error))
         print(f"the disk of {error.filename or run_dir} is full")
         return 1
-    except Exception as error:  # from the user's own task, or a bug of ftcluster
+    except Exception as error:  # raised by the user's own task, or a bug
         return _refused(code_failure(error))
     return 0
 

@@ -373,7 +373,7 @@ def main() -> int:
     except OSError as error:
         traceback.print_exc()
         return fail(disk_full(run_dir) if error.errno == errno.ENOSPC else None)
-    except Exception as error:  # from the user's own task, or a bug of ftcluster
+    except Exception as error:  # raised by the user's own task, or a bug
         failure = code_failure(error)
         traceback.print_exc()
         return fail(failure)

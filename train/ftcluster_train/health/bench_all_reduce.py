@@ -89,7 +89,7 @@ def measure(backends: Mapping[str, Reduce], sizes: Sequence[int], limit: float) 
 
     load = max(gather_over_ranks(os.getloadavg()[0] / (os.cpu_count() or 1)))
     began = time.perf_counter()
-    pace: dict[str, float] = {}  # for each type, the seconds of a turn per byte
+    pace: dict[str, float] = {}  # seconds of a turn per byte, by type
     rows = [(size, name) for size in sorted(sizes) for name in TYPES]
     for size, name in rows:
         expected = pace.get(name, 0.0) * size * (TURNS[0] + 1)
@@ -165,7 +165,8 @@ class AllReduceMeasurement:
 
 
 def run(run_dir: Path, request: AllReduceMeasurement) -> None:
-    """Measure the network between the hosts, and all sizes; every rank must call this.
+    """Measure the network between the hosts, and all-reduces of all sizes; all ranks must call
+    this.
 
     Raises:
         TrainError: the ranks cannot connect, a backend cannot be loaded, or a sum is wrong.

@@ -29,7 +29,7 @@ ROWS, INNER, COLUMNS = 2048, 768, 3072
 # The kernel enforces a CPU quota over 0.1 s. A window is longer, so its rate shows the quota; the
 # time of the fastest matmul would not. The best of several windows excludes short disturbances.
 WINDOW_SECONDS, ALL_SECONDS = 0.25, 0.7
-PEAK_SECONDS = 0.1  # for each loop
+PEAK_SECONDS = 0.1  # duration of each loop
 # Two buffers of COPY_BYTES, memory permitting: they exceed the caches of two sockets (Xeon 6900:
 # 504 MB of L3 each). Each takes at most 1 / SHARE_OF_FREE of the free memory.
 COPY_BYTES, SHARE_OF_FREE = 512 << 20, 8
@@ -38,7 +38,7 @@ DISK_BYTES, PIECE_BYTES, WRITES = 32 << 20, 1 << 20, 2
 LONGEST_SECONDS = 2.0  # a first write that takes longer is the only one
 MATMUL_SIZE = 256  # rows and columns of the matmul whose kernel is examined
 MOST_ROWS = 1024  # more rows hardly raise the rate of a matmul
-SHAPE_SECONDS = 0.02  # for each shape, after a first matmul that generates the kernel
+SHAPE_SECONDS = 0.02  # duration per shape, after a first matmul that generates the kernel
 MOST_SHAPES = 8  # the shapes with the most weights
 
 
@@ -63,7 +63,7 @@ def measure_speed(cores: int, bf16: bool) -> dict[str, Any]:
     one_per_core = one_thread_per_core(os.sched_getaffinity(0))
     threads = cores or len(one_per_core)
     if threads <= len(one_per_core):
-        # as in training; torch's threads start below and inherit it
+        # training uses the same cores; torch's threads start below and inherit them
         os.sched_setaffinity(0, one_per_core)
     torch.set_num_threads(threads)
     before, cpu, began = counters(), time.process_time(), time.perf_counter()

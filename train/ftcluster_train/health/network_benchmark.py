@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-PAIR_SECONDS = 0.3  # for a pair, if ALL_SECONDS allow
-ALL_SECONDS = 6.0  # for all rounds
+PAIR_SECONDS = 0.3  # duration of the test of a pair, if ALL_SECONDS allow it
+ALL_SECONDS = 6.0  # duration of all rounds
 # Messages grow from the first size to the largest while time is left. 8 MiB takes 7 ms on a link of
 # 10 Gbit/s, and 0.7 s on a link of 100 Mbit/s, which a smaller message measures equally well.
 FIRST_BYTES, LARGEST_BYTES, GROWTH = 256 << 10, 8 << 20, 4

@@ -113,7 +113,7 @@ def process_state(pid: int) -> dict[str, Any]:
 def thread_states(pid: int) -> list[str]:
     """Return the state of each thread of a process as in ps; R includes waiting for a CPU."""
     states = []
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # the process has ended
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):  # the thread has ended
                 states.append((task / "stat").read_text().rpartition(")")[2].split()[0])
@@ -129,7 +129,7 @@ def sleep_of(pid: int) -> tuple[int, int, str] | None:
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
         slept = int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
-    except (OSError, IndexError):  # it has ended
+    except (OSError, IndexError):  # the process has ended
         return None
     function = "0"
     with contextlib.suppress(OSError):
@@ -265,7 +265,7 @@ def cpu_ticks(without: Collection[int]) -> dict[tuple[int, str], int]:
     ticks = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal() and int(folder.name) not in without:
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the process has ended
                 text = (folder / "stat").read_text(errors="replace")
                 name, _, rest = text.partition("(")[2].rpartition(")")
                 fields = rest.split()

@@ -14,7 +14,7 @@ import torch
 from ftcluster_kernels.documents import CausalDocumentMask, DocumentMask
 from ftcluster_kernels.private_torch import computes_directly, is_ordinary
 
-# no other subclass of Tensor
+# accepted types of tensors; other subclasses of Tensor may change what a function computes
 TENSORS = (torch.Tensor, torch.nn.Parameter, DocumentMask, CausalDocumentMask)
 OPTIONS = frozenset({bool, int, float, str, type(None), torch.Size})
 

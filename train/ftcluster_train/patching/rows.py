@@ -18,7 +18,7 @@ class Rows:
         lengths: the number of rows that are not padding in each sample.
         real: the same indices as `tokens`; None if skipping the padding would not pay.
         usual: rows that most layers compute; None means all.
-        last: rows that layers behind the last attention compute.
+        last: rows that layers after the last attention compute.
         read: rows that the current layer computes.
     """
 
@@ -43,13 +43,13 @@ class Rows:
             self.last = torch.tensor(lengths, dtype=torch.int64, device="cpu").cumsum(0)
 
     def read_usual(self) -> None:
-        """Make the next layers compute the rows of most layers."""
+        """Make the next layers compute the rows that most layers need."""
         self.read = self.usual
 
     def read_real(self) -> None:
-        """Make the next layer compute no padding."""
+        """Make the next layer compute all rows except padding."""
         self.read = self.real
 
     def read_last(self) -> None:
-        """Make the next layer compute the rows behind the last attention."""
+        """Make the next layer compute only the rows that are needed after the last attention."""
         self.read = self.last

@@ -119,7 +119,7 @@ def _tanh_gelus(model: nn.Module) -> Iterator[FusedForward]:
 
 
 def _gated_mlps(model: nn.Module) -> Iterator[FusedForward]:
-    """Yield modules that compute a gated MLP; each is tested with small layers in place of its own.
+    """Yield modules that compute a gated MLP; a test computes each class with small layers.
 
     Modules of the same form that also clip, scale or drop values fail the test. If the activation
     has hooks, the class's own code runs.

@@ -54,7 +54,7 @@ def _change(stack: nn.Module) -> None:
     stack.register_forward_hook(_pad)
 
 
-# only for models whose padding nothing reads
+# for models in which nothing reads the outputs of padding
 UNPADDING = ObjectPatch(_stacks, _change)
 
 

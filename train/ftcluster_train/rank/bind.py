@@ -298,11 +298,10 @@ def main() -> int:
             print(error_line(TrainError(problem, "start the run again")), flush=True)
             return 1
     os.environ.update(variables(place, threads))
-    os.environ.setdefault(
-        "PYTHONUTF8", "1"
-    )  # otherwise a host's locale limits what a rank can print
+    # without UTF-8, a host's locale limits what a rank can print
+    os.environ.setdefault("PYTHONUTF8", "1")
     home = os.environ.get("HOME", "")
-    # for the account that trains, PYTHONPYCACHEPREFIX is set
+    # the training account has a cache folder, which PYTHONPYCACHEPREFIX names
     cache = os.environ.get("PYTHONPYCACHEPREFIX") or f"{home}/.cache" * os.access(home, os.W_OK)
     if cache:
         # torch's default is a name in /tmp, where another user could place code to load

@@ -38,7 +38,8 @@ ADDRESS = "FTCLUSTER_SUPERVISOR"  # address:port of the supervisor
 SECRET = "FTCLUSTER_GUARD_FILE"  # file with the run's secret, which a guardian sends first
 GRACE_SECONDS = 9.0  # between SIGTERM and SIGKILL; longer than the grace time of `script`
 LOOK_SECONDS = 0.1  # between two checks of whether the rank has ended, on kernels without pidfd
-REPEAT_SECONDS = 2.0  # a shutdown signals every process, so the rank gets several signals
+# signals within this time are one request: a shutdown signals every process, so several arrive
+REPEAT_SECONDS = 2.0
 CONDITION_SECONDS = 10.0  # between two readings of a host's condition
 STACK_SECONDS = 0.02  # between two processes that write their stacks, so that the stacks do not mix
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # their senders are reported
@@ -204,7 +205,7 @@ class _Guardian:
                 self._send({**self._doing, **self._activity, **self._host(now), **self.stop_signal})
 
     def _host(self, now: float) -> dict[str, Any]:
-        """Return the host's condition at intervals, if this is the host's first rank and trains."""
+        """Return the host's condition every CONDITION_SECONDS, else an empty dictionary."""
         due = now - self._condition_read >= CONDITION_SECONDS
         if not (self._condition and due and self._trains):
             return {}

@@ -130,9 +130,8 @@ def _checkpoints(folder: Path) -> Iterator[tuple[int, Path]]:
     """Yield the completion time and path of each complete checkpoint below a folder."""
     for level in range(LEVELS):
         for path in folder.glob("*/" * level + "checkpoint-*"):
-            with contextlib.suppress(
-                OSError
-            ):  # the checkpoint is not complete, or is being removed
+            # an OSError means that the checkpoint is incomplete or is being removed
+            with contextlib.suppress(OSError):
                 if path.name.removeprefix("checkpoint-").isdecimal():
                     yield (path / COMPLETE).stat().st_mtime_ns, path
 

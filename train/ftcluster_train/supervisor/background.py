@@ -2,9 +2,9 @@
 
 The process is a systemd unit if possible. If root starts it, it is a system unit. Otherwise it is a
 unit of the account, if the account's systemd continues after logout (`loginctl enable-linger`).
-Without systemd a waiting process starts the supervisor as its child. Each has a session of its own,
-and the run continues if one of them is killed. systemd may end both at logout (KillUserProcesses in
-logind.conf), so the user gets a warning.
+Without systemd a waiting process starts the supervisor as its child. Both processes have their own
+sessions, and the run continues if one of them is killed. systemd may end both at logout
+(KillUserProcesses in logind.conf), so the user gets a warning.
 
 If the supervisor is stopped (SIGSTOP) for WATCHDOG_SECONDS, systemd's watchdog or the waiting
 process kills and restarts it. The guardians have ended its ranks by then.

@@ -451,8 +451,8 @@ def _read(
             elif silent and beats.all_gone(time.monotonic()):
                 processes.kill_rest(os.environ[RUN_VARIABLE])  # mpirun would wait
     watch.close()
-    if not trouble and process.wait() != 0:  # between two checks
-        for _ in range(3):  # to see a connection, its messages, and its end
+    if not trouble and process.wait() != 0:  # mpirun failed since the last check
+        for _ in range(3):  # a poll each for a connection, its messages and its end
             beats.poll(time.monotonic())
         if watch.over:  # the rank's own report lacks the reason of a SIGKILL
             return out_of_memory(beats.lives)

@@ -28,9 +28,8 @@ OUTPUTS = {
     "FeatureExtraction": ("last_hidden_state",),
 }
 LOGITS = ("logits",)
-NO_CODE: Mapping[str, Any] = {
-    "trust_remote_code": False
-}  # otherwise transformers may ask a question on a terminal
+# without this argument, transformers may ask a question on a terminal
+NO_CODE: Mapping[str, Any] = {"trust_remote_code": False}
 Arrays = Mapping[str, Any]  # numpy arrays by the name of an input or output
 RunProgram = Callable[[Arrays], Arrays]
 numpy: Any = import_module("numpy")

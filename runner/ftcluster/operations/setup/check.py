@@ -70,9 +70,8 @@ def check(
     if connection.cluster or not inventories:
         inventories = (connection.cluster or recall()).inventories
     before = recall_of(inventories)
-    connection_options = (
-        connection.to(before) if before else connection.arguments
-    )  # connect as setup did
+    # connect as the last setup did
+    connection_options = connection.to(before) if before else connection.arguments
     found = collect(inventories, connection_options, view, accept_new_host_keys)
     document = check_report.document(found)
     if report:

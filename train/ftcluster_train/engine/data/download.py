@@ -22,10 +22,11 @@ from ftcluster_train.io.fsync import sync_tree
 
 CONFIG_FILES = ("*.json", "*.txt", "*.model")  # configuration and tokenizer
 WITH_TOKEN = "for private or gated repositories use --hf-token"
+# in the order of preference
 INDEXES = {
     ".safetensors": "model.safetensors.index.json",
     ".bin": "pytorch_model.bin.index.json",
-}  # safetensors first
+}
 COMMIT = re.compile(r"[0-9a-f]{40}")
 BASE = "base_model_name_or_path"  # field of peft's files
 BOOT = Path("/proc/sys/kernel/random/boot_id")

@@ -59,7 +59,7 @@ class GradientBuckets:
         self._bucket_mb = bucket_mb
         self._slices = weights.layout.slices
         self._bf16 = Bf16AllReduces() if bf16 and world_size > 1 else None
-        self._tables = {  # in the same order on every rank
+        self._tables = {  # every rank has the same order
             p: place
             for p, place in self._slices.items()
             if world_size > 1 and p in weights.untied_embeddings and p.numel() >= TABLE

@@ -57,7 +57,7 @@ class ShardedGradients:
             for bucket in weights.buckets
         ]
         self._round = 0
-        self._seen: set[torch.nn.Parameter] = set()  # with a gradient in this pass
+        self._seen: set[torch.nn.Parameter] = set()  # parameters with a gradient in this pass
         self._missing: list[int] = []  # number of missing gradients of each bucket
         self._order = list(range(len(weights.buckets)))  # order in which buckets are sent
         self._completed: list[int] | None = []  # None after the first backward pass

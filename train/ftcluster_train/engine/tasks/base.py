@@ -527,7 +527,7 @@ class Task(ABC):
 
     def answers(self, predictions: Sequence[Any], samples: Samples) -> list[dict[str, Any]]:
         """Return the prediction for each row of a set, from the predictions of its samples."""
-        raise NotImplementedError  # for tasks without predictions for rows
+        raise NotImplementedError  # the task has no predictions for rows
 
     def documents(self, sample: Sample, samples: Samples) -> list[Document]:  # noqa: ARG002
         """Return the token sequences of a sample, for the data report."""

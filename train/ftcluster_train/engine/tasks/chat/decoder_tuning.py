@@ -197,7 +197,8 @@ class DecoderTuningTask(Task):
                     add_generation_prompt=prompt,
                     tokenize=False,
                 )
-            except (TemplateError, TypeError, KeyError, ValueError) as error:  # from the template
+            # the template raises these errors
+            except (TemplateError, TypeError, KeyError, ValueError) as error:
                 raise DataError(f"the chat template refuses it: {first_line(error)}") from error
             return text
 
