@@ -450,9 +450,12 @@ MESH = {"address": "10.0.0.1", "members": [{"name": "a", "address": "10.0.0.1", 
         "user": "u", "host_keys": ["ssh-ed25519 AAAA"]}]}  # fmt: skip
 FILES = ROOT / "roles/torch_stack/files"
 HELLO = b"secret 0\n"
-CONDITION = {"mhz": 2000.0, "throttled": 0, "stolen": 0.0, "swap": 0, "programs": [["x", 1, 0.5]]}
+CONDITION = {"mhz": 2000.0, "throttled": 0, "stolen": 0.0, "swap": 0, "free": 9,
+             "programs": [["x", 1, 0.5]]}  # fmt: skip
+STOP_SIGNAL = {"number": 15, "pid": 1, "user": "root", "program": "systemd", "stopping": None}
 BEAT = {"step": 3, "doing": "forward", "cpu": 1.5, "wire": 10, "state": "R", "sleep": None,
-        "disk": 0, "waits": False, "host": CONDITION, "exit": 0, "oom": False}  # fmt: skip
+        "disk": 0, "waits": False, "host": CONDITION, "exit": 0, "oom": False,
+        "signal": STOP_SIGNAL}  # fmt: skip
 
 
 def rows(suffix: str) -> Parser:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.cluster import Cluster, no_rank_is_left
+from tests.cluster.cluster import TWO, Cluster, no_rank_is_left
 from tests.cluster.control import ADDRESS, HEAD, NAMES, OTHER, THIRD
 
 
@@ -117,4 +117,21 @@ def test_check_names_a_host_that_is_off_and_measures_the_others(cluster: Cluster
     assert [host["answers"] for host in off["hosts"]] == [True, True, False]
     assert [pair["hosts"] for pair in off["pairs"]] == [[HEAD, OTHER]]
     assert off["seconds"] < 120  # ssh alone would wait for minutes
+    no_rank_is_left(cluster)
+
+
+def test_a_folder_that_is_mounted_read_only_is_named_before_ranks_start(cluster: Cluster) -> None:
+    control, runs = cluster.control, "/opt/ftcluster/runs"
+    mount = f"mount --bind {runs} {runs} && mount -o remount,ro,bind {runs}"
+    with control.changed({OTHER: (mount, f"umount {runs}")}):
+        result = check(cluster, 1)
+        [problem] = [one for one in result["problems"] if one["kind"] == "preflight"]
+        assert (problem["host"], problem["what"]) == (
+            OTHER, f"{runs} is on a file system that is mounted read-only",
+        )  # fmt: skip
+        train = control.run("train", "quickstart", *TWO, "--detach")
+        assert train.returncode == 1
+        [line] = [line for line in train.stderr.splitlines() if "Read-only file system" in line]
+        assert f"{OTHER}: Write the job: {runs}/" in line
+        assert "mount it writable" in line
     no_rank_is_left(cluster)

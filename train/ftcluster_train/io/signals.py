@@ -98,7 +98,8 @@ def read_sender(info: Any, ancestors: Collection[int]) -> Received:
     process = Path(f"/proc/{pid}")
     internal, program = pid in ancestors, ""
     with contextlib.suppress(OSError):  # it has ended, or is another user's
-        program = (process / "comm").read_text(encoding="utf-8", errors="replace").strip()
+        text = (process / "comm").read_text(encoding="utf-8", errors="replace").strip()
+        program = "".join(letter if letter.isprintable() else "?" for letter in text)
         run = os.environ.get(RUN_VARIABLE)
         internal = internal or (run is not None and run_of(process) == run)
     stopping = None if pid == INIT else False
