@@ -71,7 +71,7 @@ def test_a_run_whose_control_node_lost_its_power_is_launched_by_another_one(
     if early.returncode != 0:
         assert f"{run} has no prepared model and data yet" in early.stderr
         assert "Traceback" not in early.stderr
-        wait_for(lambda: "launch.json" in control.shell(HEAD, f"ls {folder}"), 120)
+        wait_for(lambda: "launch.json" in control.shell(HEAD, f"ls {folder}"), 600)
         attached = control.run("attach", run)
         assert attached.returncode == 0, attached.stderr
     events = control.shell(HEAD, f"cat {folder}/events.jsonl")
