@@ -119,7 +119,13 @@ class Setup(Stages):
 
 @dataclass(frozen=True)
 class Mesh(Stages):
-    """The playbook that lets the head log in to the other hosts."""
+    """The playbook that lets a head log in to the other hosts.
+
+    Attributes:
+        mesh_head: name of a run's head; None for the cluster's head.
+    """
+
+    mesh_head: str | None = None
 
     name = "mesh"
 

@@ -12,8 +12,9 @@ MIN_TIMEOUT = 4  # seconds; heartbeats come every second
 
 
 def add_launch(parser: argparse.ArgumentParser) -> None:
-    """Add --nodes, --spares and --ranks-per-host."""
+    """Add --hosts, --nodes, --spares and --ranks-per-host."""
     group = parser.add_argument_group("hosts and ranks")
+    add_hosts(group)
     group.add_argument("--nodes", type=at_least(1), metavar="N", help="use only the first N hosts")
     group.add_argument(
         "--spares",
@@ -29,6 +30,26 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="start N ranks on each host (default: the plan decides, usually one per NUMA node)",
     )
+
+
+def add_hosts(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
+    """Add --hosts."""
+    parser.add_argument(
+        "--hosts",
+        type=host_names,
+        default=(),
+        metavar="NAMES",
+        help="use exactly these hosts of the cluster, such as node1,node2; the head of the run is "
+        "the cluster's head if it is among them, or else the first (default: all hosts)",
+    )
+
+
+def host_names(text: str) -> tuple[str, ...]:
+    """Return the names in a list with commas. An argparse type."""
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of hosts such as node1,node2")
+    return names
 
 
 def add_detach(parser: argparse.ArgumentParser) -> None:

@@ -148,7 +148,8 @@ def cluster_of(connection: Connection, view: View) -> Cluster:
             "run ftcluster setup" if hosts[0].rank_user else WITHOUT_ROOT,
         )
     kept = remembered(connection.options)
-    cluster = Cluster(inventory.paths, ClusterFacts(hosts), kept, inventory.pattern)
+    facts, head = ClusterFacts(hosts), inventory.head
+    cluster = Cluster(inventory.paths, facts, kept, inventory.pattern, record_host=head)
     # the record is on the head, which may not respond
     return cluster.with_record(stages.records.get(inventory.head, ""))
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from ftcluster.cluster.chosen_hosts import with_hosts
 from ftcluster.cluster.price import price_of
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError
@@ -14,6 +15,7 @@ from ftcluster.launch.follow import new_run_id
 from ftcluster.launch.mpirun import render
 from ftcluster.launch.preview import headline
 from ftcluster.launch.run import ClusterRun
+from ftcluster.launch.run_hosts import UNREACHABLE
 from ftcluster.launch.runs import FoundJob
 from ftcluster.launch.tags import read_tags
 from ftcluster.launch.training_run import TrainingRun
@@ -55,7 +57,8 @@ class RecipeRequest:
         words: name or file of a recipe, and `key=value` arguments for its fields.
         data: folder or name that replaces the recipe's data; None for the recipe's data.
         model: folder or name that replaces the recipe's model; None for the recipe's model.
-        nodes: number of hosts with ranks, including the head; None for all hosts.
+        hosts: names of the hosts to use; if empty, all hosts of the cluster that are not drained.
+        nodes: number of these hosts that get ranks, including the head; None for all of them.
         spares: number of further hosts that may replace a lost host.
         ranks_per_host: number of ranks on each host; None if the plan decides.
         run_name: beginning of the run's id; None for the recipe's name.
@@ -76,6 +79,7 @@ class RecipeRequest:
     chosen: tuple[str, ...] = ()
     task: str = ""
     metrics: str = ""
+    hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that one recipe is named, and that it exists.
@@ -103,9 +107,11 @@ class RecipeRequest:
             use_tuning: True if a training uses the settings that `ftcluster tune` has found for it.
 
         Raises:
-            UsageError: there are too few hosts for the requested spares.
+            UsageError: there are too few hosts for the requested spares, or `hosts` names a host
+                that cannot be used.
             FtclusterError: the recipe, its folders, the cluster or the plan are not valid.
         """
+        cluster = with_hosts(cluster, self.hosts)
         code = self.user_code()
         with reported():
             return self._prepared(cluster, code, purpose, use_tuning)
@@ -235,6 +241,7 @@ def resumed_run(
     ranks_per_host: int | None,
     must_resume: bool,
     name: str | None = None,
+    hosts: Sequence[str] = (),
 ) -> TrainingRun:
     """Prepare a run that continues another run, on the hosts that respond.
 
@@ -245,8 +252,10 @@ def resumed_run(
         ranks_per_host: number of ranks on each host; None if the plan decides.
         must_resume: True to raise an error if the run has saved no state to continue from.
         name: beginning of the new run's id; None for the name of the continued run.
+        hosts: names of the hosts to use; if empty, the hosts of that run.
 
     Raises:
+        UsageError: `hosts` names a host that cannot be used.
         FtclusterError: no host responds, the run has saved no state, IPEX optimized the run's
             model, or the plan is not valid.
     """
@@ -255,21 +264,25 @@ def resumed_run(
             f"run {job.run} has no checkpoint or snapshot on {', '.join(job.hosts)}",
             f"train again from the beginning; to see how it ended: ftcluster logs {job.run}",
         )
-    hosts = cluster.facts
-    if not cluster.slurm_job:  # the first node responds for all nodes
-        facts_of = {host.name: host for host in hosts.hosts}
-        names = [name for name in job.hosts if name not in cluster.drained]
+    drained = {} if hosts else cluster.drained
+    if hosts:
+        cluster = with_hosts(cluster, hosts)
+        if silent := [name for name in hosts if name not in job.hosts]:
+            raise FtclusterError(f"no answer from {', '.join(silent)}", UNREACHABLE)
+    elif not cluster.slurm_job:  # the first node responds for all nodes
+        facts_of = {host.name: host for host in cluster.facts.hosts}
+        names = [name for name in job.hosts if name not in drained]
         if not names:
             others = ", ".join(job.hosts)
             raise FtclusterError(f"every host that answers is drained: {others}", BACK)
-        hosts = replace(hosts, hosts=tuple(facts_of[name] for name in names))
+        kept = replace(cluster.facts, hosts=tuple(facts_of[name] for name in names))
         nodes = nodes or min(job.nodes, len(names))
-    cluster = replace(cluster, facts=hosts)
-    facts, further = first_hosts(hosts, nodes), next_hosts(hosts, nodes, spares)
+        cluster = replace(cluster, facts=kept, record_host=cluster.head)
+    facts, further = first_hosts(cluster.facts, nodes), next_hosts(cluster.facts, nodes, spares)
     size = _size_of(job.recipe)
     stacks = load_stacks()
     decided = plan_with_spares(
-        facts, further, job.recipe, stacks, ranks_per_host, size, drained=cluster.drained
+        facts, further, job.recipe, stacks, ranks_per_host, size, drained=drained
     )
     if job.ipex or decided.ipex:
         raise FtclusterError(

@@ -4,8 +4,6 @@ import contextlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ftcluster.ansible.inventory import HOSTS_VARIABLE, pattern_of
-from ftcluster.ansible.playbooks import Mesh
 from ftcluster.cluster.price import epoch_document, price_document, price_of
 from ftcluster.cluster.saved import Cluster
 from ftcluster.cluster.slurm import Allocation, cluster_of_job
@@ -17,6 +15,7 @@ from ftcluster.launch.run_hosts import run_hosts_of
 from ftcluster.launch.runs import find_job, find_run
 from ftcluster.launch.training_run import HeadLost, TrainingRun
 from ftcluster.operations.connection import cluster_of
+from ftcluster.operations.train.head_access import ensure_head_access
 from ftcluster.operations.train.plan_result import PlanResult
 from ftcluster.operations.train.prepare import (
     LaunchOptions,
@@ -31,7 +30,6 @@ from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.texts import text_lines, written_texts
 from ftcluster.progress.view import View
-from ftcluster.provision.stages import run_stages
 from ftcluster.report.cost import cost_line
 from ftcluster.text.plural import counted
 
@@ -201,7 +199,7 @@ def _prepared(request: TrainRequest, cluster: Cluster, must_resume: bool) -> Tra
         run_hosts = replace(run_hosts_of(cluster), options=request.connection.to(cluster))
         job = find_job(run_hosts, request.resume, request.user_code())
         shape = (request.nodes, request.spares, request.ranks_per_host)
-        run = resumed_run(job, cluster, *shape, must_resume, request.run_name)
+        run = resumed_run(job, cluster, *shape, must_resume, request.run_name, hosts=request.hosts)
     else:
         run = request.prepared(cluster)
     return request.launch.applied_to(run)
@@ -236,7 +234,7 @@ def _train_with_failover(attempt: _Attempt, view: View) -> TrainResult:
     token = find_token() if request.hub_token else ""
     left = (request.launch.max_restarts or 0) if request.watch else 0
     while True:
-        _ensure_head_ssh(_Attempt(request, cluster, run, must_resume), view)
+        ensure_head_access(run, connection_options, view)
         say_notes(run, view)
         launched = replace(run, hub_token=token, must_resume=must_resume)
         try:
@@ -247,15 +245,6 @@ def _train_with_failover(attempt: _Attempt, view: View) -> TrainResult:
                 raise
             view.say(f"{error.message}; continuing on the other hosts")
         left -= 1
-        request = replace(_resuming(request, run.id), nodes=None, spares=0)  # spares may be used up
+        # spares may be used up, and the lost head may be named
+        request = replace(_resuming(request, run.id), hosts=(), nodes=None, spares=0)
         run = _prepared(request, cluster, must_resume)
-
-
-def _ensure_head_ssh(attempt: _Attempt, view: View) -> None:
-    """Give the run's head ssh access to the run's other hosts, if setup has not done so."""
-    run, cluster = attempt.run, attempt.cluster
-    names = [host.name for host in run.plan.prepared]
-    usual = not attempt.request.connection.inventories and names[0] == cluster.facts.head.name
-    if run.resume and len(names) > 1 and not usual:
-        hosts = ("--extra-vars", f"{HOSTS_VARIABLE}={pattern_of(names)}")
-        run_stages(Mesh(), cluster.inventories, (*attempt.connection_options, *hosts), view)
