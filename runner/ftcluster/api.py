@@ -88,7 +88,7 @@ class Run:
         Raises:
             FtclusterError: the head does not respond, or has removed the run.
         """
-        listed, _ = all_runs.list_runs(self._connection, SILENT, 1, (self.id,))
+        listed = all_runs.list_runs(self._connection, SILENT, 1, (self.id,)).runs
         current = next((state for state in listed if state.run == self.id), None)
         if current is None:
             raise FtclusterError(
@@ -465,7 +465,7 @@ def runs(cluster: Cluster | None = None, *, options: Sequence[str] = ()) -> tupl
     Raises:
         FtclusterError: the head does not respond.
     """
-    return all_runs.list_runs(Connection(options=tuple(options), cluster=cluster), SILENT)[0]
+    return all_runs.list_runs(Connection(options=tuple(options), cluster=cluster), SILENT).runs
 
 
 def find_run(name: str, cluster: Cluster | None = None, *, options: Sequence[str] = ()) -> Run:

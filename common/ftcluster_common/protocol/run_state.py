@@ -51,6 +51,7 @@ class RunState:
         started_by: user and machine that started the run, such as `ops on bastion`; "" if unknown.
         tags: tags such as `team=nlp ticket=42`, or "".
         doing: text that names the hosts that the run waits for, or INTERRUPTED, or "".
+        ends: expected end of the training in seconds since 1970; 0 if it is not known.
     """
 
     run: str
@@ -67,6 +68,7 @@ class RunState:
     started_by: str = ""
     doing: str = ""
     tags: str = ""
+    ends: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as JSON-ready data."""

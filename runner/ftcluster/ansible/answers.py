@@ -169,6 +169,7 @@ def run_state(value: Any) -> RunState:
         line(f"started_by of {run}", row.started_by),
         line(f"doing of {run}", row.doing),
         line(f"tags of {run}", row.tags),
+        number(f"ends of {run}", row.ends, LAST_SECOND),
     )
 
 

@@ -212,7 +212,7 @@ class RunFolder(Variables):
 
 @dataclass(frozen=True)
 class Runs(Playbook):
-    """The playbook that lists a page of the runs on the head.
+    """The playbook that lists a page of the runs on each host.
 
     Attributes:
         runs_beginnings: only runs whose ids begin with one of these; empty for all runs.

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -32,10 +33,25 @@ PIECE_BYTES = 1 << 20  # bytes of a log in memory at once
 LISTED = 20  # maximum number of a script's files to show
 
 
+@dataclass(frozen=True)
+class Listing:
+    """The runs of a cluster.
+
+    Attributes:
+        runs: all users' runs, the newest first.
+        omitted: number of runs that were not returned.
+        hosts: names of the cluster's hosts, the head first.
+    """
+
+    runs: tuple[RunState, ...]
+    omitted: int
+    hosts: tuple[str, ...]
+
+
 def list_runs(
     connection: Connection, view: View, most: int = 0, beginnings: Sequence[str] = ()
-) -> tuple[tuple[RunState, ...], int]:
-    """Return all users' runs on a cluster, newest first, and the number of runs not returned.
+) -> Listing:
+    """Return all users' runs on a cluster.
 
     Args:
         most: maximum number of runs to return; 0 for all runs. Running runs are returned first,
@@ -45,12 +61,13 @@ def list_runs(
     Raises:
         FtclusterError: the head does not respond.
     """
-    runs, left = all_runs(cluster_run_hosts(connection, view), view, beginnings, most)
+    run_hosts = cluster_run_hosts(connection, view)
+    runs, omitted = all_runs(run_hosts, view, beginnings, most)
     here = set(recorded_runs())
     for run in runs:
         if run.run in here:
             complete_from(run)
-    return tuple(runs), left
+    return Listing(tuple(runs), omitted, run_hosts.hosts)
 
 
 def table(runs: Sequence[RunState], width: int | None = None) -> list[str]:
@@ -69,6 +86,37 @@ def table(runs: Sequence[RunState], width: int | None = None) -> list[str]:
             rows = [(*row[:place], *row[place + 1 :]) for row in rows]
     ask = [f"{INTERRUPTED}: its supervisor is gone; to continue it: ftcluster attach RUN"]
     return [*aligned(rows), *(ask if any(one.doing == INTERRUPTED for one in runs) else ())]
+
+
+def uses(runs: Sequence[RunState], hosts: Sequence[str]) -> list[str]:
+    """Return lines that say who uses which hosts, and which hosts are free.
+
+    A run that waits for hosts uses none.
+
+    Args:
+        hosts: names of the cluster's hosts.
+    """
+    active = [run for run in runs if run.state == "running" and run.hosts and not run.doing]
+    if len(hosts) < 2 or not active:
+        return []
+    used = {host for run in active for host in run.hosts}
+    free = short_names([host for host in hosts if host not in used]) or "none"
+    return [
+        *(f"{short_names(run.hosts)}: used by {_use(run)}" for run in active),
+        f"free: {free}",
+    ]
+
+
+def _use(run: RunState) -> str:
+    user = f"{run.started_by}, " if run.started_by else ""
+    until = f", until about {_clock(run.ends)}" if run.ends > time.time() else ""
+    return f"{user}{run.run}, since {_clock(run.started)}{until}"
+
+
+def _clock(seconds: float) -> str:
+    moment = datetime.fromtimestamp(seconds).astimezone()
+    today = moment.date() == datetime.now().astimezone().date()
+    return f"{moment:%H:%M}" if today else f"{moment:%Y-%m-%d %H:%M}"
 
 
 def _row(one: RunState) -> tuple[str, ...]:
