@@ -102,12 +102,15 @@ def add_grace(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sharing(parser: argparse.ArgumentParser) -> None:
-    """Add --wait and --share-hosts."""
+    """Add --queue, which is also called --wait, and --share-hosts."""
     either = parser.add_mutually_exclusive_group()
     either.add_argument(
+        "--queue",
         "--wait",
+        dest="wait",
         action="store_true",
-        help="wait while another run uses the hosts; by default the new run is refused",
+        help="while other runs use the hosts, wait behind the runs that were queued before; by "
+        "default the new run is refused",
     )
     either.add_argument(
         "--share-hosts", action="store_true", help="start even if another run uses the hosts"

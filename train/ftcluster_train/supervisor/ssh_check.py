@@ -27,12 +27,14 @@ class HostFailure:
     Attributes:
         by_ssh: True if ssh failed, False if the command failed.
         in_use: True if another run uses the host.
+        place: place of this run in the host's queue, from 1; 0 if it does not wait.
     """
 
     host: Host
     reason: str
     by_ssh: bool
     in_use: bool = False
+    place: int = 0
 
 
 def same_stack(stack: Path, then: str = ":") -> str:
