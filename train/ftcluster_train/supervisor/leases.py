@@ -211,7 +211,7 @@ class _Holder:
         self.send(b"free\n")
         self.held = False
 
-    def ask(self, verb: bytes) -> HostFailure | None:
+    def ask(self, verb: bytes = ASK) -> HostFailure | None:
         """Ask for the lease; return why the run does not have the host, or None if it has it.
 
         Args:
