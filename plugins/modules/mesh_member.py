@@ -35,7 +35,7 @@ options:
     type: str
     required: true
   other_heads:
-    description: Addresses of other heads of this cluster. Their lines stay.
+    description: Addresses of other heads of this cluster, or C(*) for all. Their lines stay.
     type: list
     elements: str
     default: []
@@ -92,14 +92,17 @@ def with_line(text: str, line: str, folder: str, other_heads: Collection[str] = 
     A line of an earlier version of ftcluster names no folder; it counts as a line of this cluster.
 
     Args:
-        other_heads: addresses of other heads, whose lines stay.
+        other_heads: addresses of other heads, whose lines stay; "*" stands for all addresses.
     """
-    stays = {*other_heads} - {address_of(line)}
-    others = [
-        kept
-        for kept in text.splitlines()
-        if not is_of(kept, folder) or (line and address_of(kept) in stays)
-    ]
+
+    def stays(kept: str) -> bool:
+        if not is_of(kept, folder):
+            return True
+        address = address_of(kept)
+        is_other = bool(line) and address not in ("", address_of(line))
+        return is_other and ("*" in other_heads or address in other_heads)
+
+    others = filter(stays, text.splitlines())
     return "".join(f"{kept}\n" for kept in [*others, *([line] if line else [])])
 
 

@@ -45,7 +45,9 @@ def test_other_heads_of_the_cluster_keep_their_lines() -> None:
     before = f"{USERS}{renewed}\n{other}\n{gone}\n"
     heads = ["10.0.0.11", "10.0.0.12", "10.0.0.13"]
     assert with_line(before, LINE, MESH, heads) == f"{USERS}{other}\n{LINE}\n"
-    assert with_line(before, "", MESH, heads) == USERS  # the cluster is removed
+    assert with_line(before, LINE, MESH, ["*"]) == f"{USERS}{other}\n{gone}\n{LINE}\n"
+    for stay in (heads, ["*"]):
+        assert with_line(before, "", MESH, stay) == USERS  # the cluster is removed
 
 
 @pytest.mark.parametrize("what", ["pipe", "folder", "large", "no text"])

@@ -212,7 +212,7 @@ def _expected_end(last: Mapping[str, Mapping[str, Any]]) -> float:
     restart = last.get("restart", {}).get("time", 0.0)
     if "remaining_seconds" not in step or step["time"] < restart:
         return 0.0
-    return round(step["time"] + step["remaining_seconds"], 1)
+    return round(float(step["time"]) + float(step["remaining_seconds"]), 1)
 
 
 def runs_alive() -> set[str]:
