@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ftcluster_common.protocol.launch import RUN_VARIABLE, Host, Launch
 from ftcluster_common.protocol.timeouts import BEAT_SECONDS, Timeouts
-from ftcluster_train.supervisor.lease import HELD, OPEN, TAKEN, UNIT
+from ftcluster_train.supervisor.lease import FREE, HELD, OPEN, TAKEN, UNIT
 from ftcluster_train.supervisor.ssh_check import (
     HostFailure,
     ask_all,
@@ -90,7 +90,11 @@ class Leases:
             before = self._held()
             self._drop(before - {*launch.hosts, *launch.idle})
             refused = self._ask(launch, launch.hosts[:1], stack, queue=waiting is not None)
-            refused = refused or self._ask(launch, others, stack, queue=waiting is not None)
+            if refused and waiting:  # name all hosts that the run waits for
+                asked = self._ask(launch, others, stack, queue=True, verb=PLACE)
+                refused += [one for one in asked if one.reason != FREE]
+            else:
+                refused = refused or self._ask(launch, others, stack, queue=waiting is not None)
             refused = [one for one in refused if one.host in needed]
             goes_on_waiting = bool(waiting and refused and all(one.in_use for one in refused))
             for host in self._held() - before if refused else ():

@@ -1,6 +1,7 @@
 """List the runs of a cluster, show their logs, fetch their models, and end them."""
 
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 from ftcluster.text.printable import printable
 from ftcluster.text.table import aligned
-from ftcluster_common.protocol.run_state import INTERRUPTED, RunState
+from ftcluster_common.protocol.run_state import INTERRUPTED, WAITS, RunState
 
 COLUMNS = ("run", "state", "step", "hosts", "started", "time", "by", "tags")
 # the columns that a narrow terminal omits, in this order
@@ -89,21 +90,23 @@ def table(runs: Sequence[RunState], width: int | None = None) -> list[str]:
 
 
 def uses(runs: Sequence[RunState], hosts: Sequence[str]) -> list[str]:
-    """Return lines that say who uses which hosts, and which hosts are free.
+    """Return lines that say who uses which hosts, which hosts are free, and what runs wait for.
 
     A run that waits for hosts uses none.
 
     Args:
         hosts: names of the cluster's hosts.
     """
+    waits = [f"{run.run} waits for {_doing(run)[1]}" for run in runs if _doing(run)[1]]
     active = [run for run in runs if run.state == "running" and run.hosts and not run.doing]
     if len(hosts) < 2 or not active:
-        return []
+        return waits
     used = {host for run in active for host in run.hosts}
     free = short_names([host for host in hosts if host not in used]) or "none"
     return [
         *(f"{short_names(run.hosts)}: used by {_use(run)}" for run in active),
         f"free: {free}",
+        *waits,
     ]
 
 
@@ -119,6 +122,17 @@ def _clock(seconds: float) -> str:
     return f"{moment:%H:%M}" if today else f"{moment:%Y-%m-%d %H:%M}"
 
 
+def _doing(run: RunState) -> tuple[str, str]:
+    """Return what a run does besides training, and the hosts that it waits for; each may be "".
+
+    >>> _doing(RunState("r", "running", "r", (), 0, 0, 0, 0, 0, "", doing="waiting: n1: run a"))
+    ('waiting', 'n1: run a')
+    """
+    if match := re.fullmatch(rf"({WAITS}(?: \(place \d+ in the queue\))?): (.*)", run.doing):
+        return match[1], match[2]
+    return run.doing, ""
+
+
 def _row(one: RunState) -> tuple[str, ...]:
     started = datetime.fromtimestamp(one.started).astimezone()
     # until its first step, a run downloads and tokenizes. Launches that other versions of ftcluster
@@ -126,7 +140,7 @@ def _row(one: RunState) -> tuple[str, ...]:
     prepares = one.state == "running" and not one.ranks and not one.step
     return (
         one.run,
-        one.doing or ("preparing" if prepares else one.state),
+        _doing(one)[0] or ("preparing" if prepares else one.state),
         f"{one.step}/{one.steps}" if one.steps else "-",
         short_names(one.hosts) or "-",
         f"{started:%Y-%m-%d %H:%M}",
