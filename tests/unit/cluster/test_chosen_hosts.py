@@ -102,3 +102,13 @@ def test_every_command_refuses_wrong_hosts_before_it_does_anything(
     assert not launched
     assert not list((tmp_path / "state").rglob("run.json"))
     assert shell([*command[:place], "--hosts", "node1,", *command[place:]], 2).err
+
+
+def test_an_export_has_a_pod_for_each_host_and_slurm_chooses_its_nodes(shell: Shell) -> None:
+    remember(FOUR)
+    export = ["export", "k8s", "quickstart", "--image", "registry/node:1"]
+    for hosts, count in (("node1,node2", 2), ("node2,node1,node0", 3)):
+        text = shell([*export, "--hosts", hosts]).out
+        assert f"replicas: {count}\n" in text, text
+    assert "node3 is drained" in shell([*export, "--hosts", "node3,node1"], 2).err
+    assert "--nodelist" in shell(["export", "slurm", "quickstart", "--hosts", "node1"], 2).err
