@@ -87,12 +87,12 @@ def list_everywhere(
         raise FtclusterError(f"{run_hosts.head} gave no list of its runs", "run ftcluster setup")
     listed: dict[str, tuple[RunState, ...]] = {}
     omitted = 0
-    for host, (runs, left) in pages.items():
-        if left and not most:  # the list is larger than one answer
+    for host, (runs, more) in pages.items():
+        if more and not most:  # the list is larger than one answer
             listed[host] = tuple(list_runs(run_hosts.headed_by(host), beginnings)[0])
         else:
             listed[host] = runs
-            omitted += left if host == run_hosts.head else 0  # the others have parts of the same
+            omitted += more if host == run_hosts.head else 0  # the others have parts of the same
     merged = merged_runs(listed, run_hosts.head)
     kept = sorted(merged, key=lambda run: (run.state == "running", run.started), reverse=True)
     kept = kept[: most or None]
@@ -264,8 +264,8 @@ def _order_of(jobs: Mapping[str, Mapping[str, dict[str, Any]]], run: str) -> dic
 
     Hosts of an earlier version report none.
     """
-    for host, found in jobs.items():
-        names = found.get(run, {}).get("hosts")
+    for host, jobs_there in jobs.items():
+        names = jobs_there.get(run, {}).get("hosts")
         if isinstance(names, list) and names[:1] == [host]:
             return {name: place for place, name in enumerate(names) if isinstance(name, str)}
     return {}

@@ -37,7 +37,7 @@ def test_the_first_host_is_the_head_unless_the_clusters_head_is_among_them(
     names: tuple[str, ...], order: list[str]
 ) -> None:
     chosen = with_hosts(FOUR, names)
-    assert [one.name for one in chosen.facts.hosts] == order
+    assert [member.name for member in chosen.facts.hosts] == order
     assert chosen.head == "node0"  # which has the record
     assert chosen.known["host"] == "node0"
     assert chosen.is_headed_elsewhere == (order[0] != "node0")
@@ -69,17 +69,17 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
 def test_only_another_head_needs_access_to_the_other_hosts(
     shell: Shell, launched: list[TrainingRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[tuple[str, tuple[str, ...]]] = []
+    meshes: list[tuple[str, tuple[str, ...]]] = []
     monkeypatch.setattr(
         head_access,
         "run_stages",
-        lambda play, _, options, __: given.append((play.mesh_head, options[-2:])),
+        lambda play, _, options, __: meshes.append((play.mesh_head, options[-2:])),
     )
     for hosts in ("node2,node1", "node1,node0", "node2"):
         shell(["train", "quickstart", "--detach", "--hosts", hosts])
-    heads = [[one.name for one in run.plan.hosts] for run in launched]
+    heads = [[member.name for member in run.plan.hosts] for run in launched]
     assert heads == [["node2", "node1"], ["node0", "node1"], ["node2"]]
-    assert given == [("node2", ("--limit", "node2,node1"))]
+    assert meshes == [("node2", ("--limit", "node2,node1"))]
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_every_command_refuses_wrong_hosts_before_it_does_anything(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.py").write_text("")
     place = command.index("--") if "--" in command else len(command)
-    words = [*command[:place], "--hosts", "node9,node3", *command[place:]]
-    refused = shell(words, 2)
+    line = [*command[:place], "--hosts", "node9,node3", *command[place:]]
+    refused = shell(line, 2)
     assert "node9" in refused.err
     assert "node3 is drained: fan" in refused.err
     assert not launched

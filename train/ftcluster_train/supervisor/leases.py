@@ -84,7 +84,9 @@ class Leases:
         needed = launch.hosts if launch.restarts else launch.hosts + launch.idle
         if waiting:  # take a place in all queues before asking for the first host
             asked = self._ask(launch, (*launch.hosts[:1], *others), stack, queue=True, verb=PLACE)
-            if failures := [one for one in asked if not one.in_use and one.host in needed]:
+            if failures := [
+                failure for failure in asked if not failure.in_use and failure.host in needed
+            ]:
                 return failures
         while True:
             before = self._held()
@@ -92,11 +94,13 @@ class Leases:
             refused = self._ask(launch, launch.hosts[:1], stack, queue=waiting is not None)
             if refused and waiting:  # name all hosts that the run waits for
                 asked = self._ask(launch, others, stack, queue=True, verb=PLACE)
-                refused += [one for one in asked if one.reason != FREE]
+                refused += [failure for failure in asked if failure.reason != FREE]
             else:
                 refused = refused or self._ask(launch, others, stack, queue=waiting is not None)
-            refused = [one for one in refused if one.host in needed]
-            goes_on_waiting = bool(waiting and refused and all(one.in_use for one in refused))
+            refused = [failure for failure in refused if failure.host in needed]
+            goes_on_waiting = bool(
+                waiting and refused and all(failure.in_use for failure in refused)
+            )
             for host in self._held() - before if refused else ():
                 if goes_on_waiting:
                     self._holders[host].give_back()
@@ -179,8 +183,8 @@ class Leases:
 
 def _waiting_text(refused: Sequence[HostFailure]) -> str:
     """Return the place of a run in the queue, and the hosts that it waits for."""
-    place = max(one.place for one in refused)
-    hosts = "; ".join(f"{one.host.name}: {one.reason}" for one in refused)
+    place = max(failure.place for failure in refused)
+    hosts = "; ".join(f"{failure.host.name}: {failure.reason}" for failure in refused)
     return f"{f' (place {place} in the queue)' if place else ''}: {hosts}"
 
 

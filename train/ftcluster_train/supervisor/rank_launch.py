@@ -192,8 +192,8 @@ def _take_hosts(launch: Launch, run: SupervisedRun, stack: Path) -> None:
     """
     events = run.events
 
-    def waiting(words: str) -> None:
-        events.write("phase", doing=f"{WAITS}{words}")
+    def waiting(place_and_hosts: str) -> None:
+        events.write("phase", doing=f"{WAITS}{place_and_hosts}")
 
     # A run that has begun waits for its hosts, unless it can use idle hosts instead.
     patient = launch.wait or (launch.restarts > 0 and not launch.idle)
