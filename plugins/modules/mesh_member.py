@@ -13,7 +13,7 @@ module: mesh_member
 short_description: Lets the head of a cluster log in, and returns the host's public keys
 description:
   - Keeps one line for the head in the C(authorized_keys) of the task's user, with C(restrict) and
-    C(from=), and does not change other lines.
+    C(from=). Removes the lines of former heads, and does not change other lines.
   - Returns the public host keys, read on the host over Ansible's connection.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
@@ -34,6 +34,11 @@ options:
         may have one line for each of its clusters.
     type: str
     required: true
+  other_heads:
+    description: Addresses of other heads of this cluster, or C(*) for all. Their lines stay.
+    type: list
+    elements: str
+    default: []
   state:
     description: V(present) lets the head log in.
     type: str
@@ -62,6 +67,7 @@ host_keys:
 import os
 import pwd
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -81,13 +87,30 @@ FOLDER = re.compile(r"/[\w./+@%=,~-]*", re.ASCII)
 TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
 
 
-def with_line(text: str, line: str, folder: str) -> str:
-    """Replace the line of the cluster's head in an authorized_keys file; "" removes the line.
+def with_line(text: str, line: str, folder: str, other_heads: Collection[str] = ()) -> str:
+    """Replace the lines of the cluster's heads in an authorized_keys file; "" removes the lines.
 
     A line of an earlier version of ftcluster names no folder; it counts as a line of this cluster.
+
+    Args:
+        other_heads: addresses of other heads, whose lines stay; "*" stands for all addresses.
     """
-    others = [kept for kept in text.splitlines() if not is_of(kept, folder)]
+
+    def stays(kept: str) -> bool:
+        if not is_of(kept, folder):
+            return True
+        address = address_of(kept)
+        is_other = bool(line) and address not in ("", address_of(line))
+        return is_other and ("*" in other_heads or address in other_heads)
+
+    others = filter(stays, text.splitlines())
     return "".join(f"{kept}\n" for kept in [*others, *([line] if line else [])])
+
+
+def address_of(line: str) -> str:
+    """Return the address from which a line of `entry` accepts its key; "" for another line."""
+    match = re.match(r'restrict,from="([^"]+)" ', line)
+    return match[1] if match else ""
 
 
 def is_of(line: str, folder: str) -> bool:
@@ -134,6 +157,7 @@ def main() -> None:
             "public_key": {"type": "str", "default": "", "no_log": False},
             "address": {"type": "str", "default": ""},
             "folder": {"type": "str", "required": True},
+            "other_heads": {"type": "list", "elements": "str", "default": []},
             "state": {"choices": ["present", "absent"], "default": "present"},
         },
         supports_check_mode=True,
@@ -150,7 +174,7 @@ def main() -> None:
         before = found or ""
         cluster = module.params["folder"]
         line = entry(module.params["public_key"], module.params["address"], cluster)
-        after = with_line(before, line if wanted else "", cluster)
+        after = with_line(before, line if wanted else "", cluster, module.params["other_heads"])
         changed = before != after
         if changed and not module.check_mode:
             folder.mkdir(mode=0o700, exist_ok=True)

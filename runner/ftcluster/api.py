@@ -88,7 +88,7 @@ class Run:
         Raises:
             FtclusterError: the head does not respond, or has removed the run.
         """
-        listed, _ = all_runs.list_runs(self._connection, SILENT, 1, (self.id,))
+        listed = all_runs.list_runs(self._connection, SILENT, 1, (self.id,)).runs
         current = next((state for state in listed if state.run == self.id), None)
         if current is None:
             raise FtclusterError(
@@ -273,9 +273,9 @@ def train(
         resume: run to continue, instead of a recipe.
         hub_token: True if the hosts may use this user's token for the Hugging Face Hub.
         more: `data` and `model` (a file, folder or Hub name; data can also be a DataFrame or a list
-            of dicts); `name` of the run; `nodes`, `spares` and `ranks_per_host` (counts);
-            `cluster`; `options` (arguments of ansible-playbook); `task` and `metrics` (your own
-            Python files, which are executed).
+            of dicts); `name` of the run; `hosts` (names of the hosts to use); `nodes`, `spares` and
+            `ranks_per_host` (counts); `cluster`; `options` (arguments of ansible-playbook); `task`
+            and `metrics` (your own Python files, which are executed).
 
     Raises:
         FtclusterError: the recipe, its data or the plan are not valid, or the start failed.
@@ -465,7 +465,7 @@ def runs(cluster: Cluster | None = None, *, options: Sequence[str] = ()) -> tupl
     Raises:
         FtclusterError: the head does not respond.
     """
-    return all_runs.list_runs(Connection(options=tuple(options), cluster=cluster), SILENT)[0]
+    return all_runs.list_runs(Connection(options=tuple(options), cluster=cluster), SILENT).runs
 
 
 def find_run(name: str, cluster: Cluster | None = None, *, options: Sequence[str] = ()) -> Run:
@@ -488,6 +488,7 @@ def _asked(
     *,
     data: Data | None = None,
     model: Name | None = None,
+    hosts: Sequence[str] = (),
     nodes: int | None = None,
     spares: int | None = None,
     ranks_per_host: int | None = None,
@@ -504,6 +505,7 @@ def _asked(
         "words": tuple(words),
         "data": None if data is None else data_path(data),
         "model": None if model is None else fspath(model),
+        "hosts": tuple(hosts),
         "nodes": nodes,
         "spares": spares,
         "ranks_per_host": ranks_per_host,

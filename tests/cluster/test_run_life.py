@@ -115,7 +115,7 @@ def test_a_stopped_run_is_removed(machine: Machine) -> None:
     assert (attached.returncode, f"ftcluster attach {run}" in said) == (143, True)
     assert listed(machine, run)["state"] == "running"
     second = machine.home.run("train", "quickstart", *FEW_PAIRS)
-    assert (second.returncode, f"run {run} is using it (since " in second.stderr) == (1, True)
+    assert (second.returncode, f"run {run} of " in second.stderr) == (1, True)
     refused = machine.home.run("clean", run)
     assert (refused.returncode, "is running" in refused.stderr) == (1, True)
     stopped = machine.home.run("stop", run, "--json")

@@ -52,6 +52,7 @@ class RunState:
         tags: tags such as `team=nlp ticket=42`, or "".
         doing: text that names the hosts that the run waits for, or INTERRUPTED, or "".
         why: one line about who stopped the run, or how it failed, or "".
+        ends: expected end of the training in seconds since 1970; 0 if it is not known.
     """
 
     run: str
@@ -69,6 +70,7 @@ class RunState:
     doing: str = ""
     tags: str = ""
     why: str = ""
+    ends: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as JSON-ready data."""

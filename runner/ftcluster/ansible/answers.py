@@ -170,6 +170,7 @@ def run_state(value: Any) -> RunState:
         line(f"doing of {run}", row.doing),
         line(f"tags of {run}", row.tags),
         line(f"why of {run}", row.why),
+        number(f"ends of {run}", row.ends, LAST_SECOND),
     )
 
 

@@ -200,6 +200,13 @@ class _Playing:
                     event = self._events.get(timeout=POLL_SECONDS)
                     if event.kind in ("failed", "unreachable"):
                         failures.append(event)
+                    elif event.kind in ("ok", "changed"):
+                        # the playbook has ignored that the host, or one in its place, was off
+                        failures = [
+                            failure
+                            for failure in failures
+                            if (failure.kind, failure.host) != ("unreachable", event.host)
+                        ]
                     on_event(event)
                 on_tick()
         except BaseException:

@@ -120,7 +120,13 @@ class Setup(Stages):
 
 @dataclass(frozen=True)
 class Mesh(Stages):
-    """The playbook that lets the head log in to the other hosts."""
+    """The playbook that lets a head log in to the other hosts.
+
+    Attributes:
+        mesh_head: name of a run's head; None for the cluster's head.
+    """
+
+    mesh_head: str | None = None
 
     name = "mesh"
 
@@ -208,7 +214,7 @@ class RunFolder(Variables):
 
 @dataclass(frozen=True)
 class Runs(Playbook):
-    """The playbook that lists a page of the runs on the head.
+    """The playbook that lists a page of the runs on each host.
 
     Attributes:
         runs_beginnings: only runs whose ids begin with one of these; empty for all runs.

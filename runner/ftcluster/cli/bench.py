@@ -8,7 +8,7 @@ from ftcluster.cli.ansible_options import add_options
 from ftcluster.cli.arguments import add_output, at_least
 from ftcluster.cli.connection import add_cluster, connected
 from ftcluster.cli.help import example_lines
-from ftcluster.cli.launch_arguments import add_sharing, launch_options
+from ftcluster.cli.launch_arguments import add_hosts, add_sharing, launch_options
 from ftcluster.cli.output import print_result
 from ftcluster.cli.parser import add_kinds
 from ftcluster.errors import UsageError
@@ -40,6 +40,7 @@ def add_parser(commands: Any) -> None:
     all_reduce.add_argument(
         "--backends", default="", metavar="NAMES", help="backends, such as impi,gloo (default: all)"
     )
+    add_hosts(all_reduce)
     all_reduce.add_argument("--nodes", type=at_least(1), metavar="N", help="only the first N hosts")
     all_reduce.add_argument(
         "--ranks-per-host",
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     with connected(options) as connection:
         request = AllReduceRequest(
             connection, tuple(options.sizes.split(",")), backends, options.nodes,
-            options.ranks_per_host, options.seconds, launch_options(options),
+            options.ranks_per_host, options.seconds, options.hosts, launch_options(options),
         )  # fmt: skip
         print_result(options, bench_allreduce(request, make_view(options.verbose)))
     return 0

@@ -9,7 +9,7 @@ from ftcluster.cli.ansible_options import add_options
 from ftcluster.cli.arguments import add_output, at_least, not_empty
 from ftcluster.cli.connection import add_cluster, connected
 from ftcluster.cli.help import example_lines
-from ftcluster.cli.launch_arguments import add_sharing, launch_options
+from ftcluster.cli.launch_arguments import add_hosts, add_sharing, launch_options
 from ftcluster.cli.output import print_result
 from ftcluster.cli.recipe import add_code, recipe_of
 from ftcluster.operations.benchmark.bench_scaling import STEPS, ScalingRequest, bench_scaling
@@ -34,6 +34,7 @@ def add_parser(kinds: Any) -> None:
     parser.add_argument("--data", type=not_empty, metavar="DIR", help="as in train")
     parser.add_argument("--model", type=not_empty, metavar="DIR", help="as in train")
     add_code(parser)
+    add_hosts(parser)
     parser.add_argument("--nodes", type=at_least(1), metavar="N", help="use up to N hosts")
     parser.add_argument(
         "--ranks-per-host", type=at_least(1), metavar="N", help="use up to N ranks on a single host"

@@ -12,8 +12,9 @@ MIN_TIMEOUT = 4  # seconds; heartbeats come every second
 
 
 def add_launch(parser: argparse.ArgumentParser) -> None:
-    """Add --nodes, --spares and --ranks-per-host."""
+    """Add --hosts, --nodes, --spares and --ranks-per-host."""
     group = parser.add_argument_group("hosts and ranks")
+    add_hosts(group)
     group.add_argument("--nodes", type=at_least(1), metavar="N", help="use only the first N hosts")
     group.add_argument(
         "--spares",
@@ -28,6 +29,26 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="start N ranks on each host (default: the plan decides, usually one per NUMA node)",
     )
+
+
+def add_hosts(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
+    """Add --hosts."""
+    parser.add_argument(
+        "--hosts",
+        type=host_names,
+        default=(),
+        metavar="NAMES",
+        help="use exactly these hosts of the cluster, such as node1,node2; the head of the run is "
+        "the cluster's head if it is among them, or else the first (default: all hosts)",
+    )
+
+
+def host_names(text: str) -> tuple[str, ...]:
+    """Return the names in a list with commas. An argparse type."""
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of hosts such as node1,node2")
+    return names
 
 
 def add_detach(parser: argparse.ArgumentParser) -> None:
@@ -80,12 +101,15 @@ def add_grace(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sharing(parser: argparse.ArgumentParser) -> None:
-    """Add --wait and --share-hosts."""
+    """Add --queue, which is also called --wait, and --share-hosts."""
     either = parser.add_mutually_exclusive_group()
     either.add_argument(
+        "--queue",
         "--wait",
+        dest="wait",
         action="store_true",
-        help="wait while another run uses the hosts; by default the new run is refused",
+        help="while other runs use the hosts, wait behind the runs that were queued before; by "
+        "default the new run is refused",
     )
     either.add_argument(
         "--share-hosts", action="store_true", help="start even if another run uses the hosts"

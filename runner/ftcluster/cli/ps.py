@@ -10,7 +10,7 @@ from ftcluster.cli.connection import add_run_options, connected
 from ftcluster.cli.output import print_result
 from ftcluster.errors import UsageError
 from ftcluster.operations.result import Result
-from ftcluster.operations.runs.runs import list_runs, table
+from ftcluster.operations.runs.runs import list_runs, table, uses
 from ftcluster.progress.view import make_view
 from ftcluster.text.plural import counted
 from ftcluster.text.terminal import print_lines
@@ -23,7 +23,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "ps",
         help="list the runs",
-        description="Lists the runs of all users on the cluster, the newest first.",
+        description="Lists the runs of all users on the cluster, the newest first, and who uses "
+        "which hosts.",
         usage="ftcluster ps [--all] [options]",
     )
     parser.add_argument(
@@ -41,10 +42,11 @@ def run(options: argparse.Namespace) -> int:
     if options.words:
         raise UsageError(f"ps takes no {options.words[0]}", "follow a run: ftcluster attach RUN")
     with connected(options) as connection:
-        runs, older = list_runs(connection, make_view(False), 0 if options.all else NEWEST)
+        listing = list_runs(connection, make_view(False), 0 if options.all else NEWEST)
+    runs = listing.runs
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    text = table(runs, width) if runs else ["no runs"]
-    if older:
-        print_lines([f"{counted(older, 'older run')}: ftcluster ps --all"], sys.stderr)
+    text = [*table(runs, width), *uses(runs, listing.hosts)] if runs else ["no runs"]
+    if listing.omitted:
+        print_lines([f"{counted(listing.omitted, 'older run')}: ftcluster ps --all"], sys.stderr)
     print_result(options, Result([one.to_dict() for one in runs], tuple(text)))
     return 0

@@ -111,7 +111,7 @@ def recipe_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of a RecipeRequest from the options, except its connection."""
     sync = getattr(options, "sync", None)
     words = (*([f"training.sync={sync}"] if sync else []), *options.words)
-    names = ("data", "model", "nodes", "spares", "ranks_per_host", "run_name")
+    names = ("data", "model", "hosts", "nodes", "spares", "ranks_per_host", "run_name")
     settings = {name: getattr(options, name) for name in names if hasattr(options, name)}
     for name in ("task", "metrics"):  # the recipe has these fields too
         value = getattr(options, name, None) or ""

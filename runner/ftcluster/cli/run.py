@@ -92,8 +92,8 @@ def run(options: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     names = (
-        "nodes", "spares", "ranks_per_host", "on_hosts", "force", "fast", "requirements", "wheels",
-        "detach", "run_name",
+        "hosts", "nodes", "spares", "ranks_per_host", "on_hosts", "force", "fast", "requirements",
+        "wheels", "detach", "run_name",
     )  # fmt: skip
     settings = {name: getattr(options, name) for name in names}
     token, launch = options.hf_token, launch_options(options)

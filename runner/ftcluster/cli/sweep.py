@@ -12,6 +12,7 @@ from ftcluster.cli.ansible_options import add_options
 from ftcluster.cli.arguments import add_dry_run, add_name, add_output, at_least, not_empty
 from ftcluster.cli.connection import add_cluster, connected
 from ftcluster.cli.launch_arguments import (
+    add_hosts,
     add_hub_token,
     add_restarts,
     add_sharing,
@@ -70,6 +71,7 @@ def add_parser(commands: Any) -> None:
         "--retry", action="store_true", help="repeat runs that failed or were stopped"
     )
     group = parser.add_argument_group("hosts and ranks")
+    add_hosts(group)
     group.add_argument(
         "--nodes",
         type=at_least(1),

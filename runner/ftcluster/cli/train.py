@@ -20,6 +20,7 @@ LOST_NODE = "Slurm ends a job that has lost a node, and requeues it (sbatch --re
 WITHOUT = {
     "detach": "the job and all its processes end with its script; sbatch is already detached",
     "watch": LOST_NODE,
+    "hosts": "the job's nodes are the hosts; choose them with --nodelist of sbatch",
     "spares": LOST_NODE,
     "min_nodes": LOST_NODE,
 }

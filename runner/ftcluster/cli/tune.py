@@ -11,7 +11,7 @@ from rich.console import Console
 from ftcluster.cli.ansible_options import add_options
 from ftcluster.cli.arguments import add_output, at_least
 from ftcluster.cli.connection import add_cluster, connected
-from ftcluster.cli.launch_arguments import add_sharing, launch_options
+from ftcluster.cli.launch_arguments import add_hosts, add_sharing, launch_options
 from ftcluster.cli.output import print_result
 from ftcluster.cli.recipe import add_code, recipe_of
 from ftcluster.errors import Interrupted
@@ -40,6 +40,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--data", metavar="PATH", help="as in train")
     parser.add_argument("--model", metavar="DIR", help="as in train")
     add_code(parser)
+    add_hosts(parser)
     parser.add_argument("--nodes", type=at_least(1), metavar="N", help="as in train")
     parser.add_argument(
         "--ranks-per-host",

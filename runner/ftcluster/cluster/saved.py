@@ -45,6 +45,8 @@ class Cluster:
         record: text of the head's record when it was last read. `drained`, `tunings` and the
             all-reduce measurement come from this text.
         as_of: time when the record was last read, such as 2026-11-23 14:05 UTC; "" if it never was.
+        record_host: name of the host with the record, which is the cluster's head; "" if `facts`
+            begins with that host.
     """
 
     inventories: tuple[Path, ...]
@@ -56,6 +58,7 @@ class Cluster:
     tunings: tuple[Tuning, ...] = ()
     record: str = ""
     as_of: str = ""
+    record_host: str = ""
 
     @property
     def usable(self) -> ClusterFacts:
@@ -70,9 +73,19 @@ class Cluster:
 
     @property
     def known(self) -> dict[str, str]:
-        """The stack and the record's SHA-256. A launch compares both with the head's values."""
+        """The stack, the record's SHA-256 and its host. A launch compares them with the hosts'."""
         digest = hashlib.sha256(self.record.encode()).hexdigest()
-        return {"stack": self.facts.head.stack, "record": digest}
+        return {"stack": self.facts.head.stack, "record": digest, "host": self.head}
+
+    @property
+    def head(self) -> str:
+        """The name of the cluster's head, which may be none of these hosts."""
+        return self.record_host or self.facts.head.name
+
+    @property
+    def is_headed_elsewhere(self) -> bool:
+        """True if the first host is not the cluster's head, which has access to all hosts."""
+        return self.head != self.facts.head.name
 
     def addressed(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the names of the inventory's hosts through which these hosts are reached."""

@@ -59,7 +59,7 @@ from ftcluster.text.host_names import with_host
 from ftcluster_common import __version__
 from ftcluster_common.protocol.formats import JOB, LAUNCH, RUN_FORMAT, later_fields
 from ftcluster_common.protocol.launch import SLURM_VARIABLE, pack_env
-from ftcluster_common.protocol.run_state import RunState
+from ftcluster_common.protocol.run_state import WAITS, RunState
 
 STOP_LIMIT_SECONDS = 3600  # for the playbook `stop`; the supervisor limits the grace time
 RECONNECT_LIMIT_SECONDS = 900.0  # time to wait for a head that does not respond
@@ -329,6 +329,7 @@ class Follower:
                 self._may_detach,
                 self._cancelled(),
                 SLURM_VARIABLE in os.environ,
+                self.progress.doing.startswith(WAITS) and not self.progress.steps_now,
             )
         self._go(event)
         return outcome, event

@@ -160,7 +160,12 @@ def after(state: FollowState, event: Event) -> FollowState:
 
 
 def request_of(
-    number: int, attaches: bool, may_detach: bool, cancelled: bool, in_slurm: bool
+    number: int,
+    attaches: bool,
+    may_detach: bool,
+    cancelled: bool,
+    in_slurm: bool,
+    waits: bool = False,
 ) -> Event:
     """Return the event for a playbook that was cancelled by a signal or by the caller.
 
@@ -170,10 +175,11 @@ def request_of(
         may_detach: True if the run may continue without the command that launched it.
         cancelled: True if the caller, rather than a signal, has cancelled the run.
         in_slurm: True if the command runs in a Slurm job; signals then announce the job's end.
+        waits: True if the run waits for hosts. Ctrl-C then takes it out of the queue.
     """
     if attaches:
         return Event.UNWATCH
-    if cancelled or not may_detach:
+    if cancelled or not may_detach or (waits and number == signal.SIGINT):
         return Event.STOP
     return Event.ASK if number == signal.SIGINT or in_slurm else Event.LEAVE
 

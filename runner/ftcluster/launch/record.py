@@ -31,7 +31,6 @@ from ftcluster_common.protocol.run_state import RunState, is_run_id
 LOG = logging.getLogger(__name__)
 
 END_LINE = b'\n "end": {'  # the beginning of the field `end`, as formatted by `_write`
-LOOKED_AT = 500  # maximum number of records that `other_heads` reads
 
 FORMS: dict[str, type | tuple[type, ...]] = {  # JSON types of a record's fields
     "run": str, "ftcluster": str, "command": list, "started": (int, float), "kind": str,
@@ -104,35 +103,19 @@ def end_of(progress: RunProgress) -> dict[str, Any]:
     }
 
 
-def recorded_runs(beginning: str = "", newest: int = 0) -> list[str]:
+def recorded_runs(beginning: str = "") -> list[str]:
     """Return the sorted ids of the runs that have a record on this control node.
 
     Args:
         beginning: beginning of the ids to return.
-        newest: maximum number of ids; the newest runs are returned. 0 for all.
     """
-    modified: dict[str, float] = {}
+    runs = []
     with contextlib.suppress(FileNotFoundError), os.scandir(state_dir() / "runs") as folders:
         for folder in folders:
-            if folder.name.startswith(beginning):
-                with contextlib.suppress(OSError):
-                    # there may be thousands of records; a Path for each would double the time
-                    modified[folder.name] = os.stat(f"{folder.path}/run.json").st_mtime  # noqa: PTH116
-    return sorted(sorted(modified, key=lambda run: modified[run])[-newest:])
-
-
-def other_heads(run_hosts: RunHosts) -> list[RunHosts]:
-    """Return the hosts of recorded runs whose head is not the cluster's first host.
-
-    If the cluster's head is lost, a run may continue with another host as its head. Return one
-    entry for each such head. Only the newest LOOKED_AT records are read.
-    """
-    heads = {}
-    for run in recorded_runs(newest=LOOKED_AT):
-        launched_on = recorded_run_hosts(run)
-        if launched_on and launched_on.prefix == run_hosts.prefix:
-            heads[launched_on.head] = launched_on
-    return [heads[host] for host in run_hosts.hosts[1:] if host in heads]
+            # there may be thousands of records; a Path for each would double the time
+            if folder.name.startswith(beginning) and os.path.exists(f"{folder.path}/run.json"):  # noqa: PTH110
+                runs.append(folder.name)
+    return sorted(runs)
 
 
 def read_record(run: str) -> dict[str, Any] | None:

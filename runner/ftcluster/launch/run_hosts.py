@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ftcluster.ansible.inventory import BUNDLED_LOCALHOST, pattern_of
@@ -73,6 +73,12 @@ class RunHosts:
     def head(self) -> str:
         """The head's name in the inventory."""
         return self.hosts[0]
+
+    def headed_by(self, name: str) -> "RunHosts":
+        """Return the same hosts with another head; unchanged if the name is none of them."""
+        if name not in self.hosts:
+            return self
+        return replace(self, hosts=(name, *(host for host in self.hosts if host != name)))
 
     @property
     def is_here(self) -> bool:

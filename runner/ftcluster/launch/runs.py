@@ -1,7 +1,7 @@
 """List the runs on a cluster, copy their logs and models, and remove ended runs."""
 
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,63 @@ def list_runs(
     return sorted(runs.values(), key=lambda run: -run.started), remaining
 
 
+def list_everywhere(
+    run_hosts: RunHosts, beginnings: Sequence[str] = (), most: int = 0
+) -> tuple[list[RunState], int, tuple[str, ...]]:
+    """Return the runs of all heads: a run may have any host of the cluster as its head.
+
+    Args:
+        beginnings, most: see `list_runs`.
+
+    Returns:
+        The runs, newest first; the number of omitted runs; and the hosts that do not respond.
+
+    Raises:
+        FtclusterError: the cluster's head does not respond, or a response is not valid.
+    """
+    others = run_hosts.hosts[1:]
+    if not others:
+        return *list_runs(run_hosts, beginnings, most), ()
+    page = Runs(run_hosts.at(), list(beginnings), 0, most)
+    pages = play(page, run_hosts, SHORT_SECONDS, RUNS_LISTED, optional=others)
+    if run_hosts.head not in pages:
+        raise FtclusterError(f"{run_hosts.head} gave no list of its runs", "run ftcluster setup")
+    listed: dict[str, tuple[RunState, ...]] = {}
+    omitted = 0
+    for host, (runs, more) in pages.items():
+        if more and not most:  # the list is larger than one answer
+            listed[host] = tuple(list_runs(run_hosts.headed_by(host), beginnings)[0])
+        else:
+            listed[host] = runs
+            omitted += more if host == run_hosts.head else 0  # the others have parts of the same
+    merged = merged_runs(listed, run_hosts.head)
+    kept = sorted(merged, key=lambda run: (run.state == "running", run.started), reverse=True)
+    kept = kept[: most or None]
+    silent = tuple(host for host in others if host not in pages)
+    newest = sorted(kept, key=lambda run: run.started, reverse=True)
+    return newest, omitted + len(merged) - len(kept), silent
+
+
+def merged_runs(listed: Mapping[str, Sequence[RunState]], head: str) -> list[RunState]:
+    """Return each run once, given the runs that each host lists.
+
+    Only the head of a run has its launch, and so its hosts. The other hosts of the run know only
+    whether they have processes of it.
+
+    Args:
+        listed: runs by the name of the host that lists them.
+        head: name of the cluster's head. It also lists runs that were never launched there.
+    """
+    runs: dict[str, RunState] = {}
+    for host in sorted(listed, key=lambda name: name != head):
+        for run in listed[host]:
+            before = runs.get(run.run)
+            shown = run.hosts or host == head or run.state == "running"
+            if shown if before is None else run.hosts and not before.hosts:
+                runs[run.run] = run
+    return list(runs.values())
+
+
 def _page(run_hosts: RunHosts, page: Runs) -> tuple[tuple[RunState, ...], int]:
     """Return one page of the runs, and the number of remaining runs.
 
@@ -74,7 +131,8 @@ def _page(run_hosts: RunHosts, page: Runs) -> tuple[tuple[RunState, ...], int]:
     """
     if run_hosts.is_here:  # without Ansible, which would take most of the time
         return _page_here(page)
-    answered = play(page, run_hosts, SHORT_SECONDS, RUNS_LISTED)
+    alone = replace(run_hosts, hosts=run_hosts.hosts[:1])
+    answered = play(page, alone, SHORT_SECONDS, RUNS_LISTED)
     if run_hosts.head not in answered:
         raise FtclusterError(f"{run_hosts.head} gave no list of its runs", "run ftcluster setup")
     return answered[run_hosts.head]
@@ -105,9 +163,22 @@ def find_run(run_hosts: RunHosts, run: str) -> RunState:
     Raises:
         FtclusterError: there is no such run, or several ids begin with `run`.
     """
-    runs = {state.run: state for state in list_runs(run_hosts, (run,), MOST_ALIKE)[0]}
-    matching = [run] if run in runs else [name for name in runs if name.startswith(run)]
-    return runs[_only(run, matching, run_hosts.head)]
+    return named_run(run, list_runs(run_hosts, (run,), MOST_ALIKE)[0], run_hosts.head)
+
+
+def named_run(name: str, listed: Sequence[RunState], where: str) -> RunState:
+    """Return the run whose id is or begins with `name`.
+
+    Args:
+        listed: runs to choose from.
+        where: hosts that list these runs, for the error.
+
+    Raises:
+        FtclusterError: there is no such run, or several ids begin with `name`.
+    """
+    runs = {run.run: run for run in listed}
+    matching = [name] if name in runs else [run for run in runs if run.startswith(name)]
+    return runs[_only(name, matching, where)]
 
 
 def _only(beginning: str, matching: Sequence[str], where: str) -> str:
@@ -126,7 +197,8 @@ class FoundJob:
         run: id of the training.
         recipe: the recipe, with the hosts' paths of folders.
         hosts: names of the hosts that respond. Hosts that the training was prepared on come first,
-            and then the other hosts, both in the cluster's order.
+            in the order of its ranks if its head responds, and then the other hosts. Otherwise the
+            order is the cluster's.
         nodes: number of these hosts that had ranks, or could have had ranks.
         resume: ids of the runs that the training itself continued.
         ipex: True if IPEX optimized the model.
@@ -169,7 +241,10 @@ def find_job(run_hosts: RunHosts, run: str, users_code: UserCode = NO_CODE) -> F
         raise FtclusterError("none of the cluster's hosts answers", UNREACHABLE)
     everywhere = {name: job for host in hosts for name, job in jobs[host].items()}
     name = _only(run, sorted(everywhere), ", ".join(hosts))
-    hosts = tuple(sorted(hosts, key=lambda host: name not in jobs[host]))
+    order = _order_of(jobs, name)
+    hosts = tuple(
+        sorted(hosts, key=lambda host: (name not in jobs[host], order.get(host, len(order))))
+    )
     others = tuple(host for host in hosts if name not in jobs[host])
     prepared, job = len(hosts) - len(others), everywhere[name]
     saved = any(jobs[host].get(name, {}).get("saved", True) for host in hosts if name in jobs[host])
@@ -191,6 +266,18 @@ def find_job(run_hosts: RunHosts, run: str, users_code: UserCode = NO_CODE) -> F
             f"{name} on {hosts[0]} is not a resumable training: {ascii(str(error))[:200]}",
             LIST,
         ) from error
+
+
+def _order_of(jobs: Mapping[str, Mapping[str, dict[str, Any]]], run: str) -> dict[str, int]:
+    """Return the places of a run's hosts in its launch, as its head reports them.
+
+    Hosts of an earlier version report none.
+    """
+    for host, jobs_there in jobs.items():
+        names = jobs_there.get(run, {}).get("hosts")
+        if isinstance(names, list) and names[:1] == [host]:
+            return {name: place for place, name in enumerate(names) if isinstance(name, str)}
+    return {}
 
 
 def _check_code(run: str, code: UserCode, users_code: UserCode) -> None:
@@ -324,7 +411,7 @@ def clean_runs(
         some = runs[first : first + CLEAN_RUNS]
         playbook = Clean(run_hosts.at(), list(some))
         found = play(playbook, run_hosts, LONG_SECONDS, clean_removed(some))  # disks may be slow
-        for run in found.get(run_hosts.head, []):
+        for run in dict.fromkeys(run for host in found.values() for run in host):
             on_removed(run)
             removed.append(run)
     return removed
@@ -356,6 +443,7 @@ def play(
     answer: Answer[Answered] | None = None,
     on_tick: Callable[[], None] = lambda: None,
     unreachable: bool = False,
+    optional: Collection[str] = (),
 ) -> dict[str, Answered]:
     """Run a playbook about runs, and return each host's response by host name.
 
@@ -364,6 +452,7 @@ def play(
         answer: expected type of the responses; None if hosts return nothing.
         on_tick: function that is called several times a second.
         unreachable: True if it is not an error that hosts do not respond.
+        optional: hosts that may fail or not respond.
 
     Raises:
         FtclusterError: a host failed or does not respond, or a response is not valid.
@@ -388,7 +477,9 @@ def play(
     if outcome.state == "stopped":
         raise Interrupted("stopped")
     failed = [
-        failure for failure in outcome.failures if failure.kind == "failed" or not unreachable
+        failure
+        for failure in outcome.failures
+        if failure.host not in optional and (failure.kind == "failed" or not unreachable)
     ]
     if failed:
         off = {event.host for event in failed if event.kind == "unreachable"}
@@ -402,12 +493,13 @@ def play(
         if run_hosts.head in off and playbook.at.train_run:
             hint = head_lost_hint(playbook.at.train_run)
         raise FtclusterError("\n  ".join(lines), hint)
+    excused = outcome.state == "failed" and any(f.host in optional for f in outcome.failures)
     if outcome.state == "timeout":
         raise FtclusterError(
             f"{playbook.name}: no result within {time_limit_seconds:.0f} s from "
             f"{', '.join(run_hosts.hosts)}",
             UNREACHABLE,
         )
-    if outcome.state != "done":
+    if outcome.state != "done" and not excused:
         raise failed_without_task(playbook.name, outcome.output)
     return answered

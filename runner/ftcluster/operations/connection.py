@@ -14,11 +14,12 @@ from ftcluster.ansible.playbooks import Facts
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, recall, recall_of
 from ftcluster.errors import ClusterChanged, FtclusterError, UsageError
-from ftcluster.launch.record import other_heads, recorded_run_hosts, recorded_runs
+from ftcluster.launch.record import recorded_run_hosts, recorded_runs
 from ftcluster.launch.run_hosts import RunHosts, head_lost_hint, run_hosts_of
-from ftcluster.launch.runs import find_run, list_runs
+from ftcluster.launch.runs import MOST_ALIKE, list_everywhere, named_run
 from ftcluster.progress.view import View
 from ftcluster.provision.stages import run_stages
+from ftcluster.text.host_names import short_names
 from ftcluster_common.protocol.run_state import RunState
 
 WITHOUT_ROOT = (
@@ -153,7 +154,8 @@ def cluster_of(connection: Connection, view: View) -> Cluster:
             "run ftcluster setup" if hosts[0].rank_user else WITHOUT_ROOT,
         )
     kept = remembered(connection.options)
-    cluster = Cluster(inventory.paths, ClusterFacts(hosts), kept, inventory.pattern)
+    facts, head = ClusterFacts(hosts), inventory.head
+    cluster = Cluster(inventory.paths, facts, kept, inventory.pattern, record_host=head)
     # the record is on the head, which may not respond
     return cluster.with_record(stages.records.get(inventory.head, ""))
 
@@ -171,26 +173,17 @@ def reached(run_hosts: RunHosts, connection: Connection) -> RunHosts:
 def all_runs(
     run_hosts: RunHosts, view: View, beginnings: Sequence[str] = (), most: int = 0
 ) -> tuple[list[RunState], int]:
-    """Return the runs on a cluster's head, and on other heads that this control node has used.
+    """Return the runs of all heads of a cluster, and name hosts that do not respond.
 
     The arguments and the result are the same as for `ftcluster.launch.runs.list_runs`.
 
     Raises:
         FtclusterError: the cluster's head does not respond.
     """
-    listed, omitted = list_runs(run_hosts, beginnings, most)
-    runs = {state.run: state for state in listed}
-    for other in other_heads(run_hosts):
-        try:
-            more_runs, more_omitted = list_runs(
-                replace(other, options=run_hosts.options), beginnings, most
-            )
-        except FtclusterError as error:
-            view.say(error.message)
-        else:
-            runs |= {state.run: state for state in more_runs if state.hosts}
-            omitted += more_omitted
-    return sorted(runs.values(), key=lambda run: run.started, reverse=True), omitted
+    runs, omitted, silent = list_everywhere(run_hosts, beginnings, most)
+    if silent:
+        view.say(f"no answer from {short_names(silent)}: runs with a head there are not listed")
+    return runs, omitted
 
 
 def find(connection: Connection, name: str, view: View) -> tuple[RunHosts, str]:
@@ -207,15 +200,15 @@ def find(connection: Connection, name: str, view: View) -> tuple[RunHosts, str]:
     if run and (at_launch := recorded_run_hosts(run)):
         return reached(at_launch, connection), run
     run_hosts = cluster_run_hosts(connection, view)
-    if name:
-        state = find_run(run_hosts, name)
-    else:
-        runs, _ = all_runs(run_hosts, view, most=NEWEST)
-        if not runs:
-            raise UsageError(f"there are no runs on {run_hosts.head}", "start one: ftcluster train")
-        state = runs[0]
-        at_launch = recorded_run_hosts(state.run)
-        run_hosts = reached(at_launch, connection) if at_launch else run_hosts
+    runs, _ = all_runs(run_hosts, view, (name,) if name else (), MOST_ALIKE if name else NEWEST)
+    if not name and not runs:
+        raise UsageError(f"there are no runs on {run_hosts.head}", "start one: ftcluster train")
+    state = named_run(name, runs, short_names(run_hosts.hosts)) if name else runs[0]
+    at_launch = None if name else recorded_run_hosts(state.run)
+    if at_launch:
+        run_hosts = reached(at_launch, connection)
+    elif state.hosts:
+        run_hosts = run_hosts.headed_by(state.hosts[0])
     if not state.hosts and state.state != "running":  # only the run's head has its launch
         at_launch = recorded_run_hosts(state.run)
         message = f"run {state.run} was not launched on {run_hosts.head}"

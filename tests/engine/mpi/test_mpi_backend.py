@@ -190,7 +190,7 @@ def test_ccl_is_left_to_oneccl_bind_pt_and_else_explained(
         lambda name, make, **_: registered.update({name: make}),
     )
     register()
-    with pytest.raises(DistBackendError, match="needs oneccl_bind_pt, which this stack does not have"):
+    with pytest.raises(DistBackendError, match="needs oneccl_bind_pt, which this stack"):
         registered.pop("ccl")()
     assert [*registered] == ["impi"]
     registered.clear()

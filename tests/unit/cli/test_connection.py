@@ -1,11 +1,14 @@
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ftcluster.ansible.inventory import Inventory
+from ftcluster.ansible.playbooks import Runs
 from ftcluster.errors import FtclusterError
+from ftcluster.launch import runs
 from ftcluster.launch.record import record_dir
 from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.operations import connection
@@ -38,7 +41,15 @@ def records(monkeypatch: pytest.MonkeyPatch) -> None:
     (record_dir("damaged") / "run.json").write_text("{")
     prepared = replace(SECOND, hosts=(), state="failed")  # the first head has the folder only
     listed = {"node0": [prepared, FIRST], "node1": [SECOND]}
-    monkeypatch.setattr(connection, "list_runs", lambda run_hosts, *_: (listed[run_hosts.head], 0))
+
+    def play(page: Runs, *_: object, **__: object) -> dict[str, tuple[list[RunState], int]]:
+        asked = tuple(page.runs_beginnings) or ("",)
+        return {
+            host: ([run for run in rows if run.run.startswith(asked)], 7 * (host == "node0"))
+            for host, rows in listed.items()
+        }
+
+    monkeypatch.setattr(runs, "play", play)
     monkeypatch.setattr(connection, "cluster_run_hosts", lambda *_: RUN_HOSTS)
 
 
@@ -56,19 +67,27 @@ def test_a_run_is_found_on_the_head_that_took_over() -> None:
     assert found("mr") == ("node1", "mrpc-2")
 
 
-def test_runs_of_all_heads_are_listed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert connection.all_runs(RUN_HOSTS, View()) == ([SECOND, FIRST], 0)
+def test_a_run_of_another_control_node_is_found_on_its_head() -> None:
+    """Nothing is recorded here, so that the hosts are asked."""
+    shutil.rmtree(record_dir("mrpc-2"))
+    assert found("mrpc-2") == ("node1", "mrpc-2")
+    assert found() == ("node1", "mrpc-2")
 
-    def one_off(run_hosts: RunHosts, *_: object) -> tuple[list[RunState], int]:
-        if run_hosts.head == "node1":
-            raise FtclusterError("node1 does not answer")
-        return [FIRST], 7
 
-    monkeypatch.setattr(connection, "list_runs", one_off)
-    assert connection.all_runs(RUN_HOSTS, make_view(False)) == ([FIRST], 7)
-    assert "node1 does not answer" in capsys.readouterr().err
+def test_runs_of_all_heads_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert connection.all_runs(RUN_HOSTS, make_view(False), most=20) == ([SECOND, FIRST], 7)
+    assert "no answer from node2" in capsys.readouterr().err
+    assert connection.all_runs(RUN_HOSTS, View(), most=1) == ([SECOND], 8)  # running ones first
+
+
+def test_a_run_is_listed_once_and_as_its_head_lists_it() -> None:
+    member = replace(SECOND, hosts=(), state="running")
+    prepares = replace(FIRST, run="new-1", hosts=(), state="running")
+    failed = replace(prepares, run="old-1", state="failed")
+    listed = {"node2": [member, prepares, failed], "node1": [SECOND], "node0": [member, FIRST]}
+    assert runs.merged_runs(listed, "node0") == [SECOND, FIRST, prepares]
+    # preparation failed on the cluster's head
+    assert runs.merged_runs({"node0": [failed]}, "node0") == [failed]
 
 
 @pytest.mark.parametrize(

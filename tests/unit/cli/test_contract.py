@@ -38,6 +38,8 @@ COMMANDS = (
     "plan --json --facts missing.json",
     "train quickstart --dry-run --json",
     "train quickstart --dry-run --json --nodes 9",
+    "train quickstart --dry-run --json --hosts node9,node9",
+    "train quickstart --dry-run --hosts node1,",
     "plan quickstart --json --facts facts.json --spares 1",
     "train quickstart --dry-run no_such_key=1",
     "train unknown --dry-run",

@@ -47,8 +47,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     history = {"format": 1, "inventories": {"hosts.ini": {"a": [OF_HOST] * 3}}}
     (state_dir() / "checks.json").write_text(json.dumps(history))
     ended = RunProgress(RUN, "done", end={"event": "end", "state": "done"})
-    monkeypatch.setattr(connection, "list_runs", lambda *_: ([LISTED], 0))
-    monkeypatch.setattr(connection, "find_run", lambda *_: LISTED)
+    monkeypatch.setattr(connection, "list_everywhere", lambda *_: ([LISTED], 0, ()))
     monkeypatch.setattr(runs, "find_run", lambda *_: LISTED)
     monkeypatch.setattr(follow, "stop", lambda *_, **__: None)
     monkeypatch.setattr(follow, "attach", lambda *_: Followed(ended, PlaybookOutcome("done", "")))

@@ -71,7 +71,7 @@ def played(monkeypatch: pytest.MonkeyPatch, head: Path) -> Played:
 
     monkeypatch.setattr(setup, "run_stages", run_stages)
     monkeypatch.setattr(hosts, "run_stages", run_stages)
-    monkeypatch.setattr(hosts, "list_runs", lambda *_, **__: ([RUN], 0))
+    monkeypatch.setattr(hosts, "all_runs", lambda *_, **__: ([RUN], 0))
     return found
 
 

@@ -68,7 +68,7 @@ def test_the_log_of_a_run_whose_head_is_off(
     """On the first host that answers there is nothing but its job."""
     run_hosts, lost = replace(RUN_HOSTS, hosts=("node1",)), replace(RUN, hosts=(), state="failed")
     monkeypatch.setattr(connection, "cluster_run_hosts", lambda *_: run_hosts)
-    monkeypatch.setattr(connection, "find_run", lambda *_: lost)
+    monkeypatch.setattr(connection, "list_everywhere", lambda *_: ([lost], 0, ()))
     for known in (RUN_HOSTS, None):
         monkeypatch.setattr(connection, "recorded_run_hosts", lambda _, known=known: known)
         shown = shell("logs mrpc-1 -i hosts.ini", 1)

@@ -1,6 +1,7 @@
+import time
 from dataclasses import asdict, replace
 
-from ftcluster.operations.runs.runs import table
+from ftcluster.operations.runs.runs import table, uses
 from ftcluster_common.protocol.run_state import RunState, run_state_of
 
 RUN = RunState("mrpc-1", "running", "mrpc", ("n1", "n2"), 2, 3, 9, 0.0, 61.0, "", "", "ops on b")
@@ -58,3 +59,21 @@ def test_the_newest_failed_runs_say_why_they_ended() -> None:
     *_, last = table([RUN, failed[0]])
     assert last == f"mrpc-0 failed: {cause}"
     assert len(table(failed)) == 1 + 5 + 3
+
+
+def test_ps_says_who_uses_which_hosts() -> None:
+    now = time.time()
+    a = replace(RUN, hosts=("n2", "n3"), started=now, ends=now + 1)
+    b = replace(RUN, run="b-1", hosts=("n1",), started=now, started_by="", ends=now - 1)
+    doing = "waiting (place 2 in the queue): n1: run b-1 is using it; run x waits for it"
+    waits = replace(RUN, run="c-1", hosts=("n4",), doing=doing)
+    done = replace(RUN, run="d-1", state="done", hosts=("n5",))
+    first, second, free, queued = uses([a, b, waits, done], ("n1", "n2", "n3", "n4", "n5"))
+    clock = time.strftime("%H:%M", time.localtime(now))
+    assert first.startswith(f"n2-n3: used by ops on b, mrpc-1, since {clock}, until about ")
+    assert second == f"n1: used by b-1, since {clock}"  # its end is past, so it is not known
+    assert free == "free: n4-n5"
+    assert queued == "c-1 waits for n1: run b-1 is using it; run x waits for it"
+    assert "waiting (place 2 in the queue)  3/9" in table([waits])[1]
+    assert uses([a, b], ("n1", "n2", "n3"))[-1] == "free: none"
+    assert uses([done], ("n1", "n2")) == uses([b], ("n1",)) == []

@@ -9,7 +9,7 @@ from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.launch import training_run
 from ftcluster.launch.runs import FoundJob
 from ftcluster.launch.training_run import HeadLost, TrainingRun
-from ftcluster.operations.train import train
+from ftcluster.operations.train import head_access, train
 from ftcluster.recipe.recipe import load_recipe
 from tests.unit.clusters import cluster, host
 from tests.unit.shell import Said, Shell
@@ -35,7 +35,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
 
     monkeypatch.setattr(training_run, "train", lost)
     monkeypatch.setattr(train, "find_job", find_job)
-    monkeypatch.setattr(train, "run_stages", lambda *_: None)
+    monkeypatch.setattr(head_access, "run_stages", lambda *_: None)
     return runs
 
 

@@ -89,3 +89,10 @@ def test_what_a_signal_asks_for(number: signal.Signals, slurm: bool) -> None:
         assert request_of(number, False, may_detach, cancelled, slurm) is Event.STOP
     asks = slurm or number == signal.SIGINT
     assert request_of(number, False, True, False, slurm) is (Event.ASK if asks else Event.LEAVE)
+
+
+def test_ctrl_c_takes_a_waiting_run_out_of_the_queue() -> None:
+    assert request_of(signal.SIGINT, False, True, False, False, waits=True) is Event.STOP
+    # the connection is lost, or the control node is switched off: the run keeps its place
+    assert request_of(signal.SIGHUP, False, True, False, False, waits=True) is Event.LEAVE
+    assert request_of(signal.SIGINT, True, True, False, False, waits=True) is Event.UNWATCH

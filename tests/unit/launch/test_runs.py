@@ -55,6 +55,19 @@ def test_a_training_is_found_without_its_head(monkeypatch: pytest.MonkeyPatch) -
     assert found == runs.FoundJob("r-1", RECIPE, ("node2", "node1"), 1, ("r-0",), others=("node1",))
 
 
+def test_a_run_keeps_its_head_and_the_order_of_its_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(
+        monkeypatch,
+        head={},
+        node1={"r-1": JOB},
+        node2={"r-1": {**JOB, "hosts": ["node2", "node1"]}},
+    )
+    assert runs.find_job(RUN_HOSTS, "r-1").hosts == ("node2", "node1", "head")
+    # another host than the first one of the list cannot be the head
+    answers(monkeypatch, node1={"r-1": {**JOB, "hosts": ["node2", "node1"]}}, node2={"r-1": JOB})
+    assert runs.find_job(RUN_HOSTS, "r-1").hosts == ("node1", "node2")
+
+
 @pytest.mark.parametrize(("head", "node1", "saved"), [(False, False, False), (False, True, True)])
 def test_one_host_with_a_state_is_enough(
     monkeypatch: pytest.MonkeyPatch, head: bool, node1: bool, saved: bool

@@ -38,6 +38,18 @@ def test_the_line_of_another_cluster_of_the_account_stays() -> None:
     assert with_line(previous, LINE, MESH) == f"{LINE}\n"
 
 
+def test_other_heads_of_the_cluster_keep_their_lines() -> None:
+    other = entry("ssh-ed25519 AAAAnode2 ftcluster-mesh@node2", "10.0.0.12", MESH)
+    gone = entry("ssh-ed25519 AAAAnode9 ftcluster-mesh@node9", "10.0.0.19", MESH)
+    renewed = entry("ssh-ed25519 AAAAold ftcluster-mesh@head", "10.0.0.11", MESH)
+    before = f"{USERS}{renewed}\n{other}\n{gone}\n"
+    heads = ["10.0.0.11", "10.0.0.12", "10.0.0.13"]
+    assert with_line(before, LINE, MESH, heads) == f"{USERS}{other}\n{LINE}\n"
+    assert with_line(before, LINE, MESH, ["*"]) == f"{USERS}{other}\n{gone}\n{LINE}\n"
+    for stay in (heads, ["*"]):
+        assert with_line(before, "", MESH, stay) == USERS  # the cluster is removed
+
+
 @pytest.mark.parametrize("what", ["pipe", "folder", "large", "no text"])
 def test_what_is_no_list_of_keys_is_refused_by_name(tmp_path: Path, what: str) -> None:
     path = tmp_path / "authorized_keys"

@@ -18,6 +18,7 @@ from ftcluster_common.protocol.launch import Launch
 from ftcluster_train.supervisor import lease
 from ftcluster_train.supervisor.lease import UNIT
 from ftcluster_train.supervisor.leases import Leases
+from ftcluster_train.supervisor.tickets import ticket_name
 from tests.programs import NODE_PATH, wait_for
 from tests.unit.supervisor.test_supervisor import (
     NODES,
@@ -111,16 +112,16 @@ def holders(tmp_path: Path) -> Iterator[list[Holder]]:
 
 def test_the_kernel_frees_what_a_killed_owner_held(holders: list[Holder], tmp_path: Path) -> None:
     first, second = holders
-    assert lease.current_holder(tmp_path) == ""
+    assert lease.running(tmp_path) == ""
     assert first.ask() == first.ask() == "held"
-    assert lease.current_holder(tmp_path).startswith(f"run {NAME} is using it (since ")
-    assert re.fullmatch(rf"taken run {NAME} is using it \(since \d\d:\d\d UTC\)", second.ask())
+    assert lease.running(tmp_path).startswith(f"run {NAME} is using it (since ")
+    assert re.fullmatch(rf"taken 0 run {NAME} is using it \(since \d\d:\d\d UTC\)", second.ask())
     assert (tmp_path / ".lease").stat().st_mode & 0o027 == 0
     first.process.kill()
     first.process.wait()
-    assert lease.current_holder(tmp_path) == ""
+    assert lease.running(tmp_path) == ""
     assert second.ask() == "held"
-    assert lease.current_holder(tmp_path).startswith("run other is using it")
+    assert lease.running(tmp_path).startswith("run other is using it")
 
 
 def test_a_lease_lasts_as_long_as_processes_of_the_run(
@@ -134,7 +135,7 @@ def test_a_lease_lasts_as_long_as_processes_of_the_run(
         owner.process.send_signal(signal.SIGTERM)  # its supervisor decides
         assert owner.process.stdin
         owner.process.stdin.close()
-        assert holders[1].ask().startswith(f"taken run {run} ")
+        assert holders[1].ask().startswith(f"taken 0 run {run} ")
         restarted = Holder(tmp_path, run)
         restarted.say("ask")
         time.sleep(2 * lease.LOOK_SECONDS)  # the run waits for its own ranks longer than for others
@@ -167,19 +168,76 @@ def test_a_run_that_shares_takes_the_lease_once_it_is_free(
         assert sharing.ask().startswith("taken ")
         holders[0].end()
         sharing.say("")
-        wait_for(lambda: "sharing" in lease.current_holder(tmp_path))
+        wait_for(lambda: "sharing" in lease.running(tmp_path))
     finally:
         sharing.end()
 
 
 def test_who_has_it_is_said_with_the_day(tmp_path: Path) -> None:
-    path = tmp_path / ".lease"
-    path.write_text("other 1700000000\n")
-    descriptor = os.open(path, os.O_RDONLY)
-    assert lease.holder(descriptor) == "run other is using it (since 2023-11-14 22:13 UTC)"
-    path.write_text("")
-    assert lease.holder(descriptor) == "another run is using it"
-    os.close(descriptor)
+    assert lease.described("") == "another run is using it"
+    since = "(since 2023-11-14 22:13 UTC)"  # of a version that wrote one line
+    assert lease.described("other 1700000000\n") == f"run other is using it {since}"
+    owner = Holder(tmp_path, "a-1", "--by", "ops on\nbastion")
+    try:
+        assert owner.ask() == "held"
+        owner.say(f"ends {int(time.time()) + 3600}")
+        wait_for(lambda: "until about" in lease.running(tmp_path))
+        assert lease.running(tmp_path).startswith("run a-1 of ops on bastion is using it (since ")
+    finally:
+        owner.end()
+
+
+def queued(runs: Path, run: str, time_: float) -> Holder:
+    return Holder(runs, run, "--queue", ticket_name(time_, run))
+
+
+def test_the_run_that_was_queued_first_is_the_next_one(tmp_path: Path) -> None:
+    owner = Holder(tmp_path, "a-1")
+    assert owner.ask() == "held"
+    late, early = queued(tmp_path, "c-3", 3), queued(tmp_path, "b-2", 2)
+    barging = Holder(tmp_path, "d-4")
+    try:
+        assert early.ask().startswith("taken 1 run a-1 is using it (since ")
+        assert re.fullmatch(r"taken 2 run a-1 is .*; run b-2 waits for it", late.ask())
+        assert lease.usage(tmp_path).endswith("; runs b-2, c-3 wait for it")
+        owner.end()
+        # the host is free, but it is another run's turn
+        assert late.ask() == "taken 2 run b-2 waits for it"
+        assert barging.ask() == "taken 0 runs b-2, c-3 wait for it"
+        assert early.ask() == "held"
+        # it gives the host back, because another host is in use, and keeps its place
+        early.say("free")
+        wait_for(lambda: lease.running(tmp_path) == "")
+        assert late.ask() == "taken 2 run b-2 waits for it"
+        # a killed run loses its place
+        early.end()
+        assert late.ask() == "held"
+        assert lease.usage(tmp_path).startswith("run c-3 is using it")
+        late.end()
+        assert barging.ask() == "held"
+        assert list((tmp_path / ".queue").iterdir()) == []
+    finally:
+        for holder in (owner, late, early, barging):
+            holder.end()
+
+
+def test_a_place_is_taken_before_the_lease_and_survives_a_removed_file(tmp_path: Path) -> None:
+    first, second = queued(tmp_path, "a-1", 1), queued(tmp_path, "b-2", 2)
+    try:
+        for _ in range(2):
+            first.say("place")
+            assert first.process.stdout
+            assert first.process.stdout.readline() == f"taken 1 {lease.FREE}\n"
+            assert second.ask() == "taken 2 run a-1 waits for it"
+            for file in (tmp_path / ".queue").iterdir():
+                file.unlink()
+            assert first.ask() == "held"
+            first.say("free")
+            wait_for(lambda: lease.running(tmp_path) == "")
+            assert second.ask() == "taken 2 run a-1 waits for it"
+    finally:
+        first.end()
+        second.end()
 
 
 def holding(runs: Path) -> list[int]:
@@ -213,9 +271,9 @@ def test_a_restart_keeps_the_lease_or_takes_it_again(
         assert leases.take(launch, Path(sys.prefix)) == []
         assert owner_alone() == owner
         os.kill(owner, signal.SIGKILL)
-        wait_for(lambda: lease.current_holder(tmp_path) == "")
+        wait_for(lambda: lease.running(tmp_path) == "")
         assert leases.take(launch, Path(sys.prefix)) == []
-        assert holders[1].ask().startswith("taken run run is using it")
+        assert holders[1].ask().startswith("taken 0 run run is using it")
         owner = owner_alone()
         os.kill(owner, signal.SIGSTOP)
         [refusal] = leases.take(launch, Path(sys.prefix))
@@ -249,7 +307,7 @@ def test_a_second_run_is_refused_by_name_and_one_that_shares_is_not(tmp_path: Pa
     assert (end["state"], end["exit_code"]) == ("failed", 1)
     [error] = errors(second)
     assert str(error["message"]).startswith(f"head: run {first.name} is using it (since ")
-    assert "--wait" in str(error["hint"])
+    assert "--queue" in str(error["hint"])
     assert not (tmp_path / "started").exists()
     third = launched(tmp_path, "third", f"touch {tmp_path}/started", share_hosts=True)
     assert until_end(third)["state"] == "done"
@@ -260,18 +318,23 @@ def test_a_second_run_is_refused_by_name_and_one_that_shares_is_not(tmp_path: Pa
 
 
 def test_runs_that_wait_go_on_one_after_the_other_or_are_stopped(tmp_path: Path) -> None:
-    alone = f"mkdir {tmp_path}/busy && sleep 0.5 && rmdir {tmp_path}/busy"
+    order = tmp_path / "order"
     first = launched(tmp_path, "first", "sleep 60")
     wait_for(lambda: "starting" in phases(first))
-    waiting = [launched(tmp_path, f"waiting{n}", alone, wait=True) for n in range(2)]
-    waiting.insert(0, launched(tmp_path, "interrupted", alone, restarts=1))
-    for one in waiting:
-        wait_for(lambda run=one: f"waiting: head: run {first.name} is using it" in phases(run))
+    waiting = []
+    for place, name in enumerate(("interrupted", "waiting1", "waiting2", "waiting3"), start=1):
+        more: dict[str, Any] = {"restarts": 1} if name == "interrupted" else {"wait": True}
+        run = launched(tmp_path, name, f"echo {name} >> {order}; sleep 0.2", **more)
+        text = f"waiting (place {place} in the queue): head: run {first.name} is using it"
+        wait_for(lambda run=run, text=text: text in phases(run))
+        waiting.append(run)
     assert supervisor("stop", waiting[2]).stdout.splitlines()[0] == "stopped"
     assert until_end(waiting[2])["state"] == "stopped"
+    wait_for(lambda: phases(waiting[3]).rpartition("waiting (")[2].startswith("place 3 "))
     os.kill(int((first / "supervisor.pid").read_text()), signal.SIGKILL)
-    for one in waiting[:2]:
-        assert until_end(one)["state"] == "done"
+    for run in (waiting[0], waiting[1], waiting[3]):
+        assert until_end(run)["state"] == "done"
+    assert order.read_text().split() == ["interrupted", "waiting1", "waiting3"]
     assert processes_of(first.name) == []
 
 
@@ -289,14 +352,14 @@ def test_another_host_is_refused_by_its_name_and_the_head_is_free_again(
         assert error["host"] == "node3"
         assert str(error["message"]).startswith(f"node3: run {NAME} is using it (since ")
         waits = launched(tmp_path, "waits", f"cat {tmp_path}/*/.lease", wait=True, hosts=NODES)
-        wait_for(lambda: "waiting: node3" in phases(waits))
-        wait_for(lambda: lease.current_holder(tmp_path) == "")
+        wait_for(lambda: "waiting (place 1 in the queue): node3" in phases(waits))
+        wait_for(lambda: lease.running(tmp_path) == "")
     finally:
         other.end()
     assert until_end(waits)["state"] == "done"
     assert (waits / "ranks.log").read_text().count(waits.name) == 2
     for folder in (tmp_path, *(tmp_path / host.address for host in NODES[1:])):
-        assert lease.current_holder(folder) == ""
+        assert lease.running(folder) == ""
 
 
 def test_a_spare_is_taken_with_the_hosts_and_kept_but_not_needed_later(
@@ -321,7 +384,7 @@ def test_a_spare_is_taken_with_the_hosts_and_kept_but_not_needed_later(
         leases = Leases(share=False)
         for restarts in range(2):
             assert leases.take(replace(launch, restarts=restarts), Path(sys.prefix)) == []
-            assert "run run is using it" in lease.current_holder(tmp_path / NODES[2].address)
+            assert "run run is using it" in lease.running(tmp_path / NODES[2].address)
     finally:
         leases.release()
         other.end()

@@ -62,6 +62,17 @@ def test_no_run_takes_a_negative_time_if_the_clock_was_set_back(tmp_path: Path) 
     assert (run.state, run.started, run.seconds) == ("done", 100.0, 0.0)
 
 
+def test_the_expected_end_of_a_run_that_does_steps(tmp_path: Path) -> None:
+    step = {**STEP, "remaining_seconds": 90.0}
+    again = {"event": "restart", "restart": 1, "max_restarts": 3, "message": "x"}
+    for number, (events, ends) in enumerate(
+        [((START, step), 191.0), ((START, STEP), 0.0), ((step, again), 0.0), ((step, END), 0.0)]
+    ):
+        make_run(tmp_path / str(number), RUN, *events)
+        assert read_run(tmp_path / str(number) / RUN, True).ends == ends
+        assert read_run(tmp_path / str(number) / RUN, False).ends == 0
+
+
 def test_a_run_without_an_end_is_running_only_if_it_has_processes(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     make_run(runs, RUN, START, STEP)

@@ -3,6 +3,7 @@
 On a file system without locks, every attempt succeeds. Standard library only.
 """
 
+import contextlib
 import fcntl
 import time
 from collections.abc import Callable
@@ -19,6 +20,12 @@ def try_lock(descriptor: int, kind: int) -> bool:
     except OSError:
         return True  # a file system without locks
     return True
+
+
+def unlock(descriptor: int) -> None:
+    """Free the lock of an open file."""
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def lock_within(

@@ -5,6 +5,7 @@ Standard library only.
 
 import contextlib
 import os
+import re
 import select
 import shlex
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from ftcluster_common.protocol.launch import RUN_VARIABLE, Host, Launch
 from ftcluster_common.protocol.timeouts import BEAT_SECONDS, Timeouts
-from ftcluster_train.supervisor.lease import HELD, OPEN, STOPPING, TAKEN, UNIT
+from ftcluster_train.supervisor.lease import FREE, HELD, OPEN, STOPPING, TAKEN, UNIT
 from ftcluster_train.supervisor.ssh_check import (
     HostFailure,
     ask_all,
@@ -24,9 +25,14 @@ from ftcluster_train.supervisor.ssh_check import (
     no_ssh,
     same_stack,
 )
+from ftcluster_train.supervisor.tickets import ticket_name
 
 WAIT_SECONDS = 2.0  # between two requests for hosts that another run uses
 END_SECONDS = 3.0
+END_CHANGE_SECONDS = 30.0  # smaller changes of the expected end are not sent
+ASK, PLACE = b"ask\n", b"place\n"
+_REFUSAL = re.compile(rf"{TAKEN}\d+ ")
+_UNTIL = re.compile(", until about [^)]*")  # changes often, so it is no reason for another notice
 
 
 def firewall_notice(host: str) -> str:
@@ -38,10 +44,20 @@ def firewall_notice(host: str) -> str:
 
 
 class Leases:
-    """The leases that a run holds; with `share` the run also uses hosts that another run uses."""
+    """The leases that a run holds."""
 
-    def __init__(self, share: bool) -> None:
-        self._share = share
+    def __init__(self, share: bool, by: str = "", queued: float | None = None) -> None:
+        """Start with no lease.
+
+        Args:
+            share: True if the run also uses hosts that another run uses.
+            by: user and machine that started the run; "" if unknown.
+            queued: start of the run in seconds since 1970, which decides its place in the hosts'
+                queues; None for now.
+        """
+        self._share, self._by = share, by
+        self._queued = time.time() if queued is None else queued
+        self._ends = 0
         self._holders: dict[Host, _Holder] = {}
         self._ended = threading.Event()
         threading.Thread(target=self._beat, daemon=True).start()
@@ -51,12 +67,14 @@ class Leases:
     ) -> list[HostFailure]:
         """Take the leases of a launch's hosts; if a host refuses, give back all new leases.
 
-        The head comes first, so that of two runs waiting for the same hosts, only one continues. At
+        A run that waits has a ticket in the queue of each host. All hosts grant a lease to the run
+        that was queued first, so of two runs that wait for the same hosts, only one continues. At
         the first call the idle hosts must grant their leases too; a restart continues without them.
 
         Args:
             stack: folder of the stack, which every host must have.
-            waiting: called with the hosts that other runs use; None: do not wait for them.
+            waiting: called with a text that names the run's place in the queue, and the hosts that
+                other runs use; None: do not wait for them.
 
         Returns:
             Hosts that another run uses, or that do not answer.
@@ -64,20 +82,43 @@ class Leases:
         announced = ""
         others = launch.hosts[1:] if self._holders else launch.hosts[1:] + launch.idle
         needed = launch.hosts if launch.restarts else launch.hosts + launch.idle
+        if waiting:  # take a place in all queues before asking for the first host
+            asked = self._ask(launch, (*launch.hosts[:1], *others), stack, queue=True, verb=PLACE)
+            if failures := [
+                failure for failure in asked if not failure.in_use and failure.host in needed
+            ]:
+                return failures
         while True:
             before = self._held()
             self._drop(before - {*launch.hosts, *launch.idle})
-            refused = self._ask(launch, launch.hosts[:1], stack)
-            refused = refused or self._ask(launch, others, stack)
+            refused = self._ask(launch, launch.hosts[:1], stack, queue=waiting is not None)
+            if refused and waiting:  # name all hosts that the run waits for
+                asked = self._ask(launch, others, stack, queue=True, verb=PLACE)
+                refused += [failure for failure in asked if failure.reason != FREE]
+            else:
+                refused = refused or self._ask(launch, others, stack, queue=waiting is not None)
             refused = [failure for failure in refused if failure.host in needed]
-            if refused:
-                self._drop(self._held() - before)
-            if not refused or not waiting or not all(failure.in_use for failure in refused):
+            goes_on_waiting = bool(
+                waiting and refused and all(failure.in_use for failure in refused)
+            )
+            for host in self._held() - before if refused else ():
+                if goes_on_waiting:
+                    self._holders[host].give_back()
+                else:
+                    self._drop([host])
+            if not goes_on_waiting or not waiting:
                 return refused
-            in_use = "; ".join(f"{failure.host.name}: {failure.reason}" for failure in refused)
-            if in_use != announced:
-                waiting(announced := in_use)
+            if (key := _UNTIL.sub("", text := _waiting_text(refused))) != announced:
+                announced = key
+                waiting(text)
             time.sleep(WAIT_SECONDS)
+
+    def expect_end(self, seconds: float) -> None:
+        """Tell the hosts the expected end of the run, in seconds since 1970, if it has changed."""
+        if abs(seconds - self._ends) > END_CHANGE_SECONDS:
+            self._ends = int(seconds)
+            for holder in list(self._holders.values()):
+                holder.send(f"ends {self._ends}\n".encode())
 
     @property
     def without_rules(self) -> list[str]:
@@ -97,16 +138,18 @@ class Leases:
             except subprocess.TimeoutExpired:
                 holder.process.kill()
 
-    def _ask(self, launch: Launch, hosts: Sequence[Host], stack: Path) -> list[HostFailure]:
+    def _ask(
+        self, launch: Launch, hosts: Sequence[Host], stack: Path, *, queue: bool, verb: bytes = ASK
+    ) -> list[HostFailure]:
         def ask(host: Host) -> HostFailure | None:
             try:
                 holder = self._holders.get(host)
                 if holder is None or holder.process.poll() is not None:
-                    command = self._command(launch, host, stack)
+                    command = self._command(launch, host, stack, queue)
                     self._holders[host] = holder = _Holder(host, command, launch.timeouts)
             except FileNotFoundError:
                 return no_ssh(host)
-            refusal = holder.ask()
+            refusal = holder.ask(verb)
             if refusal and not refusal.in_use:
                 del self._holders[host]
                 holder.close()
@@ -114,11 +157,13 @@ class Leases:
 
         return ask_all(hosts, ask)
 
-    def _command(self, launch: Launch, host: Host, stack: Path) -> list[str]:
+    def _command(self, launch: Launch, host: Host, stack: Path, queue: bool) -> list[str]:
         command = [str(stack / "bin" / "python"), "-B", "-m", "ftcluster_train.host.lease"]
         command += ["hold", str(Path(launch.run_dir).parent), launch.run]
         command += [f"{launch.timeouts.supervisor:g}"]
         command += ["--share"] if self._share else []
+        command += ["--by", self._by] if self._by else []
+        command += ["--queue", ticket_name(self._queued, launch.run)] if queue else []
         if host == launch.hosts[0]:
             return command
         there = same_stack(stack, f"cd / && exec {shlex.join(command)}")
@@ -135,6 +180,13 @@ class Leases:
         while not self._ended.wait(BEAT_SECONDS):
             for holder in list(self._holders.values()):
                 holder.send(b"\n")
+
+
+def _waiting_text(refused: Sequence[HostFailure]) -> str:
+    """Return the place of a run in the queue, and the hosts that it waits for."""
+    place = max(failure.place for failure in refused)
+    hosts = "; ".join(f"{failure.host.name}: {failure.reason}" for failure in refused)
+    return f"{f' (place {place} in the queue)' if place else ''}: {hosts}"
 
 
 class _Holder:
@@ -163,9 +215,18 @@ class _Holder:
         with contextlib.suppress(OSError, ValueError):  # the process has ended, or closed its pipe
             self.process.stdin.write(line)
 
-    def ask(self) -> HostFailure | None:
-        """Ask for the lease; return why the run does not have the host, or None if it has it."""
-        self.send(b"ask\n")
+    def give_back(self) -> None:
+        """Give the lease back, and keep the place in the queue."""
+        self.send(b"free\n")
+        self.held = False
+
+    def ask(self, verb: bytes = ASK) -> HostFailure | None:
+        """Ask for the lease; return why the run does not have the host, or None if it has it.
+
+        Args:
+            verb: ASK, or PLACE to take a place in the queue without the lease.
+        """
+        self.send(verb)
         seconds = self._timeouts.ssh_again if self.held else self._timeouts.ssh
         answer = self._answer(seconds)
         self.held, self.is_open = answer.startswith(HELD), answer.endswith(OPEN)
@@ -174,7 +235,8 @@ class _Holder:
         if answer == STOPPING:
             return HostFailure(self._host, "it is shutting down")
         if answer:
-            return HostFailure(self._host, answer.removeprefix(TAKEN), in_use=True)
+            place, _, reason = answer.removeprefix(TAKEN).partition(" ")
+            return HostFailure(self._host, reason, in_use=True, place=int(place))
         try:
             _, stderr = self.process.communicate(timeout=1)
         except subprocess.TimeoutExpired:
@@ -197,7 +259,7 @@ class _Holder:
             text += data
             for line in text.decode(errors="replace").split("\n")[:-1]:
                 # a login script may print other lines
-                if line in (HELD, HELD + OPEN, STOPPING) or line.startswith(TAKEN):
+                if line in (HELD, HELD + OPEN, STOPPING) or _REFUSAL.match(line):
                     return line
         return ""
 

@@ -255,6 +255,14 @@ class MetricsFile:
                 if old.stat().st_mtime < time.time() - KEPT_SECONDS:
                     old.unlink()
 
+    @property
+    def ends(self) -> float:
+        """The expected end of the training in seconds since 1970; 0 if it is not known."""
+        remaining = self._numbers.of("step", "remaining_seconds")
+        if remaining is None or not self._numbers.steps_since_restart:
+            return 0.0
+        return float(self._numbers.of("step", "time")) + float(remaining)
+
     def tick(self, launch: Launch, lives: Sequence[RankLife]) -> None:
         """Write the file unless it has just been written.
 

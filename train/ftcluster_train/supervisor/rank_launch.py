@@ -24,6 +24,7 @@ from ftcluster_common.protocol.launch import (
     Launch,
     mpirun_command,
 )
+from ftcluster_common.protocol.run_state import WAITS
 from ftcluster_train.comm import torch_backends
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io import processes
@@ -166,6 +167,8 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
 
         def on_beat() -> None:
             run.metrics.tick(launch, beats.lives)
+            if run.metrics.ends:
+                run.leases.expect_end(run.metrics.ends)
             slow.tick()
 
         trouble = _read(process, watch, beats, request, on_beat, links.start)
@@ -312,8 +315,8 @@ def _take_hosts(launch: Launch, run: SupervisedRun, stack: Path) -> None:
     """
     events = run.events
 
-    def waiting(words: str) -> None:
-        events.write("phase", doing=f"waiting: {words}")
+    def waiting(place_and_hosts: str) -> None:
+        events.write("phase", doing=f"{WAITS}{place_and_hosts}")
 
     # A run that has begun waits for its hosts, unless it can use idle hosts instead.
     patient = launch.wait or (launch.restarts > 0 and not launch.idle)

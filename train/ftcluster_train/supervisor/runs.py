@@ -199,6 +199,7 @@ def read_run(path: Path, alive: bool) -> RunState:
         tags=str(launch.get("env", {}).get(TAGS_VARIABLE, "")),
         doing="" if end else _doing(last) if alive else INTERRUPTED if launch else "",
         why=_why(state, end, last.get("error")) if end else "",
+        ends=_expected_end(last) if alive and not end else 0.0,
     )
 
 
@@ -212,6 +213,15 @@ def _why(state: str, end: Mapping[str, Any], error: Mapping[str, Any] | None) ->
 def _doing(last: Mapping[str, Mapping[str, Any]]) -> str:
     doing = str(last.get("phase", {}).get("doing", ""))
     return doing if doing.startswith(WAITS) else ""
+
+
+def _expected_end(last: Mapping[str, Mapping[str, Any]]) -> float:
+    """Return the expected end of a training in seconds since 1970; 0 without a current step."""
+    step = last.get("step", {})
+    restart = last.get("restart", {}).get("time", 0.0)
+    if "remaining_seconds" not in step or step["time"] < restart:
+        return 0.0
+    return round(float(step["time"]) + float(step["remaining_seconds"]), 1)
 
 
 def runs_alive() -> set[str]:
@@ -309,11 +319,16 @@ def find_jobs(folder: Path, beginning: str) -> dict[str, dict[str, Any]]:
 
     The files are the same on every host. Each result also has `saved`: True if this host has a
     saved state of the run, or of a run that it continues. The result of a single run also has
-    `options`, the content of its options.json.
+    `options`, the content of its options.json. On the head of the run it has
+    `hosts`: the names of the run's hosts, the head first.
     """
     names = (path.name for path in folder.glob("[!.]*") if path.name.startswith(beginning))
     ids = [beginning] if (folder / beginning).is_dir() else sorted(filter(is_run_id, names))
     jobs = {run: _document(folder / run / "job.json") for run in ids[:MOST_JOBS]}
+    for run, job in jobs.items():  # only the head has the launch
+        launch = _document(folder / run / "launch.json")
+        with contextlib.suppress(*WRONG_FORM):
+            job["hosts"] = [str(host["name"]) for host in launch["hosts"] + launch["idle"]]
     if len(jobs) > 1:  # the caller reports an error, which needs no user's files
         jobs = {run: {**job, "code": None} if "code" in job else job for run, job in jobs.items()}
     for run in ids if len(jobs) == 1 else ():

@@ -35,12 +35,14 @@ class HostFailure:
     Attributes:
         cause: why the run cannot use the host; None if the command failed.
         in_use: True if another run uses the host.
+        place: place of this run in the host's queue, from 1; 0 if it does not wait.
     """
 
     host: Host
     reason: str
     cause: Cause | None = None
     in_use: bool = False
+    place: int = 0
 
     @property
     def lasting(self) -> bool:

@@ -87,7 +87,9 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
     rebooted = background.was_rebooted(run_dir)
     launch = read_launch(run_dir)
     os.environ[RUN_VARIABLE] = launch.run  # child processes belong to the run
-    leases, metrics = Leases(launch.share_hosts), MetricsFile(run_dir)
+    began = time.time() - seconds_since_first(run_dir)
+    leases = Leases(launch.share_hosts, launch.started_by, began)
+    metrics = MetricsFile(run_dir)
     try:
         if (run_dir / STOP_FILE).exists():
             raise Stopped

@@ -5,11 +5,13 @@ from typing import Any
 
 from ftcluster.benchmark.all_reduce import measure, prepare, read_size
 from ftcluster.benchmark.all_reduce_report import document, fp32_times, lines
+from ftcluster.cluster.chosen_hosts import with_hosts
 from ftcluster.cluster.record import MeasuredOn, with_bench
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError
 from ftcluster.operations.connection import Connection, cluster_of
 from ftcluster.operations.result import Result
+from ftcluster.operations.train.head_access import ensure_head_access
 from ftcluster.operations.train.prepare import LaunchOptions
 from ftcluster.planning.batch import BUCKET
 from ftcluster.progress.view import View
@@ -26,7 +28,8 @@ class AllReduceRequest:
     Attributes:
         sizes: sizes of the tensors in bytes, with K, M or G for powers of 1024.
         backends: names of the backends; if empty, all backends are measured.
-        nodes: number of hosts, including the head; None for all hosts.
+        hosts: names of the hosts to use; if empty, all hosts of the cluster that are not drained.
+        nodes: number of these hosts, including the head; None for all of them.
         ranks_per_host: number of ranks on each host; None for the same number as in a training.
         seconds: time limit; sizes that would exceed the limit are skipped.
     """
@@ -37,6 +40,7 @@ class AllReduceRequest:
     nodes: int | None = None
     ranks_per_host: int | None = None
     seconds: int = SECONDS
+    hosts: tuple[str, ...] = ()
     launch: LaunchOptions = field(default_factory=LaunchOptions)
 
 
@@ -54,8 +58,11 @@ def bench_allreduce(request: AllReduceRequest, view: View) -> Result:
     cluster = cluster_of(request.connection, view)
     connection_options = request.connection.to(cluster)
     shape = (request.nodes, request.ranks_per_host)
-    bench = prepare(cluster, sizes, list(request.backends), *shape, request.seconds)
+    bench = prepare(
+        with_hosts(cluster, request.hosts), sizes, list(request.backends), *shape, request.seconds
+    )
     bench = replace(bench, run=request.launch.applied_to(bench.run))
+    ensure_head_access(bench.run, connection_options, view)
     measured, seconds = measure(bench, view, connection_options)
     result = document(bench, measured, seconds)
     if len(bench.hosts) == len(cluster.facts.hosts):

@@ -7,6 +7,7 @@ from typing import Any
 
 from ftcluster.benchmark.modes import mode_of, overrides, read_modes
 from ftcluster.benchmark.scaling import Point, document, doubled, lines, measure, share
+from ftcluster.cluster.chosen_hosts import with_hosts
 from ftcluster.cluster.price import price_of
 from ftcluster.cluster.saved import Cluster
 from ftcluster.launch import training_run
@@ -16,6 +17,7 @@ from ftcluster.launch.runs import clean_runs
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.connection import cluster_of
 from ftcluster.operations.result import Result
+from ftcluster.operations.train.head_access import ensure_head_access
 from ftcluster.operations.train.prepare import LaunchOptions, RecipeRequest
 from ftcluster.paths import SHARED_FILE, write_atomically
 from ftcluster.progress.view import View
@@ -50,9 +52,11 @@ def bench_scaling(request: ScalingRequest, view: View) -> Result:
         FtclusterError: the request is not valid, or a run failed.
     """
     modes = [overrides(mode) for mode in read_modes(request.modes)] if request.modes else [[]]
-    cluster = cluster_of(request.connection, view)
+    whole = cluster_of(request.connection, view)
+    cluster = with_hosts(whole, request.hosts)
     connection_options = request.connection.to(cluster)
-    runs, points = list(_trainings(request, modes, cluster)), []
+    runs, points = list(_trainings(request, modes, whole)), []
+    ensure_head_access(runs[-1], connection_options, view)  # it has the most hosts
     for run in runs:
         hosts, ranks = len(run.plan.hosts), run.plan.world_size
         view.say(f"{counted(hosts, 'host')}, {counted(ranks, 'rank')}")

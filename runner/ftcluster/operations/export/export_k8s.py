@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ftcluster.cluster.chosen_hosts import with_hosts
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError, InputError, PlanError, UsageError
@@ -148,7 +149,7 @@ def export_k8s(request: KubernetesRequest) -> Manifests:
     except FtclusterError as error:
         problems.append(f"--pod-template: {error}")
     try:
-        cluster = facts_of(request.facts)
+        cluster = with_hosts(facts_of(request.facts), request.hosts)
         stack, run = _planned(request, cluster)
         pods = _pods(request, cluster, run, template)
     except FtclusterError as error:

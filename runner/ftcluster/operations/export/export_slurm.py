@@ -73,6 +73,8 @@ def _wrong(request: SlurmRequest) -> list[str]:
         value = getattr(request, name)
         if value and not NAME.fullmatch(value):
             problems.append(f"--{name}: {value!r} is not a valid name in Slurm")
+    if request.hosts:
+        problems.append("--hosts: Slurm chooses the nodes; see --nodelist of sbatch")
     if request.spares:
         problems.append("--spares: Slurm ends a job that has lost a node, and requeues it")
     return problems

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ftcluster.cluster.chosen_hosts import with_hosts
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import InputError, UsageError
 from ftcluster.launch import training_run
@@ -178,7 +179,7 @@ def generate(
 
 
 def _prepared(request: GenerateRequest, cluster: Cluster) -> TrainingRun:
-    recipe, folders = _recipe(request, cluster)
+    recipe, folders, cluster = _recipe(request, cluster)
     facts = first_hosts(cluster.usable, 1)
     size = model_size(Path(request.model))
     plan = plan_with_spares(
@@ -201,16 +202,19 @@ def _prepared(request: GenerateRequest, cluster: Cluster) -> TrainingRun:
 
 def _recipe(
     request: GenerateRequest, cluster: Cluster
-) -> tuple[Recipe, tuple[tuple[str, str], ...]]:
-    """Return the recipe of the job that generates, and the folders to copy to the head."""
+) -> tuple[Recipe, tuple[tuple[str, str], ...], Cluster]:
+    """Return the recipe of the job that generates, the folders to copy, and the usable hosts.
+
+    The model of a run is on the run's head, so only that host can generate with it.
+    """
     folder, facts = Path(request.model), first_hosts(cluster.usable, 1)
     if folder.is_dir():
         if not any((folder / name).is_file() for name in TOKENIZERS):
             raise InputError(f"{folder} has no tokenizer (one of {', '.join(TOKENIZERS)})")
-        return on_the_hosts(_of_model(request.model), facts)
+        return *on_the_hosts(_of_model(request.model), facts), cluster
     if "/" in request.model or "@" in request.model:
         check_exists("model", request.model)
-        return _of_model(request.model), ()
+        return _of_model(request.model), (), cluster
     hosts = replace(run_hosts_of(cluster), options=request.connection.to(cluster))
     job = find_job(hosts, request.model)
     if not job.recipe.spec.generates:
@@ -219,7 +223,8 @@ def _recipe(
             "copy the model here with ftcluster fetch, and use it with ftcluster predict",
         )
     model = f"{facts.head.prefix}/runs/{job.run}/model"
-    return for_trained_model(replace(job.recipe, model=model)), ()
+    there = cluster if cluster.slurm_job else with_hosts(cluster, job.hosts[:1])
+    return for_trained_model(replace(job.recipe, model=model)), (), there
 
 
 def _of_model(model: str) -> Recipe:

@@ -9,6 +9,7 @@ from ftcluster.launch import training_run
 from ftcluster.launch.hub_token import find_token
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.connection import cluster_of
+from ftcluster.operations.train.head_access import ensure_head_access
 from ftcluster.operations.train.plan_result import PlanResult
 from ftcluster.operations.train.prepare import LaunchOptions, RecipeRequest, say_notes
 from ftcluster.progress.classes import class_documents
@@ -63,8 +64,10 @@ class TrainedModelRequest(RecipeRequest, ABC):
             FtclusterError: the request is not valid, or the run failed.
         """
         run = self.launchable(view)
+        connection_options = self.connection.to(run.cluster)
+        ensure_head_access(run, connection_options, view)
         say_notes(run, view)
-        return run, training_run.train(run, view, self.connection.to(run.cluster))
+        return run, training_run.train(run, view, connection_options)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """List the runs of a cluster, show their logs, fetch their models, and end them."""
 
 import os
+import re
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -22,7 +24,7 @@ from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 from ftcluster.text.printable import printable
 from ftcluster.text.table import aligned
-from ftcluster_common.protocol.run_state import INTERRUPTED, RunState
+from ftcluster_common.protocol.run_state import INTERRUPTED, WAITS, RunState
 
 COLUMNS = ("run", "state", "step", "hosts", "started", "time", "by", "tags")
 # the columns that a narrow terminal omits, in this order
@@ -33,10 +35,25 @@ CAUSES = 3  # maximum number of ended runs whose cause a table names
 LISTED = 20  # maximum number of a script's files to show
 
 
+@dataclass(frozen=True)
+class Listing:
+    """The runs of a cluster.
+
+    Attributes:
+        runs: all users' runs, the newest first.
+        omitted: number of runs that were not returned.
+        hosts: names of the cluster's hosts, the head first.
+    """
+
+    runs: tuple[RunState, ...]
+    omitted: int
+    hosts: tuple[str, ...]
+
+
 def list_runs(
     connection: Connection, view: View, most: int = 0, beginnings: Sequence[str] = ()
-) -> tuple[tuple[RunState, ...], int]:
-    """Return all users' runs on a cluster, newest first, and the number of runs not returned.
+) -> Listing:
+    """Return all users' runs on a cluster.
 
     Args:
         most: maximum number of runs to return; 0 for all runs. Running runs are returned first,
@@ -46,12 +63,13 @@ def list_runs(
     Raises:
         FtclusterError: the head does not respond.
     """
-    runs, left = all_runs(cluster_run_hosts(connection, view), view, beginnings, most)
+    run_hosts = cluster_run_hosts(connection, view)
+    runs, omitted = all_runs(run_hosts, view, beginnings, most)
     here = set(recorded_runs())
     for run in runs:
         if run.run in here:
             complete_from(run)
-    return tuple(runs), left
+    return Listing(tuple(runs), omitted, run_hosts.hosts)
 
 
 def table(runs: Sequence[RunState], width: int | None = None) -> list[str]:
@@ -74,6 +92,50 @@ def table(runs: Sequence[RunState], width: int | None = None) -> list[str]:
     return [*aligned(rows), *notes]
 
 
+def uses(runs: Sequence[RunState], hosts: Sequence[str]) -> list[str]:
+    """Return lines that say who uses which hosts, which hosts are free, and what runs wait for.
+
+    A run that waits for hosts uses none.
+
+    Args:
+        hosts: names of the cluster's hosts.
+    """
+    waits = [f"{run.run} waits for {_doing(run)[1]}" for run in runs if _doing(run)[1]]
+    active = [run for run in runs if run.state == "running" and run.hosts and not run.doing]
+    if len(hosts) < 2 or not active:
+        return waits
+    used = {host for run in active for host in run.hosts}
+    free = short_names([host for host in hosts if host not in used]) or "none"
+    return [
+        *(f"{short_names(run.hosts)}: used by {_use(run)}" for run in active),
+        f"free: {free}",
+        *waits,
+    ]
+
+
+def _use(run: RunState) -> str:
+    user = f"{run.started_by}, " if run.started_by else ""
+    until = f", until about {_clock(run.ends)}" if run.ends > time.time() else ""
+    return f"{user}{run.run}, since {_clock(run.started)}{until}"
+
+
+def _clock(seconds: float) -> str:
+    moment = datetime.fromtimestamp(seconds).astimezone()
+    today = moment.date() == datetime.now().astimezone().date()
+    return f"{moment:%H:%M}" if today else f"{moment:%Y-%m-%d %H:%M}"
+
+
+def _doing(run: RunState) -> tuple[str, str]:
+    """Return what a run does besides training, and the hosts that it waits for; each may be "".
+
+    >>> _doing(RunState("r", "running", "r", (), 0, 0, 0, 0, 0, "", doing="waiting: n1: run a"))
+    ('waiting', 'n1: run a')
+    """
+    if match := re.fullmatch(rf"({WAITS}(?: \(place \d+ in the queue\))?): (.*)", run.doing):
+        return match[1], match[2]
+    return run.doing, ""
+
+
 def _row(run: RunState) -> tuple[str, ...]:
     started = datetime.fromtimestamp(run.started).astimezone()
     # until its first step, a run downloads and tokenizes. Launches that other versions of ftcluster
@@ -81,7 +143,7 @@ def _row(run: RunState) -> tuple[str, ...]:
     prepares = run.state == "running" and not run.ranks and not run.step
     return (
         run.run,
-        run.doing or ("preparing" if prepares else run.state),
+        _doing(run)[0] or ("preparing" if prepares else run.state),
         f"{run.step}/{run.steps}" if run.steps else "-",
         short_names(run.hosts) or "-",
         f"{started:%Y-%m-%d %H:%M}",

@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ftcluster.ansible.inventory import HOSTS_VARIABLE, pattern_of
-from ftcluster.ansible.playbooks import Mesh
 from ftcluster.errors import ClusterChanged, Detached, FtclusterError, Interrupted, UsageError
 from ftcluster.launch import follow, training_run
 from ftcluster.launch.hub_token import find_token
@@ -24,8 +22,8 @@ from ftcluster.operations.connection import cluster_of
 from ftcluster.operations.runs.report import ReportRequest, report
 from ftcluster.operations.search.sweep_request import Part, SweepRequest, name_of, parts_of
 from ftcluster.operations.search.sweep_result import SweepResult
+from ftcluster.operations.train.head_access import ensure_head_access
 from ftcluster.progress.view import View
-from ftcluster.provision.stages import run_stages
 from ftcluster.search.engine import search
 from ftcluster.search.rows import DIVERGED, NOT_STARTED, WAITING, SweepRun, aim_of
 from ftcluster.search.space import Settings
@@ -89,7 +87,9 @@ class _Sweep:
     def __init__(self, request: SweepRequest, view: View, steps_view: View) -> None:
         self._request, self._view = request, view
         cluster = cluster_of(request.connection, view)
-        self._parts = parts_of(cluster, request.nodes, request.connection.to(cluster))
+        self._parts = parts_of(
+            cluster, request.hosts, request.nodes, request.connection.to(cluster)
+        )
         self._steps_view = steps_view if len(self._parts) == 1 else View()
         self._token = find_token() if request.hub_token else ""
         self._strategy = request.strategy(len(self._parts))
@@ -265,10 +265,8 @@ class _Sweep:
         row.run, row.hosts = run.id, tuple(host.name for host in run.plan.hosts)
         self._view.say(f"{row.label}: {run.id} on {', '.join(row.hosts)}")
         try:
-            if number and len(row.hosts) > 1 and not self._failed.get(number):
-                names = f"{HOSTS_VARIABLE}={pattern_of(list(row.hosts))}"
-                arguments = (*part.options, "--extra-vars", names)
-                run_stages(Mesh(), part.cluster.inventories, arguments, self._steps_view)
+            if not self._failed.get(number):
+                ensure_head_access(run, part.options, self._steps_view)
             launched = replace(run, hub_token=self._token)
             training_run.train(launched, self._steps_view, part.options, detach=True)
         except (ClusterChanged, Interrupted):

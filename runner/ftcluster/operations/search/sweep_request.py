@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from ftcluster.cluster.chosen_hosts import with_hosts
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import UsageError
 from ftcluster.launch.run_hosts import RunHosts, run_hosts_of
@@ -28,6 +29,7 @@ class SweepRequest(RecipeRequest):
     """A request for several trainings of one recipe. `key=a,b,c` lists the values of a field.
 
     Attributes:
+        hosts: names of the hosts to use; if empty, all hosts of the cluster that are not drained.
         nodes: number of hosts of each run. Disjoint groups of hosts train in parallel. With None,
             each run uses all hosts, one run after the other.
         random: number of random combinations to try; 0 to try all combinations.
@@ -123,18 +125,28 @@ class Part:
         return replace(run_hosts_of(self.cluster), options=self.options)
 
 
-def parts_of(cluster: Cluster, nodes: int | None, options: tuple[str, ...]) -> Sequence[Part]:
-    """Return the cluster's hosts in groups of `nodes` hosts. Remaining hosts are not used.
+def parts_of(
+    cluster: Cluster, hosts: Sequence[str], nodes: int | None, options: tuple[str, ...]
+) -> Sequence[Part]:
+    """Return the hosts of a sweep in groups of `nodes` hosts. Remaining hosts are not used.
 
     If `nodes` is None, all hosts form one group.
 
+    Args:
+        hosts: names of the hosts to use; if empty, all usable hosts of the cluster.
+
     Raises:
+        UsageError: `hosts` names a host that cannot be used.
         PlanError: there are fewer hosts than `nodes`.
     """
-    usable = cluster.usable
+    usable = with_hosts(cluster, hosts).usable
     each = len(first_hosts(usable, nodes).hosts)
     groups = [usable.hosts[n : n + each] for n in range(0, len(usable.hosts) - each + 1, each)]
-    return [Part(replace(cluster, facts=replace(usable, hosts=one)), options) for one in groups]
+    head = cluster.head
+    return [
+        Part(replace(cluster, facts=replace(usable, hosts=group), record_host=head), options)
+        for group in groups
+    ]
 
 
 def name_of(request: SweepRequest, settings: Settings, contents: dict[str, str]) -> str:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from ftcluster.benchmark.scaling import measure
+from ftcluster.cluster.chosen_hosts import with_hosts
 from ftcluster.cluster.record import with_tuning, without_tunings
 from ftcluster.cluster.tunings import Tuning, hosts_of, recipe_of
 from ftcluster.errors import FtclusterError, Interrupted
@@ -19,6 +20,7 @@ from ftcluster.operations.connection import cluster_of
 from ftcluster.operations.result import Result
 from ftcluster.operations.search.tune_result import document as tune_document
 from ftcluster.operations.search.tune_result import lines as tune_lines
+from ftcluster.operations.train.head_access import ensure_head_access
 from ftcluster.operations.train.prepare import LaunchOptions, RecipeRequest, as_tuned
 from ftcluster.operations.train.recipe_words import on_the_hosts, training_recipe
 from ftcluster.planning.backends import stack_of
@@ -154,7 +156,8 @@ class _Trials:
 
     def __init__(self, request: TuneRequest, view: View, steps_view: View) -> None:
         self._request, self._steps_view = request, steps_view
-        self.cluster = cluster_of(request.connection, view)
+        self._whole = cluster_of(request.connection, view)  # its head has the record
+        self.cluster = with_hosts(self._whole, request.hosts)
         self._connection_options = request.connection.to(self.cluster)
         self.hosts = first_hosts(self.cluster.usable, request.nodes, self.cluster.absent)
         code = request.user_code()
@@ -177,7 +180,7 @@ class _Trials:
             chosen += short_run(steps)
         ranks = None if RANKS in settings else self._request.ranks_per_host
         one = replace(self._request, chosen=tuple(chosen), ranks_per_host=ranks, spares=0)
-        run = one.prepared(self.cluster, use_tuning=False)
+        run = one.prepared(self._whole, use_tuning=False)
         return self._request.launch.applied_to(run)
 
     def candidates(self) -> list[Settings]:
@@ -211,6 +214,8 @@ class _Trials:
         """
         began = time.monotonic()
         one = self.prepared(settings, steps)
+        if not self.ids:
+            ensure_head_access(one, self._connection_options, self._steps_view)
         self.ids.append(one.id)
         events: list[dict[str, Any]] = []
         training_run.train(
@@ -230,7 +235,7 @@ class _Trials:
         Raises:
             FtclusterError: the head does not respond, or refuses the change.
         """
-        change_record(self.cluster, changes, self._connection_options, self.view)
+        change_record(self._whole, changes, self._connection_options, self.view)
 
     def clean(self) -> None:
         """Remove the trials' runs from the hosts."""

@@ -11,8 +11,7 @@ from ftcluster.cluster.record import Drained, with_drained
 from ftcluster.cluster.saved import Cluster, change, recall
 from ftcluster.errors import FtclusterError, InventoryError
 from ftcluster.launch.run_hosts import run_hosts_of
-from ftcluster.launch.runs import list_runs
-from ftcluster.operations.connection import Connection
+from ftcluster.operations.connection import Connection, all_runs
 from ftcluster.operations.result import Result
 from ftcluster.operations.setup.setup import set_up
 from ftcluster.progress.view import View
@@ -120,7 +119,7 @@ def remove(request: HostsRequest, view: View) -> Result:
     pattern = _pattern(cluster, given, left)
     connection_options = request.connection.to(cluster)
     run_hosts = replace(run_hosts_of(cluster), options=connection_options)
-    for run in list_runs(run_hosts, most=MOST_RUNNING)[0]:  # running ones come first
+    for run in all_runs(run_hosts, view, most=MOST_RUNNING)[0]:  # running ones come first
         used = [name for name in names if name in run.hosts]
         if run.state == "running" and used:
             raise FtclusterError(

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from ftcluster.cluster.chosen_hosts import with_hosts
 from ftcluster.cluster.price import price_of
 from ftcluster.cluster.saved import Cluster
 from ftcluster.launch.environment import with_user_variables
@@ -53,7 +54,8 @@ class RecipeRequest:
         words: name or file of a recipe, and `key=value` arguments for its fields.
         data: folder or name that replaces the recipe's data; None for the recipe's data.
         model: folder or name that replaces the recipe's model; None for the recipe's model.
-        nodes: number of hosts with ranks, including the head; None for all hosts.
+        hosts: names of the hosts to use; if empty, all hosts of the cluster that are not drained.
+        nodes: number of these hosts that get ranks, including the head; None for all of them.
         spares: number of further hosts that may replace a lost host; None for the default.
         ranks_per_host: number of ranks on each host; None if the plan decides.
         run_name: beginning of the run's id; None for the recipe's name.
@@ -74,6 +76,7 @@ class RecipeRequest:
     chosen: tuple[str, ...] = ()
     task: str = ""
     metrics: str = ""
+    hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that one recipe is named, and that it exists.
@@ -101,9 +104,11 @@ class RecipeRequest:
             use_tuning: True if a training uses the settings that `ftcluster tune` has found for it.
 
         Raises:
-            UsageError: there are too few hosts for the requested spares.
+            UsageError: there are too few hosts for the requested spares, or `hosts` names a host
+                that cannot be used.
             FtclusterError: the recipe, its folders, the cluster or the plan are not valid.
         """
+        cluster = with_hosts(cluster, self.hosts)
         code = self.user_code()
         with reported():
             return self._prepared(cluster, code, purpose, use_tuning)

@@ -5,11 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ftcluster.cluster.absent import AbsentHost
+from ftcluster.cluster.chosen_hosts import with_hosts
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch.follow import new_run_id
 from ftcluster.launch.kept_options import DEFAULTS, KeptOptions
 from ftcluster.launch.mpirun import render
+from ftcluster.launch.run_hosts import UNREACHABLE
 from ftcluster.launch.runs import FoundJob
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.train.prepare import LaunchOptions, code_notes, size_of
@@ -143,6 +145,7 @@ def resumed_run(
     must_resume: bool,
     name: str | None = None,
     partly: bool = False,
+    named: Sequence[str] = (),
 ) -> TrainingRun:
     """Prepare a run that continues another run, on the hosts that respond.
 
@@ -152,8 +155,10 @@ def resumed_run(
         must_resume: True to raise an error if the run has saved no state to continue from.
         name: beginning of the new run's id; None for the name of the continued run.
         partly: True if the cluster has only the hosts that respond.
+        named: names of the hosts to use; if empty, the hosts of that run.
 
     Raises:
+        UsageError: `named` has a host that cannot be used.
         FtclusterError: no host responds, the run has saved no state, IPEX optimized the run's
             model, or the plan is not valid.
     """
@@ -162,9 +167,13 @@ def resumed_run(
             f"run {job.run} has no checkpoint or snapshot on {', '.join(job.hosts)}",
             f"train again from the beginning; to see how it ended: ftcluster logs {job.run}",
         )
+    cluster = with_hosts(cluster, named)
     hosts, nodes = cluster.facts, shape.nodes
     absent: tuple[AbsentHost, ...] = ()
-    if not cluster.slurm_job:  # the first node responds for all nodes
+    if named:
+        if silent := [name for name in named if name not in job.hosts]:
+            raise FtclusterError(f"no answer from {', '.join(silent)}", UNREACHABLE)
+    elif not cluster.slurm_job:  # the first node responds for all nodes
         facts_of = {host.name: host for host in hosts.hosts}
         names = [name for name in job.hosts if name not in cluster.drained]
         if not names:
@@ -174,7 +183,7 @@ def resumed_run(
         hosts = replace(hosts, hosts=tuple(facts_of[name] for name in names))
         nodes = nodes or min(job.nodes, len(names))
         absent = absent_hosts(job, cluster, partly)
-    cluster = replace(cluster, facts=hosts)
+        cluster = replace(cluster, facts=hosts, record_host=cluster.head)
     spares = shape.spares
     if spares is None:
         spares = min(job.options.spares, max(0, len(hosts.hosts) - (nodes or len(hosts.hosts))))
@@ -199,7 +208,7 @@ def resumed_run(
         for host in absent
         if host.name in hosts_of(job) and host.name not in prepared
     )
-    everyone = tuple(dict.fromkeys([*hosts_of(job), *prepared]))
+    everyone = tuple(dict.fromkeys([*(() if named else hosts_of(job)), *prepared]))
     kept = replace(
         DEFAULTS,
         hosts=everyone,

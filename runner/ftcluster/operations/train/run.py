@@ -8,6 +8,7 @@ from typing import Any, Literal
 from packaging.version import Version
 from rich.text import Text
 
+from ftcluster.cluster.chosen_hosts import with_hosts
 from ftcluster.errors import UsageError
 from ftcluster.launch.ask import find_script, read_stack
 from ftcluster.launch.follow import new_run_id
@@ -25,6 +26,7 @@ from ftcluster.launch.script_run import (
     start_folder,
 )
 from ftcluster.operations.connection import Connection, cluster_of
+from ftcluster.operations.train.head_access import ensure_head_access
 from ftcluster.operations.train.prepare import LaunchOptions
 from ftcluster.planning.backends import stack_of
 from ftcluster.planning.plan import first_hosts
@@ -60,7 +62,8 @@ class RunRequest:
     Attributes:
         words: a Python file with its arguments, or -m and a module with its arguments.
         connection: the cluster, and the arguments for reaching its hosts.
-        nodes: number of hosts with ranks, including the head; None for all hosts.
+        hosts: names of the hosts to use; if empty, all hosts of the cluster that are not drained.
+        nodes: number of these hosts that get ranks, including the head; None for all of them.
         spares: number of further hosts that may replace a lost host; None for none.
         ranks_per_host: number of ranks on each host; None if the plan decides.
         run_name: beginning of the run's id; None for the script's name.
@@ -88,6 +91,7 @@ class RunRequest:
     wheels: Path | None = None
     hub_token: bool = False
     detach: bool = False
+    hosts: tuple[str, ...] = ()
     launch: LaunchOptions = field(default_factory=lambda: LaunchOptions(hang_seconds=HANG_SECONDS))
 
     def __post_init__(self) -> None:
@@ -220,6 +224,7 @@ def run(
     for note in notes:
         view.say(f"note: {note}")
     connection_options = request.connection.to(prepared.cluster)
+    ensure_head_access(prepared, connection_options, view)
     progress = run_script(prepared, view, connection_options, show, cancelled, request.detach)
     return RunResult(prepared, progress)
 
@@ -227,7 +232,7 @@ def run(
 def _prepared(request: RunRequest, view: View) -> tuple[ScriptRun, RunHosts, list[str]]:
     """Return the run to launch, its hosts, and notes for the user."""
     here, script, stacks = Path.cwd(), request.script(), load_stacks()
-    cluster = cluster_of(request.connection, view)
+    cluster = with_hosts(cluster_of(request.connection, view), request.hosts)
     facts = first_hosts(cluster.usable, request.nodes, cluster.absent)
     spares = next_hosts(cluster.usable, request.nodes, request.spares or 0, cluster.absent)
     source = read_source(script.source, script.folder) if script.source and script.folder else None

@@ -4,8 +4,6 @@ import contextlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ftcluster.ansible.inventory import HOSTS_VARIABLE, pattern_of
-from ftcluster.ansible.playbooks import Mesh
 from ftcluster.cluster.price import epoch_document, price_document, price_of
 from ftcluster.cluster.saved import Cluster
 from ftcluster.cluster.slurm import Allocation, cluster_of_job
@@ -19,6 +17,7 @@ from ftcluster.launch.run_hosts import run_hosts_of
 from ftcluster.launch.runs import find_job, find_run
 from ftcluster.launch.training_run import HeadLost, TrainingRun
 from ftcluster.operations.connection import cluster_of
+from ftcluster.operations.train.head_access import ensure_head_access
 from ftcluster.operations.train.plan_result import PlanResult
 from ftcluster.operations.train.prepare import (
     LaunchOptions,
@@ -33,7 +32,6 @@ from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.texts import text_lines, written_texts
 from ftcluster.progress.view import View
-from ftcluster.provision.stages import run_stages
 from ftcluster.report.cost import cost_line
 from ftcluster.text.plural import counted
 
@@ -210,7 +208,7 @@ def _prepared(
         shape = HostCounts(request.nodes, request.spares, request.ranks_per_host)
         shape, launch, note = with_kept_options(shape, request.launch, job, recorded_env(job.run))
         partly = bool(request.connection.inventories)
-        run = resumed_run(job, cluster, shape, must_resume, request.run_name, partly)
+        run = resumed_run(job, cluster, shape, must_resume, request.run_name, partly, request.hosts)
         run = replace(run, notes=(*filter(None, [note]), *run.notes))
     else:
         launch, run = request.launch, request.prepared(cluster)
@@ -248,7 +246,7 @@ def _train_with_failover(attempt: _Attempt, view: View) -> TrainResult:
     token = find_token() if request.hub_token else ""
     moves = (request.launch.max_restarts or 0) if request.watch else 0
     while True:
-        _ensure_head_ssh(_Attempt(request, cluster, run, must_resume), view)
+        ensure_head_access(run, connection_options, view)
         say_notes(run, view)
         launched = replace(run, hub_token=token, must_resume=must_resume)
         try:
@@ -259,16 +257,6 @@ def _train_with_failover(attempt: _Attempt, view: View) -> TrainResult:
                 raise
             view.say(f"{error.message}; continuing on the other hosts")
         moves -= 1
-        # the spares may be used up
-        request = replace(_resuming(request, run.id), nodes=None, spares=None)
+        # spares may be used up, and the lost head may be named
+        request = replace(_resuming(request, run.id), hosts=(), nodes=None, spares=None)
         request, run = _prepared(request, cluster, must_resume)
-
-
-def _ensure_head_ssh(attempt: _Attempt, view: View) -> None:
-    """Give the run's head ssh access to the run's other hosts, if setup has not done so."""
-    run, cluster = attempt.run, attempt.cluster
-    names = [host.name for host in run.plan.prepared]
-    usual = not attempt.request.connection.inventories and names[0] == cluster.facts.head.name
-    if run.resume and len(names) > 1 and not usual:
-        hosts = ("--extra-vars", f"{HOSTS_VARIABLE}={pattern_of(names)}")
-        run_stages(Mesh(), cluster.inventories, (*attempt.connection_options, *hosts), view)
