@@ -73,15 +73,21 @@ class TaskEvent:
     result: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def reason(self) -> str:
+        """The reason for a task's failure, or for a failed connection, without the task's name."""
+        if self.kind == "unreachable":
+            return of_connection(self.message) or self.message or "ssh does not connect"
+        return self.message
+
+    @property
     def problem(self) -> str:
         """The reason for a task's failure, or for a failed connection.
 
         It begins with the task's name, unless the task only reports an error or there is no
         connection.
         """
-        if self.kind == "unreachable":
-            return of_connection(self.message) or self.message or "ssh does not connect"
-        return self.message if self.action == REFUSE else f"{self.task}: {self.message}"
+        without_task = self.kind == "unreachable" or self.action == REFUSE
+        return self.reason if without_task else f"{self.task}: {self.reason}"
 
 
 @dataclass(frozen=True)

@@ -433,7 +433,7 @@ def stop(
         time_limit_seconds=STOP_LIMIT_SECONDS,
     )
     if outcome.state != "done":
-        lines = [with_host(failure.host, failure.problem) for failure in outcome.failures]
+        lines = [with_host(failure.host, failure.reason) for failure in outcome.failures]
         reasons = "".join(f"\n  {line}" for line in lines or [without_warnings(outcome.output)])
         check = "when its hosts respond (ftcluster check), stop it again"
         raise FtclusterError(

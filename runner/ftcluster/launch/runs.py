@@ -484,9 +484,9 @@ def play(
     if failed:
         off = {event.host for event in failed if event.kind == "unreachable"}
         lines = [
-            f"{event.host} does not answer: {event.problem}"
+            f"{event.host} does not answer: {event.reason}"
             if event.host in off
-            else with_host(event.host, event.problem)
+            else with_host(event.host, event.reason)
             for event in failed
         ]
         hint = UNREACHABLE if off else failure_hint(failed)

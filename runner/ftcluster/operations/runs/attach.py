@@ -122,7 +122,7 @@ def _reason(followed: Followed) -> tuple[str, str]:
     if progress.errors:
         return why_failed(progress)
     failures, failed = followed.outcome.failures, f"run {progress.run} failed"
-    lines = [with_host(event.host, event.problem) for event in failures]
+    lines = [with_host(event.host, event.reason) for event in failures]
     if not lines:
         error = failed_without_task(f"run {progress.run}", followed.outcome.output)
         return error.message, error.hint
