@@ -27,7 +27,7 @@ PID_FILES = (
     "/var/cache/dnf/download_lock.pid",
 )
 FLOCK = struct.Struct("@hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
-MOST_COMMAND = 200  # characters of a command in a message
+MOST_COMMAND = 120  # characters of a command in a message
 MOST_PID_FILE = 32  # bytes
 
 

@@ -74,7 +74,7 @@ INSTALLED = "install ok installed"  # dpkg-query(1), Status
 
 
 def query(manager: str, name: str) -> list[str]:
-    """Return the command whose output tells whether a package is installed."""
+    """Return the command that shows if a package is installed."""
     if manager == "apt":
         return ["dpkg-query", "--show", "--showformat", "${Status}", "--", name]
     return ["rpm", "--query", "--whatprovides", "--", name]

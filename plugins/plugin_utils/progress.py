@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 MARK = "progress"
 SEPARATOR = " | "
-MOST_TEXT = 300  # characters of an activity
+MOST_TEXT = 500  # characters of an activity
 EVERY_SECONDS = 5.0  # minimum time between two lines about the same activity
 
 

@@ -29,6 +29,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer import known_facts
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_schema import HostFactsSchema
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import LockError, read_lock
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.progress import read_progress
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
     MANIFEST,
     read_wheelhouse,
@@ -609,6 +610,9 @@ PARSERS = {
             "host": "a", "task": "Return what was found", "task_action": SET_FACT,
             "res": {"ansible_facts": {"jobs_found": found}}}})),
         (dumped({"runs": pack([RUN_LISTED]), "left": 0}),),
+    ),
+    "progress line of a task": Parser(
+        of_text(read_progress), (b"progress | node0 | downloading packages: 12 MB of 450 MB",)
     ),
     "record of a cluster, on the head": Parser(
         of_text(parse_record), (dumped({"format": 1}),), (ValueError,)

@@ -17,7 +17,7 @@ class HostProgress:
 
     Attributes:
         stage: current play.
-        activity: what a long task does, such as a download; "" if the task reports nothing.
+        activity: current activity of a long task, such as a download; "" if none was reported.
         since: time.monotonic() of the start of the task, or of its activity.
         busy: True while a task runs on the host; False while the host waits for other hosts.
         ok: number of tasks that changed nothing.
