@@ -129,8 +129,11 @@ def test_a_spare_at_once_then_the_host_that_is_back_and_else_fewer(
     ]
 
 
+@pytest.mark.parametrize(
+    ("by_ssh", "host"), [(True, "node1"), (False, "node1 (it is shutting down)")]
+)
 def test_who_is_waited_for_is_said_until_it_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    by_ssh: bool, host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=1000.0)
 
@@ -139,7 +142,7 @@ def test_who_is_waited_for_is_said_until_it_is_back(
 
     def run_ranks(_launch: Launch, _run: SupervisedRun, _notice: str = "") -> Ending:
         if clock.now < 1062:
-            raise HostsRefused([HostFailure(HOSTS[1], "off", True)])
+            raise HostsRefused([HostFailure(HOSTS[1], "it is shutting down", by_ssh)])
         return Ending("done", 0, [])
 
     monkeypatch.setattr(restarts, "run_ranks", run_ranks)
@@ -152,8 +155,8 @@ def test_who_is_waited_for_is_said_until_it_is_back(
     assert started is not None
     assert started[1].state == "done"
     said = [str(one["doing"]) for one in events(tmp_path)]
-    assert said[0] == "waiting for node1 (0:00 of 2:00)"
-    assert said[-1] == "waiting for node1 (1:00 of 2:00)"
+    assert said[0] == f"waiting for {host} (0:00 of 2:00)"
+    assert said[-1] == f"waiting for {host} (1:00 of 2:00)"
     assert len(said) == 5  # one every 15 s
     row = read_run(tmp_path, alive=True)
     assert (row.state, row.doing) == ("running", said[-1])
