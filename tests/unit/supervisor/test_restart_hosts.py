@@ -18,6 +18,7 @@ from ftcluster_train.supervisor.rank_launch import HostsRefused, SupervisedRun
 from ftcluster_train.supervisor.restarts import change_notice, hosts_of_restart
 from ftcluster_train.supervisor.runs import read_run
 from ftcluster_train.supervisor.ssh_check import HostFailure
+from tests.programs import wait_for
 from tests.unit.supervisor.test_supervisor import (
     NODES,
     events,
@@ -165,8 +166,9 @@ def test_who_is_waited_for_is_said_until_it_is_back(
 def test_a_restart_without_a_host_says_so(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    off = tmp_path / "off"
-    ssh = f"while read -r _; do [ -e {off} ] && exit 255; echo held; done"
+    off, removed = tmp_path / "off", tmp_path / "removed"
+    remove = f'case "$4" in "rm -rf "*) echo "$3 $4" > {removed}; exit;; esac; '
+    ssh = f"{remove}while read -r _; do [ -e {off} ] && exit 255; echo held; done"
     ssh_on_path(tmp_path, monkeypatch, ssh)
     launch(
         run_dir, f'[ "$2" = 1 ] || {{ touch {off}; kill -9 $$; }}', hosts=NODES[:2], min_nodes=1,
@@ -174,3 +176,5 @@ def test_a_restart_without_a_host_says_so(
     )  # fmt: skip
     assert until_end(run_dir)["state"] == "done"
     assert notices(run_dir)[1:] == ["continuing without node2"]
+    wait_for(removed.exists)  # it may be on again by now
+    assert removed.read_text() == f"{NODES[1].address} rm -rf {run_dir}/snapshots\n"
