@@ -219,11 +219,13 @@ def rebooted(number: int) -> Callable[[Training, random.Random], Struck]:
 
 
 def read_only(training: Training, draw: random.Random) -> Struck:
-    """Mount the runs of the second host read-only; that host also saves each checkpoint.
+    """Mount the runs of rank 1's host read-only; that host also saves each checkpoint.
 
     Only the campaign's own log of samples, which no user's training writes, stays writable.
     """
-    bed, host = bed_of(training).bed, training.place.hosts[1]
+    bed = bed_of(training).bed
+    # a run that continues without a lost host has other hosts than the place
+    host = next(one.host for one in training.processes() if (one.kind, one.rank) == ("rank", 1))
     runs = str(training.place.prefix / "runs")
     samples = f"{runs}/{training.run}/samples"
     at = time.time()

@@ -74,6 +74,41 @@ def test_a_prefix_from_which_nothing_runs(tmp_path: Path) -> None:
     assert "is mounted noexec" in done.stdout, done.stderr
 
 
+READ_ONLY = """
+import json, sys
+from pathlib import Path
+from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import os_problem
+from ansible_collections.ftcluster.cluster.plugins.modules.host_facts import read_only
+top = Path(sys.argv[1])
+try:
+    (top / "runs" / "r-1").mkdir()
+except OSError as error:
+    problem = os_problem(error, top)
+print(json.dumps([read_only(top), read_only(top / "runs"), read_only(top / "runs/x"), problem]))
+"""
+
+
+@pytest.mark.needs("mount")
+def test_folders_of_the_prefix_that_are_mounted_read_only(tmp_path: Path) -> None:
+    for folder in ("x/runs", "x/cache"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "ansible_collections/ftcluster").mkdir(parents=True)
+    (tmp_path / "ansible_collections/ftcluster/cluster").symlink_to(ROOT)
+    bind = 'mount --bind "$4/runs" "$4/runs" && mount -o remount,ro,bind "$4/runs" && exec "$@"'
+    argv = [sys.executable, "-c", READ_ONLY, str(tmp_path / "x")]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", bind, "sh", *argv],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    *folders, problem = json.loads(done.stdout)
+    runs = f"{tmp_path}/x/runs"
+    assert folders == [[runs], [runs], [f"{runs}/x"]]
+    assert problem.startswith(f"{runs}/r-1: Read-only file system: mount it writable")
+    assert host_facts.read_only(tmp_path / "x") == []
+
+
 def test_libraries_are_looked_for_in_the_stack_first(tmp_path: Path) -> None:
     own, hosts = tmp_path / "current/lib", tmp_path / "usr/lib"
     folders = (own, hosts)

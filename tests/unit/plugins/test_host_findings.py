@@ -52,6 +52,15 @@ def test_invalid_prices(price: str) -> None:
         assert findings(price_per_hour=good) == NOTHING
 
 
+@pytest.mark.parametrize("folder", ["/opt/ftcluster", "/opt/ftcluster/runs"])
+def test_a_folder_that_is_mounted_read_only_is_reported_once(folder: str) -> None:
+    whole = folder == "/opt/ftcluster"
+    facts = {"prefix_writable": not whole, "root_refused": ["prefix"] if whole else []}
+    [problem] = findings(read_only=[folder], **facts)["problems"]
+    assert problem["what"] == f"{folder} is on a file system that is mounted read-only"
+    assert findings(read_only=[]) == NOTHING
+
+
 def test_all_problems_of_a_host_are_reported(said: Said) -> None:
     refused = {"what": "root must not", "hint": "choose"}
     found = findings(

@@ -102,6 +102,39 @@ def test_a_host_whose_rules_were_not_loaded_is_told(
         leases.release()
 
 
+STOPPING_HOST = """
+import sys
+from pathlib import Path
+from ftcluster_train.io import shutdown
+shutdown.SYSTEMD = Path("/")
+from ftcluster_train.supervisor import lease
+sys.exit(lease.main())
+"""
+
+
+def test_a_host_that_shuts_down_gets_no_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart follows within a second, while the host still answers."""
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text('#!/bin/sh\n[ "$*" = is-system-running ] && echo stopping; exit 1\n')
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", NODE_PATH)
+
+    def command(*_: object) -> list[str]:
+        return [sys.executable, "-c", STOPPING_HOST, "hold", str(tmp_path), NAME, "300"]
+
+    monkeypatch.setattr(Leases, "_command", command)
+    leases = Leases(share=False)
+    try:
+        [refused] = leases.take(replace(LAUNCH, run_dir=str(tmp_path / NAME)), tmp_path)
+        assert (refused.host, refused.reason) == (NODES[0], "it is shutting down")
+        assert not refused.in_use
+    finally:
+        leases.release()
+
+
 @pytest.fixture
 def holders(tmp_path: Path) -> Iterator[list[Holder]]:
     found = [Holder(tmp_path, NAME), Holder(tmp_path, "other")]

@@ -17,8 +17,9 @@ from ftcluster_train.supervisor.monitors import Ending
 from ftcluster_train.supervisor.rank_launch import HostsRefused, SupervisedRun
 from ftcluster_train.supervisor.restarts import change_notice, hosts_of_restart
 from ftcluster_train.supervisor.runs import read_run
-from ftcluster_train.supervisor.ssh_causes import KEY_CHANGED, TIMEOUT
+from ftcluster_train.supervisor.ssh_causes import KEY_CHANGED, TIMEOUT, Cause
 from ftcluster_train.supervisor.ssh_check import HostFailure
+from tests.programs import wait_for
 from tests.unit.supervisor.test_ssh_causes import printed_by
 from tests.unit.supervisor.test_supervisor import (
     LEASE,
@@ -137,8 +138,11 @@ def test_a_spare_at_once_then_the_host_that_is_back_and_else_fewer(
     ]
 
 
+@pytest.mark.parametrize(
+    ("cause", "host"), [(TIMEOUT, "node1: timeout"), (None, "node1: it is shutting down")]
+)
 def test_who_is_waited_for_is_said_until_it_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cause: Cause | None, host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=1000.0)
 
@@ -147,7 +151,7 @@ def test_who_is_waited_for_is_said_until_it_is_back(
 
     def run_ranks(_launch: Launch, _run: SupervisedRun, _notice: str = "") -> Ending:
         if clock.now < 1062:
-            raise HostsRefused([HostFailure(HOSTS[1], "off", TIMEOUT)])
+            raise HostsRefused([HostFailure(HOSTS[1], "it is shutting down", cause)])
         return Ending("done", 0, [])
 
     monkeypatch.setattr(restarts, "run_ranks", run_ranks)
@@ -159,8 +163,8 @@ def test_who_is_waited_for_is_said_until_it_is_back(
     _, ending = restarts._restart(launch, run, FAILED)
     assert ending.state == "done"
     said = [str(one["doing"]) for one in events(tmp_path)]
-    assert said[0] == "waiting for node1: timeout (0:00 of 2:00)"
-    assert said[-1] == "waiting for node1: timeout (1:00 of 2:00)"
+    assert said[0] == f"waiting for {host} (0:00 of 2:00)"
+    assert said[-1] == f"waiting for {host} (1:00 of 2:00)"
     assert len(said) == 5  # one every 15 s
     row = read_run(tmp_path, alive=True)
     assert (row.state, row.doing) == ("running", said[-1])
@@ -169,11 +173,11 @@ def test_who_is_waited_for_is_said_until_it_is_back(
 def test_a_restart_without_a_host_says_so(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    off = tmp_path / "off"
+    off, removed = tmp_path / "off", tmp_path / "removed"
+    remove = f'case "$4" in "rm -rf "*) echo "$3 $4" > {removed}; exit;; esac'
     refused = "ssh: connect to host 10.0.0.12 port 22: Connection refused"
-    ssh_on_path(
-        tmp_path, monkeypatch, f"[ ! -e {off} ] || {{ echo {refused} >&2; exit 255; }}\n{LEASE}"
-    )
+    refuse = f"[ ! -e {off} ] || {{ echo {refused} >&2; exit 255; }}"
+    ssh_on_path(tmp_path, monkeypatch, f"{remove}\n{refuse}\n{LEASE}")
     launch(
         run_dir, f'[ "$2" = 1 ] || {{ touch {off}; kill -9 $$; }}', hosts=NODES[:2], min_nodes=1,
         max_restarts=1,
@@ -182,6 +186,8 @@ def test_a_restart_without_a_host_says_so(
     assert notices(run_dir)[1:] == [
         f"continuing without node2: ssh from the head fails (connection refused): {refused}"
     ]
+    wait_for(removed.exists)  # it may be on again by now
+    assert removed.read_text() == f"{NODES[1].address} rm -rf {run_dir}/snapshots\n"
 
 
 def test_a_changed_key_ends_the_run_at_once_although_the_lease_is_still_held(
@@ -201,7 +207,7 @@ def test_a_changed_key_ends_the_run_at_once_although_the_lease_is_still_held(
     assert "its host key has changed since the last setup" in str(error["message"])
     assert "ftcluster setup" in str(error["hint"])
     assert [event["restart"] for event in events(run_dir) if event["event"] == "restart"] == [1]
-    assert "its host key has changed" in read_run(run_dir, alive=False).cause
+    assert "its host key has changed" in read_run(run_dir, alive=False).why
 
 
 def test_mpirun_that_fails_before_a_rank_starts_is_explained_by_another_connection(

@@ -1,4 +1,4 @@
-"""Who stopped a run, as users read it."""
+"""Tests of the sentences about who stopped a run."""
 
 import pytest
 

@@ -63,7 +63,7 @@ TAKEN = "taken "
 
 
 @dataclass
-class Holder:
+class LeaseHolder:
     """The run for which this process holds the lease, or asks for it.
 
     Attributes:
@@ -143,7 +143,7 @@ class Holder:
         return f"{place} {'; '.join(filter(None, (user, waiting(before)))) or FREE}"
 
 
-def hold(holder: Holder, silence_seconds: float) -> None:
+def hold(holder: LeaseHolder, silence_seconds: float) -> None:
     """Hold the lease for a run, as requested on stdin.
 
     Args:
@@ -245,7 +245,7 @@ def main() -> int:
             run, seconds, *options = arguments
             values = dict(pairwise(options))
             by, ticket = values.get("--by", ""), values.get("--queue", "")
-            hold(Holder(Path(folder), run, by, "--share" in options, ticket), float(seconds))
+            hold(LeaseHolder(Path(folder), run, by, "--share" in options, ticket), float(seconds))
             return 0
         text = usage(Path(folder))
     except OSError as error:

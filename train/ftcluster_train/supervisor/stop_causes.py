@@ -1,4 +1,4 @@
-"""Who stopped a run, in sentences for users. Pure functions, standard library only."""
+"""Sentences for users about who stopped a run. Pure functions, standard library only."""
 
 import time
 from collections.abc import Sequence

@@ -32,6 +32,7 @@ from ftcluster_common.protocol.launch import (
     RUN_VARIABLE,
     SLURM_VARIABLE,
     STOPPED_BY_VARIABLE,
+    Launch,
     read_launch,
     read_outline,
 )
@@ -63,9 +64,10 @@ from ftcluster_train.supervisor.rank_launch import (
     refusal_fields,
 )
 from ftcluster_train.supervisor.restarts import run_with_restarts
-from ftcluster_train.supervisor.ssh_check import HostFailure
+from ftcluster_train.supervisor.ssh_check import HostFailure, refusals
 from ftcluster_train.supervisor.stop_causes import NO_CAUSE, StopCause, by_command, by_signal
 
+SNAPSHOTS = "snapshots"  # folder in the run's folder on each host
 NO_UNIT = 3  # exit code of `start --user` without a systemd unit
 SUPERVISED, UNSUPERVISED = 0, 4  # exit codes of the process of `as_account`
 NOT_PREPARED = (
@@ -115,8 +117,17 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
     events.write(
         "end", state=ending.state, exit_code=ending.exit_code, seconds=ending.seconds, **why
     )
-    metrics.write(read_launch(run_dir))
+    launch = read_launch(run_dir)
+    metrics.write(launch)
+    if ending.state == "done" and launch.idle and not launch.slurm_job:
+        forget_snapshots(launch)  # after the last event, as a host that is off delays it
     return ending.exit_code
+
+
+def forget_snapshots(launch: Launch) -> None:
+    """Remove the snapshots on hosts that were lost; the ranks of all others have removed theirs."""
+    folder = shlex.quote(f"{launch.run_dir}/{SNAPSHOTS}")
+    refusals(launch.idle, launch.ssh_config, f"rm -rf {folder}")
 
 
 def why_ended(ending: Ending, run_dir: Path, request: StopRequest, head: str) -> dict[str, str]:
