@@ -26,7 +26,7 @@ def test_trainings_on_disjoint_hosts_and_a_run_that_waits_for_both(
     try:
         for host, run in ((HEAD, first), (OTHER, second), (THIRD, second)):
             # its third line is the expected end, once the ranks have done some steps
-            wait_for(lambda host=host: control.shell(host, LEASE).splitlines()[2:] > ["0"], 120)
+            wait_for(lambda host=host: control.shell(host, LEASE).splitlines()[2:] > ["0"], 600)
             assert control.shell(host, LEASE).startswith(f"{run} ")
 
         pair = ("--ranks-per-host", "1", "--hosts", f"{OTHER},{HEAD}", "--", SUM)
