@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from tests.cluster.cluster import FEW_PAIRS, Cluster, no_rank_is_left
-from tests.cluster.control import HEAD, OTHER, THIRD
+from tests.cluster.control import HEAD, OTHER, SECONDS, THIRD
 from tests.programs import wait_for
 
 SUM = str(Path(__file__).parents[1] / "scripts" / "sum.py")
@@ -20,7 +20,7 @@ def test_trainings_on_disjoint_hosts_and_a_run_that_waits_for_both(
         control.start("train", "quickstart", *LONG, "--detach", "--hosts", hosts)
         for hosts in (HEAD, f"{THIRD},{OTHER}")
     ]
-    ended = [process.communicate(timeout=300) for process in started]
+    ended = [process.communicate(timeout=SECONDS) for process in started]
     assert [process.returncode for process in started] == [0, 0], ended
     first, second = (out.strip() for out, _ in ended)
     try:
