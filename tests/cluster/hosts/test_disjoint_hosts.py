@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 from tests.cluster.cluster import FEW_PAIRS, Cluster, no_rank_is_left
-from tests.cluster.control import HEAD, OTHER, THIRD
+from tests.cluster.control import HEAD, OTHER, SECONDS, THIRD
 from tests.programs import wait_for
 
 SUM = str(Path(__file__).parents[1] / "scripts" / "sum.py")
 LONG = (*FEW_PAIRS, "num_train_epochs=500", "--ranks-per-host", "1")  # until it is stopped
-LEASE = "cat /opt/ftcluster/runs/.lease"
+LEASE = "cat /opt/ftcluster/runs/.lease || true"  # it may not be there yet
 
 
 def test_trainings_on_disjoint_hosts_and_a_run_that_waits_for_both(
@@ -20,13 +20,13 @@ def test_trainings_on_disjoint_hosts_and_a_run_that_waits_for_both(
         control.start("train", "quickstart", *LONG, "--detach", "--hosts", hosts)
         for hosts in (HEAD, f"{THIRD},{OTHER}")
     ]
-    ended = [process.communicate(timeout=300) for process in started]
+    ended = [process.communicate(timeout=SECONDS) for process in started]
     assert [process.returncode for process in started] == [0, 0], ended
     first, second = (out.strip() for out, _ in ended)
     try:
         for host, run in ((HEAD, first), (OTHER, second), (THIRD, second)):
             # its third line is the expected end, once the ranks have done some steps
-            wait_for(lambda host=host: control.shell(host, LEASE).splitlines()[2:] > ["0"], 120)
+            wait_for(lambda host=host: control.shell(host, LEASE).splitlines()[2:] > ["0"], 600)
             assert control.shell(host, LEASE).startswith(f"{run} ")
 
         pair = ("--ranks-per-host", "1", "--hosts", f"{OTHER},{HEAD}", "--", SUM)
