@@ -83,7 +83,9 @@ def _inputs_of(job: Job) -> Path | None:
     """Return the cache file for a run's inputs; None if the recipe names something on the Hub."""
     recipe = job.recipe
     known = recipe.model.startswith((BY_TYPE, PACKAGE)) or Path(recipe.model).is_dir()
-    known &= all(not one or Path(one).is_dir() for one in (recipe.tokenizer, recipe.teacher))
+    known &= all(
+        not folder or Path(folder).is_dir() for folder in (recipe.tokenizer, recipe.teacher)
+    )
     if not known or not (recipe.data.startswith(GENERATED) or Path(recipe.data).exists()):
         return None
     fields = job.to_dict()["recipe"]
