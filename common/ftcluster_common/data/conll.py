@@ -26,7 +26,7 @@ def looks_like_conll(lines: Iterable[str]) -> bool:
     """
     filled = (_cells(line) for line in lines if line.strip())
     first = [*islice((cells for cells in filled if not _is_comment(cells)), LOOKED_AT)]
-    return bool(first) and all(len(one) > 1 and TAG.fullmatch(one[-1]) for one in first)
+    return bool(first) and all(len(line) > 1 and TAG.fullmatch(line[-1]) for line in first)
 
 
 def sentences(lines: Iterable[str]) -> Iterator[tuple[int, Sentence | str]]:

@@ -115,25 +115,25 @@ def _spans(cell: Any, text: str) -> tuple[Entity, ...]:
     if not isinstance(cell, list):
         raise DataError(f"{short(cell)} is not a list of spans, objects with start, end and label")
     spans: list[Entity] = []
-    for one in cell:
+    for span in cell:
         fields: list[Any]
-        if isinstance(one, Mapping):
-            labels = one.get("labels")
+        if isinstance(span, Mapping):
+            labels = span.get("labels")
             only = labels[0] if isinstance(labels, list) and len(labels) == 1 else None
             fields = [
-                one.get("start", one.get("start_offset")),
-                one.get("end", one.get("end_offset")),
-                one.get("label", only),
+                span.get("start", span.get("start_offset")),
+                span.get("end", span.get("end_offset")),
+                span.get("label", only),
             ]
         else:
-            fields = one if isinstance(one, list) and len(one) == 3 else [None] * 3
+            fields = span if isinstance(span, list) and len(span) == 3 else [None] * 3
         start, end, label = fields
         if not _is_place(start) or not _is_place(end) or not isinstance(label, str) or not label:
             raise DataError(
-                f"the span {short(one)} needs whole numbers start and end, and one label, a text"
+                f"the span {short(span)} needs whole numbers start and end, and one label, a text"
             )
         if not start < end <= len(text) or not text[start:end].strip():
-            raise DataError(f"the span {short(one)} is outside the text of {len(text)} characters")
+            raise DataError(f"the span {short(span)} is outside the text of {len(text)} characters")
         part = text[start:end]
         start, end = start + len(part) - len(part.lstrip()), end - len(part) + len(part.rstrip())
         spans.append((label.strip(), start, end))

@@ -102,20 +102,22 @@ class ClassReport:
         if self.several or self.left_out:
             return None
         cells = {(true, predicted): count for true, predicted, count in self.confused}
-        cells |= {(one.name, one.name): one.right for one in self.classes}
-        names = [one.name for one in self.classes]
+        cells |= {(scores.name, scores.name): scores.right for scores in self.classes}
+        names = [scores.name for scores in self.classes]
         return [[cells.get((true, predicted), 0) for predicted in names] for true in names]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON for an event."""
         kept = self.classes
         if not self.thresholds:  # an event with thresholds must have all classes
-            worst = {one.name for one in sorted(kept, key=lambda one: one.f1)[:MOST_CLASSES]}
-            kept = tuple(one for one in kept if one.name in worst)
+            worst = {
+                scores.name for scores in sorted(kept, key=lambda scores: scores.f1)[:MOST_CLASSES]
+            }
+            kept = tuple(scores for scores in kept if scores.name in worst)
         omitted = len(self.classes) - len(kept) + max(0, len(self.confused) - MOST_CONFUSED)
         return {
-            "classes": [list(astuple(one)) for one in kept],
-            "confused": [list(one) for one in self.confused[:MOST_CONFUSED]],
+            "classes": [list(astuple(scores)) for scores in kept],
+            "confused": [list(pair) for pair in self.confused[:MOST_CONFUSED]],
             "rows": self.rows,
             "positive": self.positive,
             "several": self.several,
@@ -128,15 +130,15 @@ class ClassReport:
         return {
             "classes": [
                 {
-                    "class": one.name,
-                    "precision": one.precision,
-                    "recall": one.recall,
-                    "f1": one.f1,
-                    "support": one.support,
-                    "predicted": one.predicted,
-                    **({"threshold": one.threshold} if self.thresholds else {}),
+                    "class": scores.name,
+                    "precision": scores.precision,
+                    "recall": scores.recall,
+                    "f1": scores.f1,
+                    "support": scores.support,
+                    "predicted": scores.predicted,
+                    **({"threshold": scores.threshold} if self.thresholds else {}),
                 }
-                for one in self.classes
+                for scores in self.classes
             ],
             **{
                 name: dict(zip(("precision", "recall", "f1"), values, strict=True))
@@ -217,7 +219,7 @@ def report_of_sets(
 
 def _mean(classes: Sequence[ClassScores], weights: Sequence[int]) -> tuple[float, float, float]:
     whole = sum(weights) or 1
-    scores = zip(*(_scores(one) for one in classes), strict=True)
+    scores = zip(*(_scores(of_class) for of_class in classes), strict=True)
     means = [sum(w * s for w, s in zip(weights, column, strict=True)) / whole for column in scores]
     precision, recall, f1 = means or (0.0, 0.0, 0.0)
     return precision, recall, f1
@@ -228,7 +230,7 @@ def _scores(one: ClassScores) -> tuple[float, float, float]:
 
 
 def _total(classes: Sequence[ClassScores]) -> ClassScores:
-    counts = ((one.support, one.predicted, one.right) for one in classes)
+    counts = ((scores.support, scores.predicted, scores.right) for scores in classes)
     return ClassScores("", *map(sum, zip((0, 0, 0), *counts, strict=True)))
 
 

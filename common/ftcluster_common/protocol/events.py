@@ -147,9 +147,9 @@ def is_event(kind: str, fields: Mapping[str, Any]) -> bool:
         wanted.keys() <= fields.keys()
         and all(_is(fields[name], type_) for name, type_ in wanted.items())
         and all(
-            _is(one, ELEMENTS[name])
+            _is(element, ELEMENTS[name])
             for name in wanted.keys() & ELEMENTS.keys()
-            for one in (fields[name].values() if wanted[name] is dict else fields[name])
+            for element in (fields[name].values() if wanted[name] is dict else fields[name])
         )
         and (kind != "data" or is_data(fields))
         and (kind != "notice" or _is(fields.get("failed_save", ""), str))
@@ -157,8 +157,8 @@ def is_event(kind: str, fields: Mapping[str, Any]) -> bool:
         and _are_texts(fields.get("texts", {}))
         and _are(fields.get("answers", []), str)
         and all(
-            _is(one.get(name), type_)
-            for one in (fields["ranks"] if kind == "placement" else ())
+            _is(rank.get(name), type_)
+            for rank in (fields["ranks"] if kind == "placement" else ())
             for name, type_ in PLACEMENT.items()
         )
     )
@@ -177,14 +177,16 @@ def is_data(fields: Mapping[str, Any]) -> bool:
             all(_is(fields[name], type_) for name, type_ in EVENTS["data"].items())
             and all(_are(fields["columns"][use], str) for use in fields["columns"])
             and all(
-                all(_is(one[name], type_) for name, type_ in DATA_SET.items())
-                and _are(one["classes"].values(), int)
-                and _is(one.get("class_count", 0), int)
-                for one in fields["sets"]
+                all(_is(data_set[name], type_) for name, type_ in DATA_SET.items())
+                and _are(data_set["classes"].values(), int)
+                and _is(data_set.get("class_count", 0), int)
+                for data_set in fields["sets"]
             )
             and all(
                 _is(document["label"], str)
-                and all(_is(text, str) and _is(said, bool) for text, said in document["parts"])
+                and all(
+                    _is(text, str) and _is(is_target, bool) for text, is_target in document["parts"]
+                )
                 for sample in fields["samples"]
                 for document in sample
             )
@@ -195,14 +197,14 @@ def is_data(fields: Mapping[str, Any]) -> bool:
 
 def _are_reports(found: Any) -> bool:
     try:
-        return all(isinstance(read_report(one), ClassReport) for one in found.values())
+        return all(isinstance(read_report(report), ClassReport) for report in found.values())
     except (LookupError, TypeError, ValueError, AttributeError):
         return False
 
 
 def _are_texts(found: Any) -> bool:
     try:
-        return all(len(one) == 3 and _are(one, str) for rows in found.values() for one in rows)
+        return all(len(text) == 3 and _are(text, str) for rows in found.values() for text in rows)
     except (TypeError, AttributeError):
         return False
 

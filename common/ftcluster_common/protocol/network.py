@@ -98,7 +98,9 @@ def best_device(host: HostNetwork) -> tuple[RdmaDevice | None, str]:
     if not near:
         where = f" at {host.interface}" if host.devices else ""
         return None, f"no RDMA device{where}"
-    return min(((one, _problem(host, one)) for one in near), key=lambda pair: bool(pair[1]))
+    return min(
+        ((address, _problem(host, address)) for address in near), key=lambda pair: bool(pair[1])
+    )
 
 
 def provider_of(device: RdmaDevice) -> str:

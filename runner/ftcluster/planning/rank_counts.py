@@ -123,17 +123,19 @@ def _balanced(hosts: Sequence[Topology], most: dict[str, int]) -> dict[str, int]
     All ranks wait for the rank with the fewest cores.
     """
 
-    def cores_a_rank(one: Topology, ranks: int) -> float:
-        return rank_cores(one, ranks) * (ACROSS_SOCKETS if ranks < one.host.sockets else 1)
+    def cores_a_rank(topology: Topology, ranks: int) -> float:
+        return rank_cores(topology, ranks) * (
+            ACROSS_SOCKETS if ranks < topology.host.sockets else 1
+        )
 
     def speed(counts: Mapping[str, int]) -> float:
-        slowest = min(cores_a_rank(one, counts[one.host.name]) for one in hosts)
+        slowest = min(cores_a_rank(topology, counts[topology.host.name]) for topology in hosts)
         return sum(counts.values()) * slowest
 
     def with_ranks_of(cores: float) -> dict[str, int]:
-        return _most(hosts, most, lambda one, n: cores_a_rank(one, n) >= cores)
+        return _most(hosts, most, lambda topology, n: cores_a_rank(topology, n) >= cores)
 
-    levels = {cores_a_rank(one, n) for one in hosts for n in one.even_counts}
+    levels = {cores_a_rank(topology, n) for topology in hosts for n in topology.even_counts}
     fastest = max(map(with_ranks_of, sorted(levels)), key=speed)
     return fastest if speed(fastest) >= WORTH_SPANNING * speed(most) else most
 

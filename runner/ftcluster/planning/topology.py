@@ -58,7 +58,7 @@ class Topology:
         domains = _domains(host)
         limited = host.cpu_quota is not None and host.cpu_quota < host.threads
         most = max(len(domain.cpus) for domain in domains)
-        used = tuple(one for one in domains if len(one.cpus) >= SMALL_NODE * most)
+        used = tuple(domain for domain in domains if len(domain.cpus) >= SMALL_NODE * most)
         least = LEAST_CORES if limited else 0
         counts = tuple(
             ranks
@@ -75,7 +75,7 @@ class Topology:
     @property
     def unused(self) -> tuple[Domain, ...]:
         """The domains that ranks do not use by default, because they are too small."""
-        return tuple(one for one in self.domains if one not in self.used)
+        return tuple(domain for domain in self.domains if domain not in self.used)
 
     def with_cores_for(self, ranks: int) -> tuple[Domain, ...]:
         """Return the domains for `ranks` ranks: `used`, or all if `used` has too few cores."""
@@ -115,7 +115,7 @@ def _domains(host: HostFacts) -> tuple[Domain, ...]:
         hbm = tuple(other.node for other in host.numa if other.hbm and other.near == node.node)
         threads = [cpu for text in node.socket_cpus.values() for cpu in parse_cpus(text)]
         new = domain((node.node,), sorted({*cpus, *threads}), hbm)
-        shared = next((one for one in parts if set(one.cpus) & set(cpus)), None)
+        shared = next((part for part in parts if set(part.cpus) & set(cpus)), None)
         if shared:  # emulated nodes share their cores
             both = sorted({*shared.threads, *new.threads})
             new = domain(shared.nodes + new.nodes, both, shared.hbm + hbm)
@@ -125,16 +125,16 @@ def _domains(host: HostFacts) -> tuple[Domain, ...]:
     if not socket_of and host.sockets and len(parts) % host.sockets == 0:
         # facts of an older setup lack the sockets; most machines number nodes socket by socket
         each = len(parts) // host.sockets
-        parts = [replace(one, sockets=(at // each,)) for at, one in enumerate(parts)]
+        parts = [replace(part, sockets=(at // each,)) for at, part in enumerate(parts)]
     if not socket_of:
         return tuple(parts)
     by_socket = [
-        domain(one.nodes, [cpu for cpu in one.threads if socket_of[cpu] == socket], one.hbm)
-        for one in parts
-        for socket in one.sockets
+        domain(part.nodes, [cpu for cpu in part.threads if socket_of[cpu] == socket], part.hbm)
+        for part in parts
+        for socket in part.sockets
     ]
-    real = min(len(one.cpus) for one in by_socket) >= LEAST_CORES
-    return tuple(by_socket if real or any(len(one.sockets) == 1 for one in parts) else parts)
+    real = min(len(part.cpus) for part in by_socket) >= LEAST_CORES
+    return tuple(by_socket if real or any(len(part.sockets) == 1 for part in parts) else parts)
 
 
 def near_groups(host: HostFacts, used: Sequence[Domain], count: int) -> list[list[Domain]]:

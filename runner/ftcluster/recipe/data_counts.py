@@ -81,7 +81,9 @@ def _set(
     name: str, files: Files, columns: Mapping[str, tuple[str, ...]], label: Sequence[str],
     known: set[bytes], skips: bool, reviewed: RowReview,
 ) -> dict[str, Any]:  # fmt: skip
-    read = [one for use, names in columns.items() if use not in (UNREAD, "label") for one in names]
+    read = [
+        name for use, names in columns.items() if use not in (UNREAD, "label") for name in names
+    ]
     rows, left_out, duplicates, classes = 0, 0, 0, Counter[str]()
     for row in _rows(files):
         rows += 1
@@ -89,7 +91,7 @@ def _set(
             left_out += 1
             continue
         reviewed.add(row)
-        cells = json.dumps([row.get(one) for one in read])
+        cells = json.dumps([row.get(name) for name in read])
         mark = hashlib.blake2b(cells.encode(), digest_size=16).digest()
         duplicates += name != TRAIN and mark in known
         if name == TRAIN:

@@ -115,8 +115,8 @@ def _settings_with_code(settings: Any) -> Iterator[str]:
                 yield f"{name}={str(value)[:60]!a}"
         elif name.endswith(IMPLEMENTATION):
             parts = value.values() if isinstance(value, dict) else [value]
-            if not all(one is None or (isinstance(one, str) and one.isidentifier())
-                       for one in parts):  # fmt: skip
+            if not all(part is None or (isinstance(part, str) and part.isidentifier())
+                       for part in parts):  # fmt: skip
                 yield f"{name}={str(value)[:60]!a}"
         else:
             yield from _settings_with_code(value)
@@ -125,7 +125,7 @@ def _settings_with_code(settings: Any) -> Iterator[str]:
 def _of_index(name: str, files: Any) -> Iterator[str]:
     """Yield a problem if an index names files other than safetensors weights in its own folder."""
     names = [*files.values()] if isinstance(files, dict) else [files]
-    others = [one for one in names if not isinstance(one, str) or not WEIGHTS.fullmatch(one)]
+    others = [name for name in names if not isinstance(name, str) or not WEIGHTS.fullmatch(name)]
     if others:
         yield f"{name} names {str(others[0])[:100]!a}"
 

@@ -75,7 +75,7 @@ def _choice(text: str, allowed: Sequence[Any]) -> Any:
     switch = SWITCHES.get(text.lower())
     if switch is False and "no" in allowed and False not in allowed:
         return "no"  # YAML 1.1 reads `no` as false, in files too
-    return next((one for one in allowed if one in (text, switch)), NO_VALUE)
+    return next((value for value in allowed if value in (text, switch)), NO_VALUE)
 
 
 def _unquoted(raw: str) -> str:

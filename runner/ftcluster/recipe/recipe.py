@@ -167,7 +167,7 @@ def parse_recipe(
             own = f"; {OWN_TASK}" if key == "task" and isinstance(value, str) else ""
             problems.append(f"{lines[key]}: {error}{own}")
     training, contradictions = with_own_names(_section("training.", accepted))
-    problems += [f"{lines[f'training.{key}']}: {said}" for key, said in contradictions]
+    problems += [f"{lines[f'training.{key}']}: {problem}" for key, problem in contradictions]
     accepted = {**_spec_of(task).implied(accepted), **accepted}
     problems += [
         f"{source}: '{key.name}' is missing: {GIVEN_BY.get(key.name, key.meaning)}"
@@ -176,8 +176,8 @@ def parse_recipe(
     ]
     if not problems:
         recipe = _build(Path(source).stem, accepted, training)
-        said = contradictions_of(recipe, training, metrics)
-        problems = [f"{lines.get(key, source)}: {what}" for key, what in said]
+        contradicting = contradictions_of(recipe, training, metrics)
+        problems = [f"{lines.get(key, source)}: {what}" for key, what in contradicting]
     if problems:
         typed = all(problem.startswith("'") for problem in problems)  # only overrides have problems
         where = f"the overrides of recipe {Path(source).stem}" if typed else f"recipe {source}"
@@ -223,8 +223,8 @@ def checked_recipe(data: Mapping[str, Any], metrics: Sequence[str] = ()) -> Reci
             if name in values and values[name] != default:
                 given[key.name] = key.convert(values[name])
     training = _section("training.", given)
-    if said := contradictions_of(recipe, training, metrics):
-        raise ValueError("; ".join(f"{key}: {what}" for key, what in said))
+    if contradicting := contradictions_of(recipe, training, metrics):
+        raise ValueError("; ".join(f"{key}: {what}" for key, what in contradicting))
     return recipe
 
 
@@ -493,8 +493,8 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
             yield field, f"{getattr(recipe, field)[:200]!a} {NOT_TEXT}"
     for field in ("model", "data", "tokenizer", "teacher"):
         value = getattr(recipe, field) or ""
-        if said := _not_a_source(value):
-            yield field, f"{value[:200]!a} {said}"
+        if problem := _not_a_source(value):
+            yield field, f"{value[:200]!a} {problem}"
         elif value.startswith(PACKAGE) and field != "data":
             try:
                 read_model_package(value)
@@ -524,8 +524,8 @@ def _of_training(
     recipe: Recipe, given: Mapping[str, Any], own: Sequence[str]
 ) -> Iterator[Contradiction]:
     """Yield contradictions within the section `training`, and between the section and the task."""
-    for name, said in training_arguments.contradictions(recipe.training, given):
-        yield f"training.{name}", said
+    for name, problem in training_arguments.contradictions(recipe.training, given):
+        yield f"training.{name}", problem
     options = recipe.options
     metric = (recipe.training.metric_for_best_model or "").removeprefix("eval_")
     metrics = (*recipe.spec.metric_names(options), *own)

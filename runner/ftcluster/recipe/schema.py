@@ -139,7 +139,7 @@ def keys_of(kind: Any, section: str = "", leave_out: tuple[str, ...] = ()) -> It
     descriptions = descriptions_of(kind)
 
     def inherited(spec: Field[Any]) -> int:
-        return sum(spec.name in getattr(one, "__dataclass_fields__", ()) for one in kind.__mro__)
+        return sum(spec.name in getattr(base, "__dataclass_fields__", ()) for base in kind.__mro__)
 
     for spec in sorted(fields(kind), key=inherited):
         if spec.name not in leave_out:

@@ -151,7 +151,7 @@ def drawn(axes: Sequence[Axis], count: int, seed: int) -> list[Settings]:
 
 
 def _range(name: str, match: re.Match[str], key: Key | None) -> Range:
-    low, high = (Decimal(one) for one in match.groups())
+    low, high = (Decimal(number) for number in match.groups())
     if not (math.isfinite(float(high)) and low < high):
         raise UsageError(f"{name}={match[0]} is not a range", "write it as lowest..highest")
     kinds = {key.kind, *typing.get_args(key.kind)} if key else set()

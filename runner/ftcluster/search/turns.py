@@ -169,7 +169,9 @@ class Turns:
         steps = max(FIRST_STEPS, math.ceil(1.5 * TRIAL_SECONDS / self._step))
         faster = yield from self._round(pool, steps)
         all_of_them = together(faster)
-        yield from self._final([all_of_them, *(one for one in faster if one != all_of_them)], steps)
+        yield from self._final(
+            [all_of_them, *(setting for setting in faster if setting != all_of_them)], steps
+        )
 
     def _cost(self, steps: int) -> float:
         return self._overhead + steps * self._step

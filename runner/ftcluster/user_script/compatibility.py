@@ -17,7 +17,7 @@ PLANNED = "remove it: the planned backend is used"
 NO_SPAWN = (
     "ftcluster starts a process for each rank, with RANK and WORLD_SIZE: call the function itself"
 )
-CPU = 'use "cpu", remove cuda.set_device and device_ids, and name no backend, or gloo'
+CPU = 'use "cpu", remove cuda.set_device and device_ids, and use the backend gloo or none'
 # packages of modules that scripts often import and stacks may lack
 PACKAGES: Mapping[str, str] = {
     "deepspeed": "deepspeed", "einops": "einops", "evaluate": "evaluate", "hydra": "hydra-core",

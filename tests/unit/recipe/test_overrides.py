@@ -91,10 +91,10 @@ def test_a_file_is_not_blamed_for_what_was_typed() -> None:
         (
             "classify",
             "label_column=",
-            "leave label_column out, and 'label_column=\"\"'",
+            "remove label_column, and 'label_column=\"\"'",
         ),
         ("embed", "query_prompt=", "query_prompt=null sets it to nothing, and 'query_prompt=\"\"'"),
-        ("embed", "matryoshka_dims=", "leave matryoshka_dims out"),
+        ("embed", "matryoshka_dims=", "remove matryoshka_dims"),
     ],
 )
 def test_advice_for_a_missing_value_is_taken_when_followed(

@@ -318,7 +318,7 @@ AMX static void heads_backward(const void *pointer, int64_t begin, int64_t end, 
     _tile_release();
 }
 
-/* Return the bytes of `own` for a thread. */
+/* Return the size in bytes of a thread's part of the buffer `own`. */
 EXPORT int64_t heads_bytes(const Heads *args) {
     int64_t padded_keys = padded(args->keys), padded_queries = round_up(args->queries, 96),
             more = padded_keys > padded_queries ? padded_keys : padded_queries;

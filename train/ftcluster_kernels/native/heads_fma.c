@@ -284,7 +284,7 @@ LOOP(forward_bf16, forward, BF16)
 LOOP(backward_bf16, backward, BF16)
 #endif
 
-/* Return the bytes of `own` for a thread. */
+/* Return the size in bytes of a thread's part of the buffer `own`. */
 EXPORT int64_t heads_fma_bytes(const Heads *args) {
     Buffers buffers;
     return set_buffers(args, 0, &buffers);

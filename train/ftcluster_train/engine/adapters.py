@@ -133,10 +133,10 @@ def whole_modules(model: "PreTrainedModel") -> list[str]:
     base = model.base_model
     if base is model or model.get_output_embeddings() is not None:
         return []
-    head = [n for n, one in model.named_children() if one is not base and [*one.parameters()]]
+    head = [n for n, child in model.named_children() if child is not base and [*child.parameters()]]
     new = {name.rpartition(".")[0] for name in new_weights(model)}
     others = {name: model.get_submodule(name) for name in new if not _is_within(name, head)}
-    return [*head, *sorted(name for name, one in others.items() if not [*one.children()])]
+    return [*head, *sorted(name for name, child in others.items() if not [*child.children()])]
 
 
 def linear_layers(model: "PreTrainedModel") -> dict[str, nn.Linear]:
@@ -301,7 +301,7 @@ def add_saved_adapters(
 def _not_plain(config: Any) -> list[str]:
     """Return problems with peft's configuration: missing fields, and methods beyond plain LoRA."""
     numbers = [config.get(name) for name in ("lora_alpha", "r")]
-    if not all(isinstance(one, int | float) and one for one in numbers):
+    if not all(isinstance(number, int | float) and number for number in numbers):
         return [f"{CONFIG} lacks a number r or lora_alpha"]
     if not isinstance(config.get("target_modules"), list):
         return [f"{CONFIG} has no list target_modules"]

@@ -54,8 +54,8 @@ def describe(task: Task, folder: Path, earlier: Collection[int] = ()) -> dict[st
     known = {*earlier}
     sets = [_set(task, name, found[name], known) for name in names]
     if not earlier and not {TRAIN, VALIDATION} <= found.keys():
-        for one in sets:
-            one["duplicates"] = None
+        for data_set in sets:
+            data_set["duplicates"] = None
     if TRAIN in found and known:
         write_rows(folder / ROWS, known)
     return {
@@ -107,7 +107,7 @@ def _shown(task: Task, samples: Samples) -> list[list[dict[str, Any]]]:
         groups = [[document] for document in documents] if task.packs else [documents]
         for group in groups:
             most = MOST_CHARACTERS // len(group)
-            shown.append([_document(task, one, most) for one in group[:MOST_PARTS]])
+            shown.append([_document(task, document, most) for document in group[:MOST_PARTS]])
     return shown[:SHOWN]
 
 

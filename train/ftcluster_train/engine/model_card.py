@@ -218,7 +218,7 @@ def _with_commit(name: str, commit: str | None) -> str:
 def _data(about: Mapping[str, Any]) -> Iterator[str]:
     head = ("set", "rows", "samples", "tokens, median", "longest", "cut", "left out", "in training")
     names = ("set", "rows", "samples", "median", "longest", "cut", "left_out", "duplicates")
-    rows = [[_cell(one.get(name)) for name in names] for one in about.get("sets", ())]
+    rows = [[_cell(data_set.get(name)) for name in names] for data_set in about.get("sets", ())]
     yield from _table(head, rows)
     for use, columns in about.get("columns", {}).items():
         yield f"- {use}: {', '.join(map(_code, columns))}"
@@ -240,9 +240,9 @@ def _metrics(measured: MeasuredModel) -> Iterator[str]:
 
 
 def _class_rows(report: ClassReport) -> Iterator[list[str]]:
-    for one in report.classes:
-        shown = [f"{value:.3f}" for value in (one.precision, one.recall, one.f1)]
-        yield [_cell(one.name), *shown, str(one.support), str(one.predicted)]
+    for scores in report.classes:
+        shown = [f"{value:.3f}" for value in (scores.precision, scores.recall, scores.f1)]
+        yield [_cell(scores.name), *shown, str(scores.support), str(scores.predicted)]
     for name, values in report.averages.items():
         yield [f"{name} mean", *(f"{value:.3f}" for value in values), str(report.rows), ""]
 

@@ -123,10 +123,10 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
             (samples / VALIDATION_ROWS).write_text(f"{json.dumps(drawn)}\n", encoding="utf-8")
         if job.purpose == EVALUATE:
             notices += [
-                f"{one['set']}: THE MODEL WAS TRAINED ON {one['duplicates']} OF {one['documents']} "
-                "samples, so the metrics are better than on new data"
-                for one in report["sets"]
-                if one["duplicates"]
+                f"{data_set['set']}: THE MODEL WAS TRAINED ON {data_set['duplicates']} OF "
+                f"{data_set['documents']} samples, so the metrics are better than on new data"
+                for data_set in report["sets"]
+                if data_set["duplicates"]
             ]
         return notices
 

@@ -253,8 +253,8 @@ def warn_of_unpredicted_classes(
         if missing := report.never_predicted:
             shown = ", ".join(missing[:SHOWN_CLASSES])
             more = f" and {len(missing) - SHOWN_CLASSES} more" if missing[SHOWN_CLASSES:] else ""
-            rows = {one.name: one.support for one in report.classes}
-            rare = 2 * min(rows[one] for one in missing) <= max(rows.values())
+            rows = {scores.name: scores.support for scores in report.classes}
+            rare = 2 * min(rows[name] for name in missing) <= max(rows.values())
             weights = ", class_weights=balanced" * (unweighted and rare and not report.several)
             advice = f"; what may help: more epochs, a higher learning rate{weights}"
             log.notice(

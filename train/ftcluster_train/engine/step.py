@@ -97,7 +97,10 @@ class Batches:
             step=step,
             samples=len(indices),
             tokens=sum(self._lengths[i] for i in indices),
-            by_rank=[sum(weights[i] for i in one) if weights else len(one) for one in shares],
+            by_rank=[
+                sum(weights[i] for i in indices_of_rank) if weights else len(indices_of_rank)
+                for indices_of_rank in shares
+            ],
             share=share,
             parts=[[samples[i] for i in part] for part in parts],
             dropout_seed=dropout_seed(self._settings.seed, step, self._world.rank),

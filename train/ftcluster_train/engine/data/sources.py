@@ -331,7 +331,7 @@ def load_texts(data: str, config: str | None, options: Options) -> dict[str, Tex
                 f"data '{data}' has no texts to train on; it has texts for {', '.join(texts)}",
                 "rename files: all except test.txt and validation.txt are used for training",
             )
-        return {one: TextFiles(texts[one]) for one in (TRAIN, VALIDATION) if one in texts}
+        return {split: TextFiles(texts[split]) for split in (TRAIN, VALIDATION) if split in texts}
     rows = load_rows(data, config)
     if TRAIN not in rows:
         raise TrainError(

@@ -83,12 +83,11 @@ class GradientBuckets:
             for number in numbers:
                 self._parameters_in[number] += 1
         self._seen: set[torch.nn.Parameter] = set()  # parameters with a gradient in this step
-        self._filled: dict[
-            torch.nn.Parameter, list[torch.Tensor]
-        ] = {}  # tables' rows that may not be 0
+        # rows of tables that may not be 0
+        self._filled: dict[torch.nn.Parameter, list[torch.Tensor]] = {}
         self._sums: dict[torch.nn.Parameter, GradientSums | None] = {}
         self._waits: list[Callable[[], Any]] = []  # wait for each sent bucket
-        self._missing: list[int] = []  # missing gradients of each bucket; empty: do not send
+        self._missing: list[int] = []  # missing gradients of each bucket; empty if nothing is sent
         rows: dict[torch.Tensor, RowGradients] = {parameter: [] for parameter in self._slices}
         self.sinks = GradientSinks(rows=rows)
         for parameter in self._slices:

@@ -75,8 +75,12 @@ def padded(samples: Sequence[Sample], padding: int) -> Batch:
             column_of += [target - begin for target in targets]
             documents.append(list(sample["input_ids"][begin:end]))
     longest = max(map(len, documents))
-    rows = torch.tensor([one + [padding] * (longest - len(one)) for one in documents])
-    mask = torch.tensor([[1] * len(one) + [0] * (longest - len(one)) for one in documents])
+    rows = torch.tensor(
+        [document + [padding] * (longest - len(document)) for document in documents]
+    )
+    mask = torch.tensor(
+        [[1] * len(document) + [0] * (longest - len(document)) for document in documents]
+    )
     row, column = torch.tensor(row_of), torch.tensor(column_of)
     inputs = {"input_ids": rows, "attention_mask": mask, "use_cache": False}
     return Batch(inputs, {"tokens": rows[row, column], "places": row * longest + column - 1})
@@ -125,7 +129,7 @@ def _difference_of_packed(
     if logits.shape[1] != sum(map(len, documents)):
         return "it does not return the logits of each token"
     parts = logits[0].split(list(map(len, documents)))
-    if all(_alike(*pair) for pair in zip(parts, (one[0] for one in alone), strict=True)):
+    if all(_alike(*pair) for pair in zip(parts, (output[0] for output in alone), strict=True)):
         return ""
     return "it computes other logits for packed documents than for each document alone"
 
@@ -209,7 +213,10 @@ def _limits(fields: Mapping[str, Any]) -> Iterator[int]:
 
 
 def _samples(documents: Sequence[list[int]]) -> list[Sample]:
-    return [{"input_ids": one, "targets": [1], "documents": [len(one)]} for one in documents]
+    return [
+        {"input_ids": document, "targets": [1], "documents": [len(document)]}
+        for document in documents
+    ]
 
 
 def _plain(tokens: Sequence[int]) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class PreferenceTuningTask(DecoderTuningTask):
 
     def documents(self, sample: Sample, samples: Samples) -> list[Document]:
         pair = zip(super().documents(sample, samples), ("chosen", "rejected"), strict=True)
-        return [one._replace(label=label) for one, label in pair]
+        return [text._replace(label=label) for text, label in pair]
 
     def _texts(self, rows: Rows, split: str) -> Iterator[MarkedText]:
         """Yield the texts of the chosen and the rejected answer of each row, alternating."""

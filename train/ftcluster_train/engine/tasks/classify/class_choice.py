@@ -50,7 +50,7 @@ class Thresholds:
     def use(self, reports: Iterator[ClassReport]) -> None:
         """Use the thresholds in the class reports of an evaluation."""
         for report in reports:
-            limits = {one.name: one.threshold for one in report.classes}
+            limits = {scores.name: scores.threshold for scores in report.classes}
             self._by_name = {name: at for name, at in limits.items() if at is not None}
 
     def of(self, names: Sequence[str]) -> list[float]:

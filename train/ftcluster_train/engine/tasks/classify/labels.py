@@ -299,9 +299,9 @@ def check_classes(
                 "label_smoothing_factor"
             )
         unknown = [names[number] for number in range(len(names)) if number not in train]
-        said = [f"{TRAIN}: no row has the class {', '.join(unknown)}"] if unknown else []
+        notices = [f"{TRAIN}: no row has the class {', '.join(unknown)}"] if unknown else []
         if columns != getattr(recipe.options, "label_columns", ()):
-            said.append(
+            notices.append(
                 f"no column has the classes, so each of these columns of 0 and 1 is a class: "
                 f"{few(columns)}"
             )
@@ -313,11 +313,11 @@ def check_classes(
             in_set = classes[split]
             rare = [name for number, name in enumerate(names) if in_set.get(number, 0) < FEWEST]
             if rare:
-                said.append(
+                notices.append(
                     f"{split}: the threshold of each class with fewer than {FEWEST} rows stays at "
                     f"0.5: {few(rare)}"
                 )
-        return [f"a row may have several of the classes {few(names)}", *said]
+        return [f"a row may have several of the classes {few(names)}", *notices]
     if len(train) == 1:
         raise TrainError(
             f"all rows of {TRAIN} have the class {names[next(iter(train))]}, so there is nothing "

@@ -85,7 +85,7 @@ def f1_scores(report: ClassReport) -> dict[str, float]:
     if report.positive:
         scores["f1"] = report.classes[1].f1
     if not report.several:  # then f1_micro is the accuracy
-        scores["f1_micro"] = sum(one.right for one in report.classes) / report.rows
+        scores["f1_micro"] = sum(of_class.right for of_class in report.classes) / report.rows
     return scores
 
 

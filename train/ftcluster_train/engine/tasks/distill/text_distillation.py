@@ -106,7 +106,7 @@ class TextDistillationTask(Task):
                 "use a classifier, such as the model of a classify run",
             )
         mine, other = (
-            [one.get_vocab(), one(*PROBES)["input_ids"]] for one in (self.tokenizer, tokenizer)
+            [each.get_vocab(), each(*PROBES)["input_ids"]] for each in (self.tokenizer, tokenizer)
         )
         if mine != other:
             raise TrainError(
@@ -115,7 +115,7 @@ class TextDistillationTask(Task):
                 "use a student of the teacher's kind, such as distilbert-base-uncased for BERT",
             )
         self._widest_tokenizer = max(
-            self.tokenizer, tokenizer, key=lambda one: len(_columns_of(one))
+            self.tokenizer, tokenizer, key=lambda part: len(_columns_of(part))
         )
         self._longest = longest_input(config, tokenizer)
         self.names = [str(config.id2label[number]) for number in range(config.num_labels)]

@@ -207,7 +207,9 @@ class EmbeddingDistillationTask(EmbeddingTask):
         return list(zip(losses.tolist(), cosines.tolist(), strict=True))
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:  # noqa: ARG002
-        losses, cosines = (torch.tensor(one).double() for one in zip(*predictions, strict=True))
+        losses, cosines = (
+            torch.tensor(values).double() for values in zip(*predictions, strict=True)
+        )
         return {"cosine": cosines.mean().item(), "loss": losses.mean().item()}
 
 

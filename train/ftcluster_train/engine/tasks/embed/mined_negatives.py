@@ -153,8 +153,8 @@ def with_hard_negatives(
     options = replace(task.options, hard_negatives=wanted + most_given)
     found = _mined(embeddings, list(queries), list(documents), belonging, options, world)
     texts, places = list(documents), list(documents.values())
-    count = sum(min(wanted, len(one)) for one in found.values())
-    few = sum(len(one) < wanted for one in found.values())
+    count = sum(min(wanted, len(texts)) for texts in found.values())
+    few = sum(len(texts) < wanted for texts in found.values())
     log.notice(
         f"hard negatives: {count} were mined for {len(queries)} queries; {few} queries have fewer "
         f"than {wanted}, because other texts are too similar to the texts that belong to them"

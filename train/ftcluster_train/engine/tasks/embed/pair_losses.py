@@ -57,7 +57,9 @@ def angle_similarity(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         right: embeddings of length 1, shape (pairs, width).
     """
     odd = left.shape[1] % 2
-    (a, b), (c, d) = (functional.pad(one, (0, odd)).chunk(2, dim=1) for one in (left, right))
+    (a, b), (c, d) = (
+        functional.pad(vectors, (0, odd)).chunk(2, dim=1) for vectors in (left, right)
+    )
     return (a * c + b * d + b * c - a * d).sum(1).abs()
 
 

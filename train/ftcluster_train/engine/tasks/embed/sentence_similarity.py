@@ -108,7 +108,7 @@ class SentenceSimilarityTask(EmbeddingTask):
                     {
                         "input_ids": list(chain.from_iterable(of_texts)),
                         "lengths": list(map(len, of_texts)),
-                        "texts": [number_of_text(one.text) for one in row],
+                        "texts": [number_of_text(text.text) for text in row],
                         **({"label": [next(labels)]} if columns.loss else {}),
                         **self.skipped_tokens(row, limit),
                     }

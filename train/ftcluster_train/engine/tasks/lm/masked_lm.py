@@ -76,7 +76,9 @@ class MaskedLmTask(LanguageModelTask):
                 long += len(parts) > 1
             else:
                 blocks = (packers[name].add(values) for name, values in document.items())
-                parts = [dict(zip(kinds, one, strict=True)) for one in zip(*blocks, strict=True)]
+                parts = [
+                    dict(zip(kinds, values, strict=True)) for values in zip(*blocks, strict=True)
+                ]
             for part in parts:
                 if any(part["kinds"]):
                     writer.add(part)
@@ -128,7 +130,7 @@ class MaskedLmTask(LanguageModelTask):
         inputs = self.reader.pad(samples)
         width = inputs["input_ids"].shape[1]
         places = [row * width + at for row, one in enumerate(samples) for at in one["targets"]]
-        tokens = [token for one in samples for token in one["tokens"]]
+        tokens = [token for sample in samples for token in sample["tokens"]]
         return Batch(inputs, {"places": torch.tensor(places), "tokens": torch.tensor(tokens)})
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -81,7 +81,7 @@ class TagWriter:
             )  # fmt: skip
             tags = [0] * len(row.tokens)
             if not self._predicts:
-                tags = self._tags([one.tag for one in row.tokens], where, scheme)
+                tags = self._tags([token.tag for token in row.tokens], where, scheme)
             self._counts["lost"] += row.lost
             self._counts["unfit"] += row.unfit
             self._counts["spans"] += len(tagged.spans)
@@ -111,9 +111,10 @@ class TagWriter:
             for one, tag in own:
                 sample["tags"][first + one.position - part.begin] = tag
             sample |= {"row": [self._rows], "words": [words] if words else []}
-            sample["word"] = [one.word for one, _ in own]
+            sample["word"] = [token.word for token, _ in own]
             sample |= {
-                name: [one.place[at] for one, _ in own] for at, name in enumerate(("begin", "end"))
+                name: [token.place[at] for token, _ in own]
+                for at, name in enumerate(("begin", "end"))
             }
             self._writer.add(sample)
         self._rows += 1

@@ -229,4 +229,4 @@ def _by_row(
 ) -> Iterator[tuple[int, list[tuple[Sample, Any]]]]:
     """Yield the index of each row, and the row's windows with their predictions."""
     pairs = zip(samples, predictions, strict=True)
-    return ((row, [*group]) for row, group in groupby(pairs, lambda one: one[0]["row"][0]))
+    return ((row, [*group]) for row, group in groupby(pairs, lambda pair: pair[0]["row"][0]))

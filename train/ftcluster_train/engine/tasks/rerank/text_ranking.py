@@ -215,7 +215,7 @@ def list_loss(logits: torch.Tensor, labels: torch.Tensor, counts: Sequence[int])
         counts: number of texts of each list; the lists are concatenated.
     """
     lists = zip(logits.split(counts), labels.split(counts), strict=True)
-    return torch.stack([cross_entropy(one, wanted.softmax(0)) for one, wanted in lists]).sum()
+    return torch.stack([cross_entropy(scores, wanted.softmax(0)) for scores, wanted in lists]).sum()
 
 
 def _joined(pairs: Sequence[Sample]) -> Sample:

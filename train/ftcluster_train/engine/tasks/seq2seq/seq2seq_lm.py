@@ -299,7 +299,7 @@ class Seq2SeqLmTask(Task):
         else:
             losses = cross_entropy(logits, tokens, reduction="none")
         counts = [len(sample["labels"]) for sample in samples]
-        sums = [one.sum().item() for one in losses.split(counts)]
+        sums = [part.sum().item() for part in losses.split(counts)]
         return list(zip(sums, counts, strict=True))
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
@@ -314,7 +314,7 @@ class Seq2SeqLmTask(Task):
         self, predictions: Sequence[Any], samples: Samples
     ) -> tuple[Sequence[Any], Sequence[Any]]:
         """Return the generated texts, and the targets as texts."""
-        return [text for _, _, text, _ in predictions], [_reference(one) for one in samples]
+        return [text for _, _, text, _ in predictions], [_reference(sample) for sample in samples]
 
     def texts(self, predictions: Sequence[Any], samples: Samples) -> list[list[str]]:
         if not self.generates:

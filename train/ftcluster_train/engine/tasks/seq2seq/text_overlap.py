@@ -35,8 +35,8 @@ def overlap(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]
     pairs = list(zip(texts, references, strict=True))
     words = [(_rouge_words(text), _rouge_words(reference)) for text, reference in pairs]
     return {
-        **{f"rouge{n}": _mean(_rouge_n(*one, n) for one in words) for n in (1, 2)},
-        "rougeL": _mean(_rouge_l(*one) for one in words),
+        **{f"rouge{n}": _mean(_rouge_n(*pair, n) for pair in words) for n in (1, 2)},
+        "rougeL": _mean(_rouge_l(*pair) for pair in words),
         "chrf": chrf(pairs),
         "bleu": bleu(pairs),
     }
