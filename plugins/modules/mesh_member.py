@@ -83,7 +83,7 @@ KEYS = "/etc/ssh/ssh_host_*_key.pub"
 # form of mesh_head's results; any other text could be a line without restrict and from=
 PUBLIC_KEY = re.compile(rf"ssh-ed25519 [A-Za-z0-9+/]+=* {MARK}[\w.-]*|")
 ADDRESS = re.compile(r"[\w:.%-]*")
-FOLDER = re.compile(r"/[\w./+@%=,~-]*", re.ASCII)
+FOLDER = re.compile(r"[~/][\w./+@%=,~-]*", re.ASCII)
 TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
 
 

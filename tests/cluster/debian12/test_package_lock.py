@@ -53,7 +53,7 @@ def test_setup_waits_until_the_package_lock_is_released(cluster: Cluster) -> Non
                 break
         _, rest = setup.communicate(timeout=600)
     assert setup.returncode == 0, "".join(lines) + rest
-    assert f"{OTHER}: changed: Install with apt: nftables" in rest
+    assert f"{OTHER}: changed: Install packages: nftables" in rest
     assert "failed:" not in rest
     assert "29550-29799" in rules(control)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import RefusedPath
 from ansible_collections.ftcluster.cluster.plugins.modules.mesh_member import (
+    FOLDER,
     entry,
     lines_of,
     with_line,
@@ -62,3 +63,11 @@ def test_what_is_no_list_of_keys_is_refused_by_name(tmp_path: Path, what: str) -
         os.truncate(path, 1 if what == "no text" else 10 << 30)
     with pytest.raises(RefusedPath, match="authorized_keys"):
         lines_of(path)
+
+
+def test_the_folder_of_the_roles_page_is_accepted() -> None:
+    """The page of the role has ~/mesh; a folder with a line end would add a line of its own."""
+    assert FOLDER.fullmatch("~/mesh")
+    assert FOLDER.fullmatch("/opt/ftcluster/mesh")
+    for wrong in ("mesh", "~/mesh\nssh-ed25519 x", "/opt/my mesh", ""):
+        assert not FOLDER.fullmatch(wrong)
