@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from ftcluster_common.protocol.launch import Host
-from ftcluster_train.supervisor.link_check import ALL_REACH, Gap, Links, check_links
+from ftcluster_common.protocol.launch import Host, Launch, RankHost
+from ftcluster_train.supervisor import link_check
+from ftcluster_train.supervisor.link_check import ALL_REACH, Gap, LinkCheck, Links, check_links
 from ftcluster_train.supervisor.monitors import Ending
 from ftcluster_train.supervisor.rank_launch import explained_by_links
+from ftcluster_train.supervisor.rank_life import RankLife, idle_seconds
 from ftcluster_train.supervisor.ssh_causes import LINK
 from tests.programs import NODE_PATH
 from tests.unit.supervisor.test_supervisor import ssh_on_path
@@ -91,3 +93,28 @@ def test_the_ranks_that_wait_are_not_blamed_for_a_link() -> None:
     assert [fields["cause"] for fields in explained.errors] == ["link", "exit"]
     assert explained.restartable
     assert explained_by_links(reported, Links(HOSTS)) == reported
+
+
+def test_a_link_that_is_back_before_the_ranks_count_as_hung_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The hosts are checked when the ranks have been idle for half of the limit."""
+    results = [Links(HOSTS, CUT), Links(HOSTS)]
+    monkeypatch.setattr(link_check, "check_links", lambda *_: results.pop(0))
+    launch = Launch("/r", (), {}, tuple(RankHost(h.name, h.address) for h in HOSTS), "config", "")
+    check = LinkCheck(launch)
+    for idle in (0.0, 4.9, 5.1, 6.0, 10.1):
+        check.watch(idle)
+    assert check.result().gaps == CUT
+    check.watch(0.2)  # a rank is active again
+    check.watch(5.1)
+    assert check.result().gaps == ()
+    assert results == []
+
+
+def test_ranks_are_idle_together_or_not_at_all() -> None:
+    lives = [RankLife(rank, "xeon1", "127.0.0.1", heard=9.0, busy=busy) for rank, busy in
+             enumerate((1.0, 4.0))]  # fmt: skip
+    assert idle_seconds(lives, 9.0) == 5.0
+    lives[0].heard = None
+    assert idle_seconds(lives, 9.0) == 0.0

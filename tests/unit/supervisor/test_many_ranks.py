@@ -19,6 +19,7 @@ from ftcluster_train.rank.guardian import connect
 from ftcluster_train.supervisor.heartbeats import Heartbeats
 from ftcluster_train.supervisor.leases import _Holder
 from ftcluster_train.supervisor.rank_launch import PAUSE_SECONDS, _read, make_room_for_files
+from ftcluster_train.supervisor.rank_life import RankLife
 
 RANKS = 512
 HOSTS = [Host(f"node{rank // 8}", "127.0.0.1") for rank in range(RANKS)]
@@ -61,7 +62,7 @@ class Counted:
 
     def __init__(self) -> None:
         self.polls, self.all_done = 0, False
-        self.lives = [SimpleNamespace(step=0, exit=0)]
+        self.lives = [RankLife(0, "a", "b", exit=0)]
 
     def poll(self, _now: float) -> None:
         self.polls += 1
@@ -95,8 +96,8 @@ def test_much_output_does_not_have_the_supervisor_look_at_all_ranks_each_time(
     )  # fmt: skip
     beats, watch = Counted(), Pieces()
     request = SimpleNamespace(check=lambda: None)
-    began, pause = time.monotonic(), lambda: None
-    _read(process, watch, beats, request, lambda _step: None, pause)  # type: ignore[arg-type]
+    began, ignore = time.monotonic(), lambda _: None
+    _read(process, watch, beats, request, ignore, ignore)  # type: ignore[arg-type]
     assert watch.count >= 400
     assert beats.polls <= (time.monotonic() - began) / PAUSE_SECONDS + 2
 

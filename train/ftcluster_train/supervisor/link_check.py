@@ -7,6 +7,7 @@ to all others (`ftcluster_train.comm.connectivity --pairs`). Standard library on
 
 import contextlib
 import json
+import math
 import os
 import re
 import select
@@ -117,7 +118,10 @@ def _gaps_sentence(gaps: Sequence[Gap], head: Host) -> str:
 
 
 class LinkCheck:
-    """A check that runs in the background while the ranks are ended.
+    """A check that runs in the background.
+
+    It starts as soon as all ranks are idle for `suspicious_seconds`, because a link that is cut for
+    a short time may be back once the ranks count as hung.
 
     Args:
         launch: the launch whose hosts are checked.
@@ -128,8 +132,27 @@ class LinkCheck:
         self._links = Links(())
         self._thread: threading.Thread | None = None
 
+    @property
+    def suspicious_seconds(self) -> float:
+        """The time after which idle ranks may be waiting for a link."""
+        limit = self._launch.hang_seconds
+        if limit is None:
+            limit = self._launch.timeouts.silence
+        return limit / 2 if limit else math.inf  # 0: ranks may be idle without limit
+
+    def watch(self, idle: float) -> None:
+        """Start the check if no rank has been active for long; drop its result once one is.
+
+        Args:
+            idle: seconds for which no rank has been active.
+        """
+        if idle > self.suspicious_seconds:
+            self.start()
+        elif self._thread and not self._thread.is_alive():
+            self._thread, self._links = None, Links(())
+
     def start(self) -> None:
-        """Start the check once; later calls do nothing."""
+        """Start the check unless it has been started."""
         if self._thread is None and self._launch.ssh_config:
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()

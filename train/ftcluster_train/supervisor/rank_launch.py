@@ -54,7 +54,7 @@ from ftcluster_train.supervisor.rank_environment import (
     rank_environment,
     without_credentials,
 )
-from ftcluster_train.supervisor.rank_life import RankLife, Trouble, out_of_memory
+from ftcluster_train.supervisor.rank_life import RankLife, Trouble, idle_seconds, out_of_memory
 from ftcluster_train.supervisor.slow_hosts import SlowHostWatch
 from ftcluster_train.supervisor.ssh_causes import LINK
 from ftcluster_train.supervisor.ssh_check import HostFailure, unreached_hosts
@@ -171,7 +171,7 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
                 run.leases.expect_end(run.metrics.ends)
             slow.tick()
 
-        trouble = _read(process, watch, beats, request, on_beat, links.start)
+        trouble = _read(process, watch, beats, request, on_beat, links.watch)
         heard_out = True
         ending = _ending_of(process.wait(), trouble, watch, beats, request)
         if ending.state != "done" and not request.asked:
@@ -377,16 +377,13 @@ def launcher_gone(process: "subprocess.Popen[bytes]", lives: Sequence[RankLife])
     return [Trouble(lives[0].host, None, step, "signal", message, MEMORY_HINT)]
 
 
-def _find_trouble(
-    process: "subprocess.Popen[bytes]", beats: Heartbeats, on_hang: Callable[[], None]
-) -> list[Trouble]:
+def _find_trouble(process: "subprocess.Popen[bytes]", beats: Heartbeats) -> list[Trouble]:
     """Return the troubles of mpirun or of the ranks; if any, have the guardians end the ranks."""
     trouble = beats.trouble(time.monotonic())
     if trouble:  # the guardians also end if mpirun has ended
         time.sleep(PAUSE_SECONDS)
     trouble = launcher_gone(process, beats.lives) or trouble
     if any(rank.cause == "hung" for rank in trouble):
-        on_hang()
         beats.send(b"stack\n")
         time.sleep(PAUSE_SECONDS)  # the stacks must be written before SIGTERM arrives
     if trouble:
@@ -400,7 +397,7 @@ def _read(
     beats: Heartbeats,
     request: StopRequest,
     on_beat: Callable[[], None],
-    on_hang: Callable[[], None],
+    on_idle: Callable[[float], None],
 ) -> list[Trouble]:
     """Pass mpirun's output to the watch until it ends; return why the ranks had to be ended.
 
@@ -409,7 +406,7 @@ def _read(
 
     Args:
         on_step: called with the newest step.
-        on_hang: called when ranks hang, before they are ended.
+        on_idle: called with the seconds for which no rank has been active.
     """
 
     def end_ranks(_number: int, _frame: FrameType | None) -> None:
@@ -443,7 +440,8 @@ def _read(
             beats.poll(looked)
             on_beat()
             if not (watch.over or trouble):
-                trouble = _find_trouble(process, beats, on_hang)
+                on_idle(idle_seconds(beats.lives, looked))
+                trouble = _find_trouble(process, beats)
             if beats.all_done:  # mpirun may be stopped
                 processes.signal_group(process, signal.SIGCONT)
             silent = any(problem.cause in ("host", "stopped") for problem in trouble)

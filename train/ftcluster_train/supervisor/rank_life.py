@@ -265,6 +265,17 @@ def _hung(running: Sequence[RankLife], now: float, limit_seconds: float) -> list
     ]
 
 
+def idle_seconds(lives: Sequence[RankLife], now: float) -> float:
+    """Return for how many seconds no rank has been active; 0 before all have started or at the end.
+
+    Args:
+        now: current time on the supervisor's clock, in seconds.
+    """
+    if any(life.heard is None or life.exit is not None for life in lives):
+        return 0.0
+    return now - max(max(life.busy, life.changed) for life in lives)
+
+
 def _place(life: RankLife) -> tuple[int, int]:
     return life.step, ORDER.index(life.doing) if life.doing in ORDER else 0
 
