@@ -405,7 +405,7 @@ def _read(
     ended. Errors that ranks report themselves are more useful than their exit codes.
 
     Args:
-        on_step: called with the newest step.
+        on_beat: called after each look at the ranks.
         on_idle: called with the seconds for which no rank has been active.
     """
 
