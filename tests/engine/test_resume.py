@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import signal
+import socket
 import sys
 import types
 from dataclasses import replace
@@ -211,6 +212,7 @@ def test_a_full_disk_costs_the_snapshot_only(
     done = run(job, make_model("bert"), world)
     assert done.of("step")[-1]["step"] == 3
     assert "no snapshot of step 1: [Errno 28]" in done.notices[0]
+    assert done.of("notice")[0]["failed_save"] == "snapshot"
 
 
 def test_a_full_disk_costs_the_checkpoint_and_not_the_one_before(
@@ -232,7 +234,8 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_one_before(
     done = run(job, make_model("bert"), world)
     assert done.of("step")[-1]["step"] == 12
     (notice,) = done.notices
-    assert "no checkpoint of step 8 on the host of rank 0: the disk of" in notice
+    assert f"no checkpoint of step 8 on {socket.gethostname()} (rank 0): the disk of" in notice
+    assert done.of("notice")[0]["failed_save"] == "checkpoint"
     assert [path.name for path in folder.iterdir()] == ["checkpoint-12"]
 
     # space is looked at before anything is written
