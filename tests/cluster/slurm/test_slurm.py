@@ -23,6 +23,7 @@ cli/bin/pip install --quiet --require-hashes -r control.txt
 cli/bin/pip install --quiet --no-deps ftcluster-*.whl
 cli/bin/ftcluster setup localhost -e ftcluster_root=false -e ftcluster_prefix=$PWD/ft
 """
+SECONDS = 900  # before a wait fails, also on a machine with much else to do
 # a node has one core. Long enough to be stopped in the middle, if it is not short
 SHORT = ("ranks_per_host=1", "batch_size=8", "data=generated:train=160,validation=40,seed=1")
 LONG = (*SHORT[:2], "data=generated:train=800,validation=40,seed=1", "training.logging_steps=1")
@@ -49,19 +50,19 @@ def submit(slurm: SlurmCluster, *words: str) -> str:
     return done.stdout.split()[-1]
 
 
-def wait(slurm: SlurmCluster, job: str, *states: str, seconds: float = 300) -> None:
-    wait_for(lambda: slurm.state(job) in states, seconds)
+def wait(slurm: SlurmCluster, job: str, *states: str) -> None:
+    wait_for(lambda: slurm.state(job) in states, SECONDS)
 
 
 def runs(slurm: SlurmCluster, job: str) -> list[tuple[Path, list[dict[str, Any]]]]:
     """The runs of a job, the first one first, with their events."""
-    found = []
-    for events in sorted(slurm.shared.glob("ft/runs/*/events.jsonl"), key=lambda one: one.parent):
+    of_job = []
+    for events in sorted(slurm.shared.glob("ft/runs/*/events.jsonl"), key=lambda path: path.parent):
         launch = json.loads((events.parent / "launch.json").read_text())
         if launch["slurm_job"] == job:
             lines = events.read_text().splitlines()
-            found.append((events.parent, [json.loads(line) for line in lines]))
-    return found
+            of_job.append((events.parent, [json.loads(line) for line in lines]))
+    return of_job
 
 
 def of(kind: str, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -69,13 +70,13 @@ def of(kind: str, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def wait_for_step(slurm: SlurmCluster, job: str) -> None:
-    wait_for(lambda: any(len(of("step", events)) > 2 for _, events in runs(slurm, job)), 300)
+    wait_for(lambda: any(len(of("step", events)) > 2 for _, events in runs(slurm, job)), SECONDS)
 
 
 def test_a_job_trains_on_its_nodes(slurm: SlurmCluster) -> None:
     job = submit(slurm, "quickstart", *SHORT, "--nodes", "2", "--time", "20")
     wait(slurm, job, "RUNNING")
-    wait_for(lambda: runs(slurm, job), 120)
+    wait_for(lambda: runs(slurm, job), SECONDS)
     listed = slurm.as_user("cli/bin/ftcluster ps --json", NODES[1])  # not where its supervisor is
     assert json.loads(listed.stdout)[0]["state"] == "running", listed.stderr
     wait(slurm, job, "COMPLETED", "FAILED")
@@ -93,8 +94,8 @@ def test_a_job_that_is_signalled_is_requeued_and_continues(slurm: SlurmCluster) 
     job = submit(slurm, "quickstart", *LONG, "--nodes", "2", "--time", "30")
     wait_for_step(slurm, job)
     slurm.as_user(f"scancel --batch --signal=TERM {job}")  # as --signal does before the time limit
-    wait_for(lambda: len(runs(slurm, job)) == 2, 180)
-    wait(slurm, job, "COMPLETED", "FAILED", seconds=600)
+    wait_for(lambda: len(runs(slurm, job)) == 2, SECONDS)
+    wait(slurm, job, "COMPLETED", "FAILED")
     (first, before), (second, after) = runs(slurm, job)
     assert slurm.state(job) == "COMPLETED"
     assert of("end", before)[0]["state"] == "stopped"
@@ -109,7 +110,7 @@ def test_scancel_leaves_a_checkpoint_and_no_process(slurm: SlurmCluster) -> None
     job = submit(slurm, "quickstart", *LONG, "--nodes", "2", "--time", "30")
     wait_for_step(slurm, job)
     slurm.as_user(f"scancel {job}")  # SIGTERM to every process
-    wait(slurm, job, "CANCELLED", seconds=60)
+    wait(slurm, job, "CANCELLED")
     [(run, events)] = runs(slurm, job)
     [saved] = of("checkpoint", events)
     assert Path(saved["folder"]).parents[1] == run

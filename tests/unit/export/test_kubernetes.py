@@ -173,7 +173,7 @@ def test_every_pod_has_what_it_needs(kind: str, export: Callable[..., dict[str, 
     scratch = {"ephemeral-storage": "3Gi"}
     for each, amounts in (
         (container, {"cpu": "126", "memory": "230Gi"}),  # of 64 cores with 2 threads, and 256 GiB
-        (prepare, {"cpu": "4", "memory": "8Gi"}),
+        (prepare, {"cpu": "2", "memory": "4Gi"}),
     ):
         assert each["image"] == "registry/node:1"
         assert each["imagePullPolicy"] == "Always"
