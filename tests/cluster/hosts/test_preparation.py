@@ -17,7 +17,7 @@ ROWS = "data=generated:train=160,validation=40,seed=97"  # no other test has pre
 
 def begin(cluster: Cluster, name: str) -> "subprocess.Popen[str]":
     """Start a training with this name, and return while its model and data are prepared."""
-    words = (ROWS, "batch_size=8", "--name", name)
+    words = (ROWS, "training.max_steps=2", "--name", name)
     process = cluster.control.start("train", "quickstart", *TWO, *words)
     assert process.stderr is not None
     for line in process.stderr:
