@@ -5,9 +5,11 @@ PYTHON = (
     "the host needs a Python that runs: install its package python3, or name another Python in the "
     "inventory: ansible_python_interpreter=PATH"
 )
-HINTS = (
+NO_ACCOUNT = "the host is not set up, perhaps because it has a new disk: run ftcluster setup"
+HINTS = (  # the first that fits
     ("no vault secrets", VAULT),
     ("vault password file", VAULT),
+    ("sudo: unknown user", NO_ACCOUNT),
     ("The module interpreter", PYTHON),
     ("Module result deserialization failed", PYTHON),
 )
