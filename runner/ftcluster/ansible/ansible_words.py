@@ -10,9 +10,11 @@ PYTHON = (
 NO_PYTHON = re.compile(
     r"(?:Task failed: )?The module interpreter '([^'\n]+)' was not found\.?(?:\n[^\n]*not found)*"
 )
-HINTS = (
+NO_ACCOUNT = "the host is not set up, perhaps because it has a new disk: run ftcluster setup"
+HINTS = (  # the first that fits
     ("no vault secrets", VAULT),
     ("vault password file", VAULT),
+    ("sudo: unknown user", NO_ACCOUNT),
     ("The module interpreter", PYTHON),
     ("there is no Python at", PYTHON),
     ("Module result deserialization failed", PYTHON),

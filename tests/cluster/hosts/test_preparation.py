@@ -17,7 +17,7 @@ ROWS = "data=generated:train=160,validation=40,seed=97"  # no other test has pre
 
 def begin(cluster: Cluster, name: str) -> "subprocess.Popen[str]":
     """Start a training with this name, and return while its model and data are prepared."""
-    words = (ROWS, "batch_size=8", "--name", name)
+    words = (ROWS, "training.max_steps=2", "--name", name)
     process = cluster.control.start("train", "quickstart", *TWO, *words)
     assert process.stderr is not None
     for line in process.stderr:
@@ -78,3 +78,16 @@ def test_a_run_whose_control_node_lost_its_power_is_launched_by_another_one(
     assert '"state": "done"' in events
     assert '"event": "restart"' not in events
     no_rank_is_left(cluster)
+
+
+def test_a_head_that_does_not_respond_is_the_only_one_to_blame(cluster: Cluster) -> None:
+    control = cluster.control
+    control.bed.cut(HEAD)
+    try:
+        done = control.run("train", "quickstart", *TWO, ROWS)
+    finally:
+        control.bed.heal(HEAD)
+    assert done.returncode == 1, done.stdout
+    assert f"{HEAD}: ssh does not connect" in done.stderr
+    assert f"{OTHER}: the head, {HEAD}, does not respond" in done.stderr
+    assert "HostVars" not in done.stderr

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ftcluster.ansible.ansible_words import PYTHON, VAULT, hint_of
+from ftcluster.ansible.ansible_words import NO_ACCOUNT, PYTHON, VAULT, hint_of
 from ftcluster.ansible.playbook import TaskEvent, run_playbook
 
 PLAYBOOK = """
@@ -64,3 +64,13 @@ def test_an_error_says_what_to_do(
 
 def test_other_words_have_none() -> None:
     assert hint_of("group_vars/vault.yml: no such file") == ""
+
+
+def test_a_host_with_a_new_disk_does_not_need_another_python() -> None:
+    """The message of Ansible with the sudo of Debian 12."""
+    message = (
+        "Module result deserialization failed: No start of json char found\n"
+        "sudo: unknown user ftcluster\nsudo: error initializing audit plugin sudoers_audit"
+    )
+    assert hint_of(message) == NO_ACCOUNT
+    assert "ftcluster setup" in NO_ACCOUNT

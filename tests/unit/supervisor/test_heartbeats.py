@@ -78,12 +78,13 @@ def test_a_rank_that_is_out_of_memory_is_named_with_its_memory() -> None:
     reading = json.dumps(activity(os.getppid(), (os.getpid(),))).encode()
     ranks[2].take(read_report(reading), NOW)
     assert 1e6 < ranks[2].memory < 1e11
+    ranks[2].take(read_report(b'{"memory": 4096}'), NOW)  # a script's parent is left
     ranks[2].take(read_report(b'{"exit": -9, "oom": true}'), NOW)
     (trouble,) = find_trouble(ranks, NOW, Timeouts())
     used = f"{ranks[2].memory / 1e9:.1f} GB"
     message = place_and_message(vars(trouble))
     assert message.startswith("rank 2 on node1: killed by the kernel: the host is out of memory")
-    assert f"(this rank used {used}) at step" in message
+    assert f"(this rank used up to {used}) at step" in message
 
 
 def test_of_several_ranks_without_memory_the_first_is_named() -> None:

@@ -44,7 +44,7 @@ class RankLife:
             none.
         asleep: time when the supervisor first saw the rank in this `sleep`.
         cpu: CPU seconds that the rank's processes had used at `since`.
-        memory: bytes of memory that the processes occupied at the guardian's last message.
+        memory: most bytes of memory that the processes have occupied at once.
         wire: bytes that the processes had sent and received at `since`.
         since: start of the window over which `cpu` and `wire` are compared.
         busy: time when the rank was last seen to use its CPU, a disk or the network, or to wait for
@@ -100,7 +100,7 @@ class RankLife:
         if where != (self.step, self.doing):
             (self.step, self.doing), self.changed, self.busy = where, now, now
         self.condition = message.get("host", self.condition)
-        self.memory = int(message.get("memory", self.memory))
+        self.memory = max(self.memory, int(message.get("memory", 0)))  # less once one is killed
         state = message.get("state")
         self.stopped = (self.stopped or now) if state == "T" else None
         if message.get("sleep") != self.sleep:
@@ -193,7 +193,7 @@ def out_of_memory(lives: Sequence[RankLife]) -> list[Trouble]:
 def _ended(life: RankLife) -> Trouble:
     code = life.exit or 0
     if life.oom:
-        used = f" (this rank used {life.memory / 1e9:.1f} GB)" if life.memory else ""
+        used = f" (this rank used up to {life.memory / 1e9:.1f} GB)" if life.memory else ""
         what = f"killed by the kernel: the host is out of memory{used}"
         return _trouble(life, "oom", what, "lower batch_size or raise gradient_accumulation_steps")
     if code < 0:
