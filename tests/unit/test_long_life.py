@@ -145,11 +145,11 @@ def test_what_reads_a_run_of_weeks_reads_as_much_as_of_one_of_hours(run_dir: Pat
         assert peak < 1.1 * hours[name] + MOST_BYTES, name
 
 
-def test_a_guardian(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guardian(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LOCAL_RANK", "0")
     ours, supervisor = socket.socketpair()
     reads, writes = os.pipe()
-    guardian = _Guardian(ours, os.getpid(), reads, Timeouts())
+    guardian = _Guardian(ours, os.getpid(), reads, Timeouts(), tmp_path)
     report = json.dumps({"step": 7, "doing": "forward"}).encode() + b"\n"
     together = MESSAGES // POLLS
 

@@ -71,9 +71,7 @@ def test_a_failure_of_any_size_and_a_diff_are_shown() -> None:
     assert read_event({**raw("runner_on_file_diff", diff=[]), "stdout": "\r\n"}) is None
     assert read_event({"event": "verbose", "stdout": "hello"}) is None
     reported = {"event": "verbose", "stdout": "progress | n1 | sending: 1 of 2\r\n"}
-    assert read_event(reported) == TaskEvent(
-        "progress", "", host="n1", message="sending: 1 of 2"
-    )
+    assert read_event(reported) == TaskEvent("progress", "", host="n1", message="sending: 1 of 2")
 
 
 def parent_of_a_child(script: str) -> "subprocess.Popen[str]":

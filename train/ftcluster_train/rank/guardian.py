@@ -173,9 +173,8 @@ class _Guardian:
         self._ending = 0.0  # when SIGKILL is due; 0: the rank is not being ended
         self._asked = 0.0  # when the rank was asked to stop
         self._received: Received | None = None  # first stop signal from outside the run
-        self._reported: dict[
-            str, Any
-        ] = {}  # the first stop signal that the rank reports, as a message
+        # the first stop signal that the rank reports, as a message
+        self._reported: dict[str, Any] = {}
         first = os.environ.get("LOCAL_RANK") == "0"
         self._condition = HostCondition(os.getppid(), self._heard, run_dir) if first else None
         self._condition_read = self._heard
