@@ -134,9 +134,9 @@ def _house(
         house = read_wheelhouse(Path(arguments["wheelhouse"]))
         if house is None:
             raise AnsibleActionFail(
-                f"{arguments['wheelhouse']} is incomplete: a wheel is missing, has another size or "
-                f"is no file, or {MANIFEST} cannot be read; run setup again with the bundle, or "
-                "copy the folder again"
+                f"{arguments['wheelhouse']} is incomplete: a wheel is missing, is no regular file "
+                f"or has not its listed size, or {MANIFEST} cannot be read; run setup again with "
+                "the bundle, or copy the folder again"
             )
         return house
     if not state["glibc"]:

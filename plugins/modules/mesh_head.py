@@ -133,7 +133,7 @@ class NewerFormat(Exception):
 
 
 def wrong_words(members: Members) -> list[str]:
-    """Return errors for values that ssh would misread, for example as a further line."""
+    """Return errors for values that ssh would misread, for example because of a line break."""
     wrong = [
         f"{key} of {member['name']!a} is {member[key]!a}"
         for member in members

@@ -35,7 +35,7 @@ def trained_document(recipe: Recipe, columns: Mapping[str, Any]) -> dict[str, An
 
     Args:
         recipe: recipe of the training, or a recipe for further uses of the model.
-        columns: column fields of the task, with the columns that were found by their names.
+        columns: the column fields of the task, also of columns with usual names that it found.
     """
     options = {**asdict(recipe.options), **columns}
     kept = {

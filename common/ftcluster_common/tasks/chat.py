@@ -126,7 +126,7 @@ def conversation_columns(options: InstructionTuning, columns: Sequence[str]) -> 
             else "no columns with usual names for conversations"
         )
         raise DataError(
-            f"{what}; {found_columns(columns)}; name them: messages_column=NAME, or "
+            f"{what}; {found_columns(columns)}; name the columns: messages_column=NAME, or "
             f"prompt_column={prompt or 'NAME'} completion_column={completion or 'NAME'}"
         )
     # some files repeat the first message of a conversation in another column
@@ -159,7 +159,7 @@ def preference_columns(options: PreferenceTuning, columns: Sequence[str]) -> Pre
     missing = [name for name in named.names if name not in columns]
     if missing:
         raise DataError(
-            f"no column {', '.join(missing)}; {found_columns(columns)}; name them: "
+            f"no column {', '.join(missing)}; {found_columns(columns)}; name the columns: "
             "prompt_column=NAME chosen_column=NAME rejected_column=NAME"
         )
     if options.prompt_column is None:

@@ -134,7 +134,7 @@ def classification_columns(
             alike = {name.lower(): f" ({name} is one)" for name in columns}
             what = f"no column {', '.join(name + alike.get(name.lower(), '') for name in missing)}"
         raise DataError(
-            f"{what}; {found_columns(columns)}; name them: "
+            f"{what}; {found_columns(columns)}; name the columns: "
             f"text_columns={','.join(guessed)} label_column={label or 'NAME'}"
         )
     return tuple(texts), options.label_columns or ((label,) if label else ())

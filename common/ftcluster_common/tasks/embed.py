@@ -130,7 +130,7 @@ def search_columns(options: SentenceSimilarity, columns: Sequence[str]) -> Searc
         named = f"query_column={query or 'NAME'} positive_column={positive or 'NAME'}"
         if query and positive and scored and not missing:
             what, named = "no column with a usual name for scores", "label_column=NAME"
-        raise DataError(f"{what}; {found_columns(columns)}; name them: {named}")
+        raise DataError(f"{what}; {found_columns(columns)}; name the columns: {named}")
     return SearchColumns(query, positive, negatives, label, scored)
 
 

@@ -83,7 +83,7 @@ def tagged_columns(
             return candidate if labelled else candidate._replace(label="")
     if tokens and len(columns) == 1:
         raise DataError(f"{tokens} alone, and no tags: each word needs one, as in 'Paris B-LOC'")
-    have = f"{found_columns(columns)}; name them: "
+    have = f"{found_columns(columns)}; name the columns: "
     raise DataError(
         f"no columns of words and their tags, or of a text and its spans; {have}"
         "tokens_column=NAME tags_column=NAME, or text_column=NAME spans_column=NAME"

@@ -36,8 +36,8 @@ def register(spec: AnyTask) -> None:
         raise ValueError(f"there is a task {spec.name} already: choose another name")
     if spec.fields in _BY_FIELDS:
         raise ValueError(
-            f"{spec.fields.__name__} are the fields of the task {_BY_FIELDS[spec.fields].name}: "
-            "derive your own dataclass from it"
+            f"the class {spec.fields.__name__} belongs to the task {_BY_FIELDS[spec.fields].name}: "
+            "derive a dataclass of your own from it"
         )
     TASKS[spec.name] = spec
     _BY_FIELDS[spec.fields] = spec

@@ -93,7 +93,7 @@ def ranking_columns(
     if query and text and not missing:
         what = f"neither a column {options.label_column} nor one of negatives"
         named += " label_column=NAME, or negative_columns=NAME"
-    raise DataError(f"{what}; {found_columns(columns)}; name them: {named}")
+    raise DataError(f"{what}; {found_columns(columns)}; name the columns: {named}")
 
 
 def ranked_texts(row: Row, columns: RankingColumns) -> tuple[str, list[tuple[str, float]]]:

@@ -102,7 +102,7 @@ def source_target_columns(
     hint = f"source_column={source or 'NAME'} target_column={target or 'NAME'}"
     if TRANSLATION in columns and not named:
         what, hint = "texts of several languages", "source_lang=en target_lang=de"
-    raise DataError(f"{what}; {found_columns(columns)}; name them: {hint}")
+    raise DataError(f"{what}; {found_columns(columns)}; name the columns: {hint}")
 
 
 def _column_of(language: str, columns: Sequence[str]) -> str | None:

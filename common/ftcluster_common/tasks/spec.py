@@ -234,7 +234,7 @@ class TaskSpec(ABC, Generic[Fields]):
         return [*flat_labels(row.get(name) for name in labels)]
 
     def has_references(self, options: Fields) -> bool:
-        """Return True if evaluations have a right answer per row that users' metrics can read."""
+        """Return True if users' metrics can get the correct answer for each row."""
         return False
 
     def lacks_class_weights(self, options: Fields) -> bool:

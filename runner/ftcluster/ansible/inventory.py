@@ -234,9 +234,9 @@ def _refuse_patterns(where: str, hosts: Sequence[str]) -> None:
     odd = [name for name in hosts if not (NAME.fullmatch(name) or is_address(name))]
     if odd:
         raise InventoryError(
-            f"inventory {where}: {', '.join(map(ascii, odd))}: a host's name consists of letters, "
+            f"inventory {where}: {', '.join(map(ascii, odd))}: names of hosts consist of letters, "
             "digits, dots, dashes and underscores",
-            "give it such a name, and its address with ansible_host=ADDRESS",
+            "rename the host, and set its address with ansible_host=ADDRESS",
         )
 
 

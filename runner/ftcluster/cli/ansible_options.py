@@ -115,7 +115,7 @@ def inventories_of(options: argparse.Namespace) -> tuple[str, ...]:
     names = (*options.words, *options.inventories)
     if len(names) > 1 and options.words:
         several = " ".join(f"-i {name}" for name in names)
-        raise UsageError(f"name one inventory, or each with its own option: {several}")
+        raise UsageError(f"several inventories need -i before each of them: {several}")
     return names
 
 

@@ -8,7 +8,7 @@ from ftcluster_common.protocol.class_report import ClassReport, read_report
 
 HEAD = ("precision", "recall", "f1", "support")
 SHOWN = 20  # maximum number of classes in a table
-MATRIX = 8  # most classes whose confusion matrix fits a terminal
+MATRIX = 8  # maximum number of classes in a confusion matrix, so that it fits a terminal
 MOST_WIDTH = 24  # maximum length of a name in characters
 CONFUSED = 5
 

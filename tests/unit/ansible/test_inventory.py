@@ -201,7 +201,7 @@ def test_a_host_is_not_called_what_is_a_pattern(tmp_path: Path) -> None:
     names = ["a:b", "all:!b", "!b", "n*", "~n.*", "&n", "a b", "-e"]
     path.write_text(json.dumps({"all": {"hosts": {name: {} for name in [*names, "good"]}}}))
     listed = ", ".join(map(ascii, names))
-    assert f"{listed}: a host's name consists of letters, digits" in error_of(path)
+    assert f"{listed}: names of hosts consist of letters, digits" in error_of(path)
 
 
 def test_names_of_hosts(tmp_path: Path) -> None:

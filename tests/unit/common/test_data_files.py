@@ -79,8 +79,8 @@ def test_columns_that_are_asked_for_and_found() -> None:
     assert find_texts(["x"]) == ()
     for options, columns, problem in (
         (asked, ["a", "B", "C"], r"no column b \(B is one\), c \(C is one\); found a, B, C"),
-        (asked, ["a", "label"], r"no column b, c; found a, label; name them: text_columns=NAME la"),
-        (found, ["body", "y"], "no column label; found body, y; name them: text_columns=body labe"),
+        (asked, ["a", "label"], r"no column b, c; found a, label; name the columns: text_colu"),
+        (found, ["body", "y"], "no column label; found body, y; name the columns: text_colum"),
         (found, ["x", "label"], "no column with a usual name for texts; found x, label"),
     ):
         with pytest.raises(DataError, match=problem):

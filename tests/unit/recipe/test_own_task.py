@@ -139,6 +139,6 @@ def test_a_name_and_fields_belong_to_one_task() -> None:
     class Summaries(Seq2SeqLmSpec):
         name = "summaries"
 
-    with pytest.raises(ValueError, match="Seq2SeqLm are the fields of the task seq2seq-lm"):
+    with pytest.raises(ValueError, match="the class Seq2SeqLm belongs to the task seq2seq-lm"):
         register(Summaries())
     assert isinstance(spec_of(WordCount()), WordCountSpec)

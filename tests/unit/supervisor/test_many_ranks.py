@@ -121,7 +121,7 @@ def test_an_account_that_may_not_open_as_many_files_is_told(
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _what: (1024, 4096))
     with pytest.raises(
-        TrainError, match=r"may open 4096 files, and 4096 ranks on 512 hosts"
+        TrainError, match=r"can open 4096 files, but 4096 ranks on 512 hosts"
     ) as error:
         make_room_for_files(4096, 512)
     assert "nofile" in error.value.hint

@@ -1,4 +1,4 @@
-"""The published name of `bf16_hook`; users' scripts import it from here (docs/run.md)."""
+"""Publishes `bf16_hook`: users' scripts import it from here (docs/run.md)."""
 
 from ftcluster_train.comm.ddp_hook import bf16_hook
 

@@ -23,7 +23,7 @@ from ftcluster_train.io.fsync import new_folder, write_atomically
 from ftcluster_train.io.rank_status import report
 from ftcluster_train.patching.batch_context import BatchContext
 
-PREDICTIONS = "predictions"  # name of the folder and, without its suffix, of the file in it
+PREDICTIONS = "predictions"  # name of the folder, and of the file in it without its suffix
 
 
 class Scores(NamedTuple):

@@ -18,10 +18,10 @@ GONE_SECONDS = 10.0  # longest wait for the end of processes after SIGKILL
 
 
 def processes_of(run: str) -> list[int]:
-    """Return the process ids of a run on this host, without this process.
+    """Return the ids of a run's processes on this host, except this process.
 
-    The environment of a process decides which run it belongs to: Hydra's proxies and ranks are in
-    sessions of their own, so they are not in mpirun's process group.
+    A variable of their environment names the run. Hydra's proxies and ranks are in sessions of
+    their own, so mpirun's process group lacks them.
     """
     pids = []
     for folder in Path("/proc").glob("[0-9]*"):

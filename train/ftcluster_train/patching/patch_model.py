@@ -111,8 +111,8 @@ def patch_model(
     library = simd.library_path()
     if library is not None and not library.exists():
         notice(
-            "training takes longer than it could: ftcluster was built without a C compiler; "
-            "install gcc where it is built, and run `ftcluster setup` again"
+            "training is slower than it could be: ftcluster was built without a C compiler; "
+            "install gcc on the machine that builds it, and run `ftcluster setup` again"
         )
     longest = ATTENTION_TOKENS if optimizations.attention else 0
     patches = [Attention(attention_dropout, longest).patch()]
@@ -229,7 +229,7 @@ def disable_dropout(model: "PreTrainedModel") -> None:
     for module in model.modules():
         if module is not model and getattr(module, "config", None) is model.config:
             module.config = config  # Falcon's layers read it in each step
-        # such as `p` of torch's layers, `attention_dropout` of an attention, `layerdrop` of OPT
+        # dropout probabilities: `p` of torch's layers, `attention_dropout`, `layerdrop` of OPT
         for name, value in vars(module).items():
             dropped = "drop" in name or (name == "p" and "Dropout" in type(module).__name__)
             if dropped and isinstance(value, float):

@@ -12,7 +12,7 @@ and GROUP_RANK. `ftcluster.launch.environment` on the control node lists all sta
 environment. This module executes the program instead of importing it, because LD_PRELOAD takes
 effect only when a process starts.
 
-Standard library only: it delays every rank.
+Imports only the standard library, because every rank waits for these imports.
 """
 
 import contextlib

@@ -1,11 +1,11 @@
 """The parent of a rank: reports to the supervisor, and ends the rank when the supervisor is gone.
 
-`bind` becomes this process, and the rank is its child. The kernel ends the rank when its guardian
-is killed (PR_SET_PDEATHSIG). The guardian ends the rank when the connection to the supervisor is
-closed or silent. So no rank is left, whatever is killed first. The messages are lines of JSON, see
-`heartbeats`.
+The program `bind` becomes this process, and the rank is its child. The kernel ends the rank when
+its guardian is killed (PR_SET_PDEATHSIG). The guardian ends the rank when the connection to the
+supervisor is closed or silent. So no rank is left, whatever is killed first. The messages are lines
+of JSON, see `heartbeats`.
 
-Standard library only: it delays every rank.
+Imports only the standard library, because every rank waits for these imports.
 """
 
 import contextlib

@@ -357,8 +357,8 @@ def make_room_for_files(ranks: int, hosts: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         return
     raise TrainError(
-        f"a process on {socket.gethostname()} may open {hard} files, and {ranks} ranks on {hosts} "
-        f"hosts take {wanted}",
+        f"a process on {socket.gethostname()} can open {hard} files, but {ranks} ranks on {hosts} "
+        f"hosts need {wanted}",
         "raise the account's hard limit of nofile there: limits.conf(5)",
     )
 

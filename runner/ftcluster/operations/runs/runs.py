@@ -31,7 +31,7 @@ COLUMNS = ("run", "state", "step", "hosts", "started", "time", "by", "tags")
 NARROW = ("started", "by", "hosts", "tags")
 ALL_RANKS = "ranks.log"
 PIECE_BYTES = 1 << 20  # bytes of a log in memory at once
-CAUSES = 3  # maximum number of ended runs whose cause a table names
+CAUSES = 3  # maximum number of ended runs for which the table says why they ended
 LISTED = 20  # maximum number of a script's files to show
 
 

@@ -200,7 +200,7 @@ class LaunchOptions:
         """Return the run with these options.
 
         Raises:
-            UsageError: the launch itself sets one of the variables.
+            UsageError: `env` has a variable that the launch itself sets.
         """
         settings = {name: value for name, value in vars(self).items() if value is not None}
         command = settings.pop("command")

@@ -122,7 +122,7 @@ class Samples(Sequence[Sample]):
         }
 
     def lengths(self, column: str) -> list[int]:
-        """Return the number of values of each sample in a column."""
+        """Return how many values each sample has in a column."""
         ends = self._ends[column][: self._count].tolist()
         return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
 

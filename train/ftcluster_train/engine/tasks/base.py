@@ -385,10 +385,11 @@ class Task(ABC):
     def set_reference(self, samples: Samples, predictions: Sequence[Any]) -> str | None:
         """Store the predictions of the reference model, which `loss` needs.
 
-        Called only if `needs_reference` is True, once for the training set and each validation set.
+        Called only if `needs_reference` is True, once for the training set and once for each
+        validation set.
 
         Args:
-            predictions: result of `predictions` for each sample.
+            predictions: a list with the result of the method `predictions` for each sample.
 
         Returns:
             A notice for the user, or None.
