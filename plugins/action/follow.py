@@ -167,7 +167,7 @@ class ActionModule(ActionBase):
         path = shlex.quote(f"{self._run_dir}/{PROMPTS}")
         done = execute(self, f"if [ -f {path} ]; then cat >> {path}; fi", lines)
         if done.get("rc"):
-            raise AnsibleActionFail(f"a prompt cannot be written there: {done['stderr'].strip()}")
+            raise AnsibleActionFail(f"the run cannot get the prompt: {done['stderr'].strip()}")
 
     def _copy_samples(self, destination: Path) -> None:
         """Copy the beginning, the end and samples of a long event file into a sparse file."""

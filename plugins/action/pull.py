@@ -129,8 +129,8 @@ class ActionModule(ActionBase):
         free = shutil.disk_usage(above).free
         if size > free - SPARE_BYTES:
             raise AnsibleActionFail(
-                f"{path} has {size} bytes, and {above} here has {free} free, of which "
-                f"{SPARE_BYTES} stay so; name a folder on another disk"
+                f"{path} has {size} bytes, but {above} on this machine has only {free} bytes "
+                f"free, and {SPARE_BYTES} of them must stay free; name a folder on another disk"
             )
 
     def _pull(self, path: str, destination: Path, size: int, digest: str) -> None:

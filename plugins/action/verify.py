@@ -80,7 +80,7 @@ class Caller:
             self.reached.append(name)
 
     async def _call(self, address: str, port: int) -> None:
-        # the ranks open the ports later; one successful connection is enough
+        # a rank may open its port after this call starts; one successful connection is enough
         while not await connects(address, port):
             await asyncio.sleep(PAUSE_SECONDS)
 

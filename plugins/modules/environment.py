@@ -179,7 +179,7 @@ def is_whole(path: Path) -> bool:
 
 def has_its_files(package: Path) -> bool:
     """Return True if a package has all files in its RECORD; OSError or ValueError mean False."""
-    record = f"{package.name}/RECORD"  # the line of RECORD itself has no size
+    record = f"{package.name}/RECORD"  # it lists itself without a size
     with (package / "RECORD").open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
     sizes = {name: size for name, _hash, size in rows}

@@ -88,11 +88,14 @@ TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
 
 
 def with_line(text: str, line: str, folder: str, other_heads: Collection[str] = ()) -> str:
-    """Replace the lines of the cluster's heads in an authorized_keys file; "" removes the lines.
+    """Return an authorized_keys file with this line in place of the cluster's earlier lines.
 
     A line of an earlier version of ftcluster names no folder; it counts as a line of this cluster.
 
     Args:
+        text: content of the file.
+        line: the new line; "" only removes lines.
+        folder: folder of the mesh, which the cluster's lines name.
         other_heads: addresses of other heads, whose lines stay; "*" stands for all addresses.
     """
 

@@ -17,7 +17,8 @@ Turned = tuple[torch.Tensor, torch.Tensor]
 class _Rotary(torch.autograd.Function):  # type: ignore[misc]
     """The function behind `rotary`.
 
-    Values have shape (batch, heads, tokens, size), cosines and sines (1 or batch, tokens, size).
+    Values have shape (batch, heads, tokens, size). Cosines and sines have (batch, tokens, size),
+    where the batch may be 1.
     """
 
     kernel = "rotary"

@@ -81,7 +81,7 @@ class Inventory:
 
     @property
     def head(self) -> str:
-        """The head: the cluster's first host in the group `head`, or else its first host."""
+        """The head: the first host of the group `head`; without it, the cluster's first host."""
         return self.cluster[0]
 
 

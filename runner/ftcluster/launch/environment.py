@@ -71,7 +71,7 @@ def all_rank_variables(
         BACKEND_VARIABLE: plan.backend,
         "MASTER_ADDR": plan.hosts[0].address,  # the head chooses the port at the launch
         **MPI_VARIABLES,
-        "TOKENIZERS_PARALLELISM": "false",  # each rank has its own cores; no pool across them
+        "TOKENIZERS_PARALLELISM": "false",  # a pool would use other ranks' cores
         # torch requests huge pages for tensors of at least 2 MiB. The kernel grants the request if
         # transparent huge pages are set to `madvise`: one page fault replaces 512
         "THP_MEM_ALLOC_ENABLE": "1",

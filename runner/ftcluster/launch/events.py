@@ -1,4 +1,4 @@
-"""Read a run's events.jsonl. The head writes the file, so each line is checked before use."""
+"""Read a run's events.jsonl. The head is not trusted: each line is checked before use."""
 
 import contextlib
 import fcntl
@@ -115,7 +115,7 @@ class EventReader:
 
     def _long(self, parts: Sequence[tuple[int, int]]) -> dict[str, Any]:
         read, size = sum(end - start for start, end in parts), parts[-1][1]
-        message = f"the events are long: {read >> 10:,} of {size >> 10:,} kB are read"
+        message = f"the events are long: only {read >> 10:,} of {size >> 10:,} kB were read"
         return {"event": "notice", "time": self._time, "message": message}
 
     def _events(self, whole: bytes) -> list[dict[str, Any]]:

@@ -61,7 +61,7 @@ from ftcluster_common.protocol.formats import JOB, LAUNCH, RUN_FORMAT, later_fie
 from ftcluster_common.protocol.launch import SLURM_VARIABLE, pack_env
 from ftcluster_common.protocol.run_state import WAITS, RunState
 
-STOP_LIMIT_SECONDS = 3600  # for the playbook `stop`; the supervisor limits the grace time
+STOP_LIMIT_SECONDS = 3600  # a last resort, because the supervisor limits the grace time
 RECONNECT_LIMIT_SECONDS = 900.0  # time to wait for a head that does not respond
 RECONNECT_PAUSE_SECONDS = 5.0
 # actions whose tasks are not shown, because they do no work that the user waits for

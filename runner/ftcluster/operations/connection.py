@@ -75,7 +75,7 @@ def this_machine() -> Connection:
 
 
 def again(operation: Callable[[], Result], view: View) -> Result:
-    """Call an operation, and call it again if the cluster has changed since it was planned.
+    """Call an operation; repeat it if the cluster has changed since the operation was planned.
 
     Raises:
         ClusterChanged: the cluster has changed during every attempt.

@@ -211,7 +211,7 @@ class StepWorkload:
         )
 
     def explain(self, needed: Need, world: int) -> str:
-        """Return the memory that a rank needs as text, with a list of its parts."""
+        """Describe in words how much memory a rank needs: the total and its parts."""
         assert self.model is not None
         each: float
         if self.adapter_rank is not None:

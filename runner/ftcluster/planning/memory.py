@@ -88,8 +88,8 @@ class Need:
         states: bytes of weights, gradients and optimizer states.
         activations: maximum bytes that the forward pass keeps for the backward pass.
         runtime: bytes of Python with its libraries.
-        saving: extra bytes for loading or saving weights. Activations are not kept meanwhile.
-        evaluating: extra bytes for an evaluation. Activations are not kept meanwhile.
+        saving: extra bytes for loading or saving weights, when no activations are kept.
+        evaluating: extra bytes for an evaluation, when no activations are kept.
     """
 
     states: int

@@ -163,8 +163,8 @@ class Turns:
         self._step = first.step_seconds
         self._overhead = max(first.seconds - FIRST_STEPS * self._step, 0.0)
         self._say(
-            f"the plan's default: {first.samples_per_second:.1f} samples/s; a trial takes "
-            f"{duration(self._overhead)} besides its steps"
+            f"the plan's default settings: {first.samples_per_second:.1f} samples/s; each trial "
+            f"takes {duration(self._overhead)} in addition to its steps"
         )
         steps = max(FIRST_STEPS, math.ceil(1.5 * TRIAL_SECONDS / self._step))
         faster = yield from self._round(pool, steps)

@@ -1,4 +1,4 @@
-"""The replacements in models of users' scripts, and reports of unsupported parts."""
+"""Replaces parts of models in users' scripts by kernels, and reports unsupported parts."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -270,7 +270,7 @@ def main() -> int:
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if text is None or len(sys.argv) < 2 or not (by_torchrun or "PMI_RANK" in os.environ):
         print(
-            f"ftcluster: {PLACEMENT_VARIABLE} and PMI_RANK are not set; start it as "
+            f"ftcluster: {PLACEMENT_VARIABLE} and PMI_RANK are not set; start this program as "
             "`ftcluster train --dry-run` shows",
             file=sys.stderr,
         )

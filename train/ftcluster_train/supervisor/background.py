@@ -46,7 +46,7 @@ LOGGED = {  # events that are copied to the host's log
     "error": syslog.LOG_ERR, "restart": syslog.LOG_WARNING, "notice": syslog.LOG_NOTICE,
     "end": syslog.LOG_NOTICE,
 }  # fmt: skip
-LOOK_SECONDS = 0.2  # between two checks of whether the supervisor has ended or is stopped
+LOOK_SECONDS = 0.2  # between two checks of whether the supervisor has ended or is suspended
 SPACE_SECONDS = 600.0  # longest wait for the disk space that events and a launch need
 # A silent supervisor is killed after this time. The guardians have ended their ranks before, see
 # `Timeouts.supervisor`.

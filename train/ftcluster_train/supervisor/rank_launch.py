@@ -1,4 +1,4 @@
-"""Start of a run's ranks with mpirun, watched until the last process has ended.
+"""Starts a run's ranks with mpirun, and watches them until the last process has ended.
 
 Standard library only: the supervisor uses it.
 """

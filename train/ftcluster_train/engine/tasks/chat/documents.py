@@ -106,7 +106,7 @@ def why_not_packed(
         alone = [_logits(model, _plain(tokens), KernelMode()) for tokens in documents]
     except Exception as error:  # model code may raise any exception
         raise TrainError(
-            f"{name} is a {model.config.model_type} model, which cannot compute a text on its own: "
+            f"{name} is a {model.config.model_type} model, which fails even on a single text: "
             f"{first_line(error)}",
             "use a decoder such as Llama, Qwen or GPT-2",
         ) from error

@@ -103,7 +103,7 @@ class EmbeddingDistillationTask(EmbeddingTask):
         config = load_config(self._of_teacher(), str(folder), self._teacher_reader.tokenizer)
         model = load_model(AutoModel, self._of_teacher(), str(folder), config)
         if new := sorted(name for name in new_weights(model) if "pooler" not in name):
-            raise TrainError(f"the teacher {self.recipe.teacher} has no weights {new[0]}", HINT)
+            raise TrainError(f"the teacher {self.recipe.teacher} lacks the weights {new[0]}", HINT)
         self.reference_model, self.reference_key = model, f"{hash_of_weights(folder)}-"
 
     def _of_teacher(self) -> Recipe:
