@@ -106,8 +106,10 @@ def with_line(text: str, line: str, folder: str, other_heads: Collection[str] = 
         is_other = bool(line) and address not in ("", address_of(line))
         return is_other and ("*" in other_heads or address in other_heads)
 
-    others = filter(stays, text.splitlines())
-    return "".join(f"{kept}\n" for kept in [*others, *([line] if line else [])])
+    lines = [kept for kept in text.splitlines() if stays(kept) or kept == line]
+    if line and line not in lines:
+        lines.append(line)
+    return "".join(f"{kept}\n" for kept in lines)
 
 
 def address_of(line: str) -> str:

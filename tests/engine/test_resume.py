@@ -243,7 +243,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_one_before(
         checkpoints.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0)
     )  # type: ignore[attr-defined]
     done = run(job_of(tmp_path / "b", max_steps=4), make_model("bert"), world)
-    assert "has 0 MB free" in done.notices[0]
+    assert "has 0 bytes free" in done.notices[0]
     assert written == [4, 8, 12]
     assert list((tmp_path / "b/runs/here/checkpoints").iterdir()) == []
 

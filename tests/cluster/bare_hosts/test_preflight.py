@@ -31,11 +31,15 @@ def fresh(tmp_path: Path) -> dict[str, str]:
 
 
 def failures(stderr: str, count: int) -> dict[str, str]:
-    """Return the summary's problems of each host."""
+    """Return the summary's problems of each host; hosts with the same problem share a line."""
     summary = stderr.partition(f"setup failed on {count} of 3 hosts")[2]
     assert summary, stderr
-    parts = re.split(r"^  (node\d): ", summary, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+    parts = re.split(r"^  (node\d(?:, node\d)*): ", summary, flags=re.MULTILINE)
+    of: dict[str, str] = {}
+    for names, problem in zip(parts[1::2], parts[2::2], strict=True):
+        for name in names.split(", "):
+            of[name] = of.get(name, "") + problem
+    return of
 
 
 def test_every_problem_of_every_host_before_anything_is_changed(

@@ -105,7 +105,7 @@ def test_a_changed_host_key_ends_a_restart_at_once_and_is_named(cluster: Cluster
         assert "ftcluster setup" in err
         assert seconds < 100  # other failures are waited for, for 120 s
         [row] = (r for r in json.loads(control.run("ps", "--json").stdout) if r["run"] == run)
-        assert row["cause"].startswith(cause)
+        assert row["why"].startswith(cause)
         assert cause in control.shell(HEAD, "journalctl --quiet --output cat -t ftcluster")
         events = control.shell(HEAD, f"cat /opt/ftcluster/runs/{run}/events.jsonl").splitlines()
         restarts = [line for line in events if '"event": "restart"' in line]

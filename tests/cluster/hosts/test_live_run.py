@@ -131,9 +131,8 @@ def test_a_run_keeps_its_stack_until_it_has_ended(live: Live, tmp_path: Path) ->
     for verb, words in (("setup", change), ("teardown", ())):
         refused = control.run(verb, cluster.inventory, *words)
         assert refused.returncode == 1, refused.stdout
-        for name in (HEAD, OTHER):
-            line = rf"^  {name}: .*{live.run}.*{Path(live.stack).name}"
-            assert re.search(line, refused.stderr, re.MULTILINE), refused.stderr
+        line = rf"^  {HEAD}, {OTHER}: .*{live.run}.*{Path(live.stack).name}"
+        assert re.search(line, refused.stderr, re.MULTILINE), refused.stderr
         assert "nothing was changed" in refused.stderr
     assert control.snapshots() == before
     for name in (HEAD, OTHER):

@@ -47,6 +47,9 @@ def test_other_heads_of_the_cluster_keep_their_lines() -> None:
     heads = ["10.0.0.11", "10.0.0.12", "10.0.0.13"]
     assert with_line(before, LINE, MESH, heads) == f"{USERS}{other}\n{LINE}\n"
     assert with_line(before, LINE, MESH, ["*"]) == f"{USERS}{other}\n{gone}\n{LINE}\n"
+    # the same setup again changes nothing, in whatever order the heads came
+    both = f"{LINE}\n{other}\n"
+    assert with_line(both, LINE, MESH, heads) == both
     for stay in (heads, ["*"]):
         assert with_line(before, "", MESH, stay) == USERS  # the cluster is removed
 
