@@ -38,11 +38,13 @@ _value:
 def largest_need(findings: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     """Return a host's findings with only one about disk space: the one that needs the most.
 
+    Requirements of users may be fractions, such as 5e9 in JSON.
+
     >>> largest_need([{"needed_bytes": "9"}, {"what": "old"}, {"needed_bytes": "10"}])
     [{'what': 'old'}, {'needed_bytes': '10'}]
     """
-    most = max((int(finding.get("needed_bytes", 0)) for finding in findings), default=0)
-    return [finding for finding in findings if int(finding.get("needed_bytes", most)) == most]
+    most = max((float(finding.get("needed_bytes", 0)) for finding in findings), default=0)
+    return [finding for finding in findings if float(finding.get("needed_bytes", most)) == most]
 
 
 class FilterModule:

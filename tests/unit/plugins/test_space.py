@@ -26,3 +26,6 @@ def test_a_full_disk_is_one_finding_with_the_larger_need() -> None:
     assert largest_need([*general, other]) == [*general, other]
     sizes = re.findall(r"[\d.]+ [GM]B", general[0]["what"])
     assert len(set(sizes)) == 2
+    assert largest_need([{"needed_bytes": "5000000000.0"}, {"needed_bytes": "7"}]) == [
+        {"needed_bytes": "5000000000.0"}
+    ]
