@@ -33,7 +33,7 @@ WMT = {"translation": {"de": "Wiederaufnahme der Sitzung", "en": "Resumption of 
 def test_columns(options: Any, row: Any, names: tuple[str, str] | None) -> None:
     given = Seq2SeqLm(**options)
     if names is None:
-        with pytest.raises(DataError, match="name them: source_"):
+        with pytest.raises(DataError, match="name the columns: source_"):
             source_target_columns(given, list(row))
         return
     columns = source_target_columns(given, list(row))
