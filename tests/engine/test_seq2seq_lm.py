@@ -207,7 +207,10 @@ def test_what_is_cut_is_said(tmp_path: Path) -> None:
     ("row", "said"),
     [
         ({"document": "w5", "summary": " "}, "train.jsonl:1: summary is empty"),
-        ({"translation": {"en": "w5", "de": "w6"}}, "name them: source_lang=en target_lang=de"),
+        (
+            {"translation": {"en": "w5", "de": "w6"}},
+            "name the columns: source_lang=en target_lang=de",
+        ),
     ],
 )
 def test_rows_that_are_refused(tmp_path: Path, row: Row, said: str) -> None:
