@@ -251,7 +251,7 @@ def test_weights_that_would_stay_random_are_refused(tmp_path: Path) -> None:
     del weights["encoder.layer.1.output.dense.weight"]
     model.save_pretrained(job.recipe.model, state_dict=weights)
     with pytest.raises(
-        TrainError, match=r"lacks the weights encoder\.layer\.1\.output\.dense\.weight"
+        TrainError, match=r"has no weights encoder\.layer\.1\.output\.dense\.weight"
     ):
         run_rank(job)
 
