@@ -98,8 +98,8 @@ class CausalLmTask(LanguageModelTask):
             logits, changed = call_model(model, inputs).logits[:, :-1].float()
         except Exception as error:  # model code may raise any exception
             raise TrainError(
-                f"{self.recipe.model} is a {model.config.model_type} model, which cannot compute "
-                f"a text on its own: {first_line(error)}",
+                f"{self.recipe.model} is a {model.config.model_type} model, which fails even on "
+                f"a single text: {first_line(error)}",
                 "use a decoder, such as gpt2",
             ) from error
         if not torch.allclose(logits, changed, rtol=1e-3, atol=1e-4):
