@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.cluster.brought_python import PLACE, PROGRAM
-from tests.programs import CACHE, CONTROL, FTCLUSTER
+from tests.programs import CACHE, CONTROL, FTCLUSTER, HANG_SECONDS
 from tests.rights import HOST_PACKAGES
 from tests.testbed import Settings, Testbed
 
@@ -100,12 +100,12 @@ class Control:
 
     def shell(self, host: str, command: str) -> str:
         """The output of a shell command as root, which has to succeed."""
-        return self.bed.exec_(host, "sh", "-c", command, check=True, timeout=120).stdout
+        return self.bed.exec_(host, "sh", "-c", command, check=True, timeout=HANG_SECONDS).stdout
 
     def as_ranks(self, host: str, command: str) -> Completed:
         """A shell command as the account that trains."""
         argv = ("runuser", "-u", "ftcluster", "--", "sh", "-c", command)
-        return self.bed.exec_(host, *argv, timeout=120)
+        return self.bed.exec_(host, *argv, timeout=HANG_SECONDS)
 
     @contextmanager
     def changed(self, changes: dict[str, tuple[str, str]]) -> Iterator[None]:

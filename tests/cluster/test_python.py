@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from tests.cluster.conftest import Machine
-from tests.programs import CONTROL, ROOT, SECONDS
+from tests.programs import CONTROL, HANG_SECONDS, ROOT
 
 NOTEBOOK = ROOT / "docs/python.ipynb"
 SETUP = 'ftcluster.setup("localhost", view=view)'
@@ -39,7 +39,7 @@ def test_the_cells_of_the_notebook(machine: Machine, tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr

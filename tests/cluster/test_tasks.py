@@ -181,5 +181,5 @@ def test_prompts_are_typed_to_one_process(machine: Machine, trained: Trained) ->
     os.kill(person.pid, signal.SIGKILL)
     assert person.wait() == -signal.SIGKILL
     assert home.left_running()  # nobody has told the run
-    wait_for(lambda: not home.left_running(), 150)
+    wait_for(lambda: not home.left_running())
     assert generated() == ["done", "done", *there]

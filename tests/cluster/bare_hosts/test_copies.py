@@ -71,7 +71,7 @@ def test_copies_at_once_and_broken_off(bare: Control, source: Path) -> None:
         assert names(bare) == ["data"]
 
         killed = push("other")
-        wait_for(lambda: any(name.startswith("other.new-") for name in names(bare)), 120)
+        wait_for(lambda: any(name.startswith("other.new-") for name in names(bare)))
         for pid in (killed.pid, *descendants(killed.pid)):  # workers have sessions of their own
             os.kill(pid, signal.SIGKILL)
         killed.wait()

@@ -14,6 +14,7 @@ import pytest
 from ftcluster.ansible.processes import descendants
 from tests.cluster.cluster import PREFIX, Cluster
 from tests.cluster.control import ADDRESS, HEAD, OTHER
+from tests.programs import HANG_SECONDS
 
 ACCOUNT = """
 useradd -m -s /bin/bash careful && echo careful:sesame | chpasswd
@@ -70,7 +71,7 @@ def test_the_second_of_two_setups_is_refused_by_name(cluster: Cluster) -> None:
         second = control.run("setup", cluster.inventory, "--tags", "mesh")
     finally:
         signal_all((first.pid, *descendants(first.pid)), signal.SIGCONT)
-    _, said = first.communicate(timeout=120)
+    _, said = first.communicate(timeout=HANG_SECONDS)
     assert first.returncode == 0, said
     assert second.returncode == 1
     assert re.search(r"another setup is .*: \S+ on \S+ \(process \d+\)", second.stderr)

@@ -40,7 +40,7 @@ def preparation(name: str, host: str) -> Process | None:
 
 def test_a_preparation_that_is_out_of_memory_is_named_with_its_host(cluster: Cluster) -> None:
     process = begin(cluster, "hungry")
-    wait_for(lambda: preparation("/runs/hungry-", OTHER), 60)
+    wait_for(lambda: preparation("/runs/hungry-", OTHER))
     victim = preparation("/runs/hungry-", OTHER)
     assert victim is not None
     group = oom_kill(victim)

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.cluster.cluster import FEW_PAIRS, TWO, Cluster, no_rank_is_left
 from tests.cluster.control import ADDRESS, HEAD, NAMES, OTHER, THIRD
 from tests.cluster.rows import pair, write_rows
-from tests.programs import wait_for
+from tests.programs import HANG_SECONDS, wait_for
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 FOLLOWED_SECONDS = 30
@@ -132,7 +132,7 @@ def test_following_costs_few_commands_and_ctrl_c_ends_a_script_on_all_hosts(
     time.sleep(FOLLOWED_SECONDS)
     found = [logged(cluster, *one, began) for one in (logins, commands)]
     process.send_signal(signal.SIGINT)
-    out, said = process.communicate(timeout=60)
+    out, said = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 130, said
     assert json.loads(out)["state"] == "stopped"
     no_rank_is_left(cluster)
@@ -145,7 +145,7 @@ def test_a_killed_rank_ends_a_script_on_all_hosts(cluster: Cluster) -> None:
     process = start_waiting(cluster)
     began = time.monotonic()
     cluster.control.shell(THIRD, "pkill -KILL -f 'python [e]nds.py'")
-    out, said = process.communicate(timeout=60)
+    out, said = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 137, said
     assert f"rank 2 on {THIRD}: was killed by signal 9 (SIGKILL)" in json.loads(out)["error"]
     assert time.monotonic() - began < 20
@@ -157,7 +157,7 @@ def test_a_host_that_is_lost_ends_the_script_and_is_named(cluster: Cluster) -> N
     began = time.monotonic()
     cluster.control.bed.kill(THIRD)
     try:
-        out, said = process.communicate(timeout=120)
+        out, said = process.communicate(timeout=HANG_SECONDS)
     finally:
         cluster.control.bed.boot(THIRD)
     assert process.returncode == 1, said
@@ -200,15 +200,15 @@ def test_systemd_ends_a_supervisor_that_is_stopped_and_force_needs_none(cluster:
     log = f"/opt/ftcluster/runs/{run}/logs/rank-1.log"
 
     def stop_supervisor() -> str:
-        wait_for(lambda: control.shell(HEAD, f"cat {log} || true"), 60)
+        wait_for(lambda: control.shell(HEAD, f"cat {log} || true"))
         pid = control.shell(HEAD, main_process).strip()
         control.shell(HEAD, f"kill -STOP {pid}")
         return pid
 
     stopped = stop_supervisor()
-    wait_for(lambda: control.shell(HEAD, main_process).strip() not in (stopped, "0"), 60)
+    wait_for(lambda: control.shell(HEAD, main_process).strip() not in (stopped, "0"))
     events = f"/opt/ftcluster/runs/{run}/events.jsonl"
-    wait_for(lambda: '"event": "restart"' in control.shell(HEAD, f"cat {events}"), 60)
+    wait_for(lambda: '"event": "restart"' in control.shell(HEAD, f"cat {events}"))
     stop_supervisor()
     done = control.run("stop", "--force", run, "--json")
     assert done.returncode == 0, done.stderr

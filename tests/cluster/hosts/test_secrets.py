@@ -22,7 +22,7 @@ import pytest
 from tests.cluster.cluster import TWO, Cluster
 from tests.cluster.control import HEAD, NAMES, OTHER
 from tests.cluster.rows import pair, write_rows
-from tests.programs import ROOT
+from tests.programs import HANG_SECONDS, ROOT
 
 HUB = ROOT / "tests/cluster/scripts/hub.py"
 HUB_PORT = 8080
@@ -147,7 +147,7 @@ class Left:
 
 
 def as_root(cluster: Cluster, host: str, command: str) -> str:
-    return cluster.control.bed.exec_(host, "sh", "-c", command, timeout=120).stdout
+    return cluster.control.bed.exec_(host, "sh", "-c", command, timeout=HANG_SECONDS).stdout
 
 
 def as_nobody(cluster: Cluster, host: str, command: str) -> str:
@@ -209,9 +209,9 @@ def left(cluster: Cluster, planted: Secrets, tmp_path_factory: pytest.TempPathFa
         trained = control.run(*command, "--hf-token", **environment)
     finally:
         processes.stop()
-        on_the_wire, _ = sniffer.communicate("end\n", timeout=20)
+        on_the_wire, _ = sniffer.communicate("end\n", timeout=HANG_SECONDS)
         for hub in hubs:
-            hub.communicate("end\n", timeout=20)
+            hub.communicate("end\n", timeout=HANG_SECONDS)
     assert trained.returncode == 0, trained.stderr
     training = json.loads(trained.stdout)
     return Left(cluster, planted, processes, set(on_the_wire.split()), said, training, refused,
@@ -237,7 +237,7 @@ def run_script(
     argv = control.bed.run_argv([str(ROOT / ".venv/bin/ftcluster"), *words])
     process = pexpect.spawn(
         argv[0], argv[1:], env={**os.environ, **control.env, **environment}, cwd=str(folder),
-        timeout=200, encoding="utf-8",
+        timeout=HANG_SECONDS, encoding="utf-8",
     )  # fmt: skip
     process.expect("BECOME password: ")
     process.sendline(planted.become)
@@ -303,7 +303,8 @@ def test_hosts_keep_of_the_secrets_what_they_need_and_only_for_the_account(left:
         data = {path for path in kept if re.fullmatch(r"\S*/data/data-[^/]+/train\.jsonl", path)}
         assert (len(jobs), len(data)) == (1, 0 if name == NAMES[2] else 1), kept
         assert kept == jobs | data
-        assert as_nobody(cluster, name, grep) == ""
+        opened = f"cat {' '.join(map(shlex.quote, kept))} | wc -c"
+        assert as_nobody(cluster, name, f"{opened} 2>/dev/null").strip() == "0"
         readable = "find /opt/ftcluster -path '*/stacks' -prune -o -type f -readable -print"
         # what all control nodes share: drained hosts, measurements, tunings
         record = "/opt/ftcluster/cluster.json\n" if name == HEAD else ""

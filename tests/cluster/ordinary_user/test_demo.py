@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.collection import export
-from tests.programs import CACHE, SECONDS
+from tests.programs import CACHE, HANG_SECONDS
 
 pytestmark = pytest.mark.needs("root", "account")
 WHEELS = CACHE / "ftcluster"
@@ -51,7 +51,7 @@ def test_the_first_command_as_an_ordinary_user(home: Path) -> None:
         cwd=home / "ftcluster",
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -228,11 +228,11 @@ def test_what_is_typed_reaches_a_run_that_waits_for_it(
     following = threading.Thread(target=action.run)
     following.start()
     events.write_text('{"event": "answered"}\n')
-    wait_for(lambda: remote.read_bytes() == b"\n", 10)
+    wait_for(lambda: remote.read_bytes() == b"\n")
     for line in ('"a\'b"', "null"):
         with local.open("a") as file:
             file.write(f"{line}\n")
-        wait_for(lambda line=line: remote.read_text().rstrip("\n").endswith(line), 10)
+        wait_for(lambda line=line: remote.read_text().rstrip("\n").endswith(line))
         with events.open("a") as file:
             file.write('{"event": "answered"}\n')
     remote.unlink()
@@ -271,7 +271,7 @@ def test_a_script_prints_for_weeks_and_events_do_not_grow(
             now = (rotated.stat().st_ino, rotated.stat().st_mtime_ns) if rotated.exists() else None
             if now != before:  # else it is rotated twice on a busy machine before anybody looks
                 before, seen = now, polls[0]
-                wait_for(lambda seen=seen: polls[0] >= seen + 6, 60)
+                wait_for(lambda seen=seen: polls[0] >= seen + 6)
         watch.close()
         EventWriter(run_dir).write("end", state="done", exit_code=0, seconds=1.0)
         (run_dir / "supervisor.pid").write_text("0")
