@@ -1,5 +1,9 @@
 # Apache-2.0 (see LICENSE)
-"""Formats sizes of disks and memory for people."""
+"""Text for sizes of disks.
+
+The collection cannot import ftcluster_common, whose module sizes has the same function for other
+packages. A test compares the two.
+"""
 
 UNITS = ((1e9, 1, "GB"), (1e6, 0, "MB"), (1, 0, "bytes"))
 

@@ -23,7 +23,6 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import 
     pip_command,
     pip_environment,
 )
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.sizes import free_and_needed
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
     Wanted,
     WheelhouseError,
@@ -36,6 +35,7 @@ from ftcluster.errors import FtclusterError
 from ftcluster.paths import collection
 from ftcluster.progress.view import View
 from ftcluster.stacks.catalog import load_stacks
+from ftcluster_common.sizes import free_and_needed
 
 FOLDER = Path(__file__).with_name("exporters")
 LOCKS = "roles/torch_stack/files"
