@@ -49,7 +49,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for outcome in summary.OUTCOMES
         for report in terminalreporter.stats.get(outcome, ())
     ]
-    summary.write(Path(os.environ["FTCLUSTER_TEST_RUN"]), ended, skipped)
+    seconds = [
+        (report.nodeid, report.duration)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport)
+    ]
+    summary.write(Path(os.environ["FTCLUSTER_TEST_RUN"]), ended, skipped, seconds)
     for reason, count in sorted(Counter(skipped).items()):
         terminalreporter.write_line(f"skipped: {count} {reason}")
     for test, reason in _unlisted(terminalreporter):

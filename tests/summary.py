@@ -1,4 +1,4 @@
-"""A summary of several pytest sessions: a row for each layer, and skips by reason.
+"""A summary of several pytest sessions: results by layer, skips by reason, and the slowest files.
 
     python3 tests/summary.py FOLDER
 
@@ -10,27 +10,40 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 OUTCOMES = ("passed", "failed", "error", "skipped")
+SLOWEST = 25  # number of files in the table of durations
 
 
-def write(folder: Path, outcomes: Iterable[tuple[str, str]], reasons: Iterable[str]) -> None:
-    """Leave what became of a session.
+def write(
+    folder: Path,
+    outcomes: Iterable[tuple[str, str]],
+    reasons: Iterable[str],
+    seconds: Iterable[tuple[str, float]],
+) -> None:
+    """Save the results of a session in `folder`.
 
     Args:
-        outcomes: the id of each test, and one of OUTCOMES.
-        reasons: why tests were skipped.
+        outcomes: id of each test, and its outcome, one of OUTCOMES.
+        reasons: reason of each skip.
+        seconds: id of each test, and the duration of its setup, its call or its teardown.
     """
-    lines = {"outcomes": [*outcomes], "reasons": [*reasons]}
-    folder.joinpath(f"{len([*folder.glob('*.session')])}.session").write_text(json.dumps(lines))
+    files: Counter[str] = Counter()
+    for test, taken in seconds:
+        files[test.partition("::")[0]] += taken
+    session = {"outcomes": [*outcomes], "reasons": [*reasons], "seconds": files}
+    folder.joinpath(f"{len([*folder.glob('*.session')])}.session").write_text(json.dumps(session))
 
 
-def table(sessions: Iterable[dict[str, list[str]]]) -> list[str]:
-    """The lines for people."""
+def table(sessions: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the lines of the summary."""
     layers: dict[str, Counter[str]] = {}
     reasons: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
     for session in sessions:
         reasons.update(session["reasons"])
+        seconds.update(session["seconds"])
         for test, outcome in session["outcomes"]:
             layers.setdefault(_layer(test), Counter())[outcome] += 1
     rows = [("", *OUTCOMES)]
@@ -40,6 +53,8 @@ def table(sessions: Iterable[dict[str, list[str]]]) -> list[str]:
         *("".join(f"{cell:>9}" if place else f"{cell:8}" for place, cell in enumerate(row))
           for row in rows),
         *(f"skipped: {count} {reason}" for reason, count in sorted(reasons.items())),
+        *(f"{taken:5.0f} s of {sum(seconds.values()):.0f} s: {file}"
+          for file, taken in seconds.most_common(SLOWEST)),
     ]  # fmt: skip
 
 
