@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftcluster.progress.format import duration
+from ftcluster.search.repeats import RepeatedSetting, may_be_chance, repeated_settings
 from ftcluster.search.rows import NOT_STARTED, WAITING, Aim, SweepRun
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
@@ -38,20 +39,35 @@ class SweepResult:
         return next((name for row in self.rows if (name := self.aim.of(row.metrics)[0])), "")
 
     @property
-    def ranked(self) -> list[SweepRun]:
-        """Return the rows that have the metric, best first; equal rows keep their order."""
-        sign = -1 if self.aim.more_is_better(self.metric) else 1
+    def repeated(self) -> list[RepeatedSetting]:
+        """The settings that have the metric, best mean first. Runs with other seeds are repeats."""
+        more_is_better = self.aim.more_is_better(self.metric)
+        sign = -1 if more_is_better else 1
         valued = [
             (value, row)
             for row in self.rows
             if row.state == "done" and (value := self.aim.of(row.metrics)[1]) is not None
         ]
-        return [row for _, row in sorted(valued, key=lambda pair: sign * pair[0])]
+        return repeated_settings(sorted(valued, key=lambda pair: sign * pair[0]), more_is_better)
+
+    @property
+    def ranked(self) -> list[SweepRun]:
+        """The rows that have the metric: the best setting first, and of a setting its best run."""
+        return [row for setting in self.repeated for row in setting.rows]
 
     @property
     def best(self) -> SweepRun | None:
-        """The row of the best run; None if no run has the metric."""
+        """The best run of the setting with the best mean; None if no run has the metric."""
         return next(iter(self.ranked), None)
+
+    @property
+    def best_may_be_chance(self) -> bool | None:
+        """True if chance may explain the lead of the best setting over the second best.
+
+        None if there is no second setting, or if one of the two has a single run.
+        """
+        first_two = self.repeated[:2]
+        return may_be_chance(*first_two) if len(first_two) > 1 else None
 
     @property
     def state(self) -> str:
@@ -70,6 +86,8 @@ class SweepResult:
             "greater_is_better": self.aim.more_is_better(self.metric) if self.metric else None,
             "best": best.run if best else None,
             "best_settings": dict(best.settings) if best else None,
+            "best_may_be_chance": self.best_may_be_chance,
+            "settings": [setting.document() for setting in self.repeated],
             "runs": [row.document() for row in self.rows],
             "fetched": self.fetched or None,
             "report": self.report or None,
@@ -90,9 +108,11 @@ class SweepResult:
             f"{counted(len(self.rows), 'run')}: "
             + ", ".join(f"{count} {state}" for state, count in counts.items())
         )
+        said += self._mean_lines()
         if best := self.best:
             value = self.aim.of(best.metrics)[1]
             said.append(f"best {self.metric}, {value:.4g}: {best.label}")
+            said += self._doubts()
             if not self.fetched:
                 said.append(f"its model: ftcluster fetch {best.run}")
         if self.fetched:
@@ -100,6 +120,31 @@ class SweepResult:
         if self.report:
             said.append(f"report: {self.report}")
         return said
+
+    def _mean_lines(self) -> list[str]:
+        """Return a table of means, if some setting has several runs."""
+        settings = self.repeated
+        if all(setting.deviation is None for setting in settings):
+            return []
+        names = list(dict.fromkeys(name for setting in settings for name in setting.settings))
+        table = [(*names, f"mean {self.metric}", "standard deviation", "runs")]
+        for setting in settings:
+            deviation = "-" if setting.deviation is None else f"{setting.deviation:.2g}"
+            values = (setting.settings.get(name, "-") for name in names)
+            table.append((*values, f"{setting.mean:.4g}", deviation, str(len(setting.rows))))
+        return ["", *aligned(table), ""]
+
+    def _doubts(self) -> list[str]:
+        """Return a warning if chance may explain which setting is the best."""
+        settings = self.repeated
+        if self.best_may_be_chance:
+            return [
+                f"the difference from {settings[1].label} may be chance (Welch's t-test, 95 %): "
+                "more seeds tell them apart"
+            ]
+        if len(settings) > 1 and self.best_may_be_chance is None:
+            return ["how much of the difference is chance is unknown: try seed=1,2,3 too"]
+        return []
 
     def _cells(self, row: SweepRun, names: Sequence[str]) -> tuple[str, ...]:
         value = self.aim.of(row.metrics)[1] if row.state == "done" else None
