@@ -20,6 +20,7 @@ from transformers import (
     BertConfig,
     BloomConfig,
     DistilBertConfig,
+    Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
     ModernBertConfig,
@@ -95,6 +96,15 @@ KINDS: dict[str, tuple[Any, Callable[[float], Settings]]] = {
         lambda dropout: {
             **SIZES, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
             "attention_dropout": dropout,
+        },
+    ),
+    "gemma3": (  # can be made bidirectional, as EmbeddingGemma is
+        Gemma3TextConfig,
+        lambda dropout: {
+            **SIZES, "intermediate_size": 64, "num_key_value_heads": 1, "head_dim": 16,
+            "attention_dropout": dropout, "query_pre_attn_scalar": 16, "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"], "bos_token_id": 2,
+            "eos_token_id": 3,
         },
     ),
     "t5": (

@@ -19,6 +19,7 @@ from sentence_transformers.util import cos_sim, mine_hard_negatives, pairwise_co
 
 FILE = Path(__file__).with_name("sentence_transformers.json")
 ROWS, WIDTH = 6, 7
+MARGIN = 0.5
 LABELS = [0.2, 1.0, 0.6, 0.6, 0.0, -0.4]
 LISTS = [[0.9, 0.1, 0.4], [1.0, 0.0], [0.3, 0.2, 0.8, 0.5]]  # labels of the texts of three queries
 PAIRS = [*((n, n) for n in range(12)), (3, 12), (5, 13)]  # of a query and a text that belongs to it
@@ -114,11 +115,13 @@ def main() -> None:
         "cosent": cosent,
         "angle": losses.AnglELoss(model),
         "cosine": losses.CosineSimilarityLoss(model),
+        "contrastive": losses.ContrastiveLoss(model),
+        "triplet": losses.TripletLoss(model, losses.TripletDistanceMetric.COSINE, MARGIN),
         "cosent, matryoshka": losses.MatryoshkaLoss(model, cosent, [7, 4, 2], [1, 0.5, 2]),
     }
     found: dict[str, Any] = {}
     for name, loss in made.items():
-        used = columns if name.startswith("ranking") else columns[:2]
+        used = columns if name.startswith(("ranking", "triplet")) else columns[:2]
         leaves = [one.clone().requires_grad_() for one in used]
         value = loss([{"sentence_embedding": one} for one in leaves], torch.tensor(LABELS))
         value.backward()

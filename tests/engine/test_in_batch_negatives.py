@@ -236,17 +236,29 @@ def double_loss(model: PreTrainedModel, pooling: str) -> torch.Tensor:
         for number in row:
             ids = sample([number])["input_ids"]
             hidden = model(input_ids=torch.tensor([ids])).last_hidden_state[0]
-            embeddings[number] = hidden.mean(0) if pooling == "mean" else hidden[0]
+            place = {"mean": slice(None), "cls": slice(1), "lasttoken": slice(-1, None)}[pooling]
+            embeddings[number] = hidden[place].mean(0)
     return formula(embeddings, 20.0, False)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_a_model_learns_what_it_learns_in_fp64(tmp_path: Path, world: World, pooling: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "pooling", "changes"),
+    [
+        ("bert", "mean", {}),
+        ("bert", "cls", {}),
+        ("llama", "lasttoken", {}),
+        ("gemma3", "mean", {"use_bidirectional_attention": True}),
+        ("gemma3", "lasttoken", {}),
+    ],
+)
+def test_a_model_learns_what_it_learns_in_fp64(
+    tmp_path: Path, world: World, kind: str, pooling: str, changes: dict[str, Any]
+) -> None:
     job = make_job(tmp_path, "sentence-similarity")
     task = make_task(job.recipe, make_tokenizer())
     task.options = SentenceSimilarity(pooling=pooling)  # type: ignore[attr-defined, arg-type]
     # with usual weights all texts have nearly the same first vector, and differences are rounding
-    model = make_model("bert", "sentence-similarity", initializer_range=0.3).eval()
+    model = make_model(kind, "sentence-similarity", initializer_range=0.3, **changes).eval()
     exact = copy.deepcopy(model).double()
     task.check_model(model)
     loss, _ = loss_of(task, model, [list(map(sample, ROWS))], world)

@@ -71,6 +71,29 @@ def scored(count: int, seed: int) -> list[Row]:
     ]
 
 
+def test_a_row_with_two_negatives_has_the_mean_of_their_losses(tmp_path: Path) -> None:
+    """Rows may have different numbers of negatives, and a row without any has no loss."""
+    recipe = make_job(tmp_path, TASK).recipe
+    recipe = replace(recipe, options=SentenceSimilarity(loss="triplet", margin=0.4))
+    task = SentenceSimilarityTask(recipe, make_tokenizer())
+    task.width = 7
+    torch.manual_seed(3)
+    kinds = torch.tensor([0, 1, 2, 2, 0, 1, 0, 1, 2])
+    vectors = functional.normalize(torch.randn(len(kinds), 7), dim=-1)
+    texts = BatchTexts(torch.arange(9), kinds, slice(0, 3), [9], torch.full((3,), torch.nan))
+    single = torch.nn.TripletMarginWithDistanceLoss(
+        distance_function=lambda a, b: 1 - functional.cosine_similarity(a, b), margin=0.4
+    )
+    first = torch.stack([single(vectors[:1], vectors[1:2], vectors[n : n + 1]) for n in (2, 3)])
+    last = single(vectors[6:7], vectors[7:8], vectors[8:])
+    total = task.batch_loss(vectors, texts)
+    assert total.item() == pytest.approx((first.mean() + last).item(), rel=1e-5)
+    parts = [texts._replace(rows=rows) for rows in (slice(0, 1), slice(1, 3))]
+    assert sum(task.batch_loss(vectors, part) for part in parts).item() == pytest.approx(  # type: ignore[union-attr]
+        total.item(), rel=1e-6
+    )
+
+
 @pytest.mark.usefixtures("one_world")
 def test_a_model_learns_scores(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data", {"train": scored(300, 1), "validation": scored(40, 2)})
@@ -104,6 +127,8 @@ def test_a_model_learns_scores(tmp_path: Path) -> None:
             "train has no column with a usual name for scores; found sentence1",
         ),
         ({"score": 0}, {"loss": "ranking"}, "or train on scores with loss=cosent"),
+        ({"score": 3}, {"loss": "contrastive"}, "train.jsonl:1: score is 3, and loss=contrastive"),
+        ({}, {"loss": "triplet"}, "train has no column with negatives, which loss=triplet needs"),
     ],
 )
 def test_scores_that_are_refused(tmp_path: Path, row: Row, options: Any, said: str) -> None:

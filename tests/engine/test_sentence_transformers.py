@@ -51,28 +51,40 @@ def predictions(job: Job, model: str, folder: Path, rows: list[Row], **options: 
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("kind", "options"),
     [
-        PROMPTS,
-        {**PROMPTS, "matryoshka_dims": (32, 16, 8)},
-        {**PROMPTS, "lora_r": 4, "merge_adapters": True},
-        {"pooling": "cls"},
+        ("bert", PROMPTS),
+        ("bert", {**PROMPTS, "matryoshka_dims": (32, 16, 8)}),
+        ("bert", {**PROMPTS, "lora_r": 4, "merge_adapters": True}),
+        ("bert", {"pooling": "cls"}),
+        ("llama", {**PROMPTS, "pooling": "lasttoken"}),
+        ("bert", {**PROMPTS, "pooling": "max"}),
+        ("bert", {**PROMPTS, "pooling": "mean_sqrt_len_tokens", "normalize": False}),
+        ("llama", {**PROMPTS, "pooling": "weightedmean"}),
     ],
-    ids=["prompts", "matryoshka", "adapters", "cls"],
+    ids=["prompts", "matryoshka", "adapters", "cls", "lasttoken", "max", "sqrt", "weightedmean"],
 )
-def test_an_embedder(tmp_path: Path, options: dict[str, Any]) -> None:
-    """`encode` gives the vectors of predict, and the evaluator gives the metrics of evaluate."""
+def test_an_embedder(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    """`encode` gives the vectors of predict, and the evaluator gives the metrics of evaluate.
+
+    Decoders pad on the left, as Qwen3-Embedding's tokenizer does.
+    """
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.evaluation import InformationRetrievalEvaluator
 
     train, searched = triplets(60, 1), triplets(20, 2)
     data = write_data(tmp_path / "data", {"train": train})
+    before = write_model(tmp_path / "model", kind, EMBED)
+    side = {"padding_side": "left" if options.get("pooling") == "lasttoken" else "right"}
+    settings = Path(before) / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), **side}))
     job = make_whole_job(
-        tmp_path / "runs/one", EMBED, data, write_model(tmp_path / "model", "bert", EMBED),
+        tmp_path / "runs/one", EMBED, data, before,
         {**options, "max_length": 24}, batch_size=20, max_steps=3, learning_rate=5e-3,
     )  # fmt: skip
     saved = result_of(job)["model"]
     model = SentenceTransformer(saved, device="cpu")
+    assert model.tokenizer.padding_side == side["padding_side"]
     rows = [{"query": text} for text in TEXTS]
     queries = torch.tensor(predictions(job, saved, tmp_path / "queries", rows))
     texts = torch.tensor(predictions(

@@ -146,6 +146,11 @@ def score_of(row: Row, columns: SearchColumns) -> float:
             f"{columns.label} is {score:g}, and a cosine is from -1 to 1: divide the scores, or "
             "learn their order, with loss=cosent"
         )
+    if columns.loss == "contrastive" and not 0 <= score <= 1:
+        raise DataError(
+            f"{columns.label} is {score:g}, and loss=contrastive needs 1 for pairs that match and "
+            "0 for other pairs; to learn the order of scores: loss=cosent"
+        )
     return score
 
 

@@ -28,7 +28,6 @@ FLAGS = {
 }
 # names of prompts that encode_query and encode_document use (release 5)
 QUERY, DOCUMENTS = "query", ("document", "passage", "corpus")
-KNOWN = ("mean", "cls")
 KINDS = {"Transformer", "Pooling", "Normalize"}
 _CLASS = re.compile(r"sentence_transformers(?:\.[A-Za-z_]\w*)*\.([A-Za-z]+)", re.ASCII)
 _PATH = re.compile(r"\w[\w-]*", re.ASCII)
@@ -40,7 +39,7 @@ class SentenceModules:
     """The modules after a transformer.
 
     Attributes:
-        pooling: mean or cls.
+        pooling: a key of FLAGS.
         normalize: True if embeddings are scaled to length 1.
         prompts: texts that sentence-transformers puts before inputs on request, by name.
         default_prompt: name of the prompt that is always used, or "".
@@ -132,9 +131,10 @@ def _pooling(config: Mapping[str, Any]) -> str:
     if chosen is None:
         chosen = [mode for mode, flag in FLAGS.items() if config.get(flag)] or "mean"
     modes = [chosen] if isinstance(chosen, str) else list(chosen)
-    if len(modes) > 1 or modes[0] not in KNOWN:
+    if len(modes) != 1 or modes[0] not in FLAGS:
         raise DataError(
-            f"the model's pooling is {', '.join(modes)}; pooling=mean or pooling=cls trains another"
+            f"the model's pooling is {' + '.join(modes)}, which is not supported; choose one of "
+            f"pooling={', '.join(FLAGS)}"
         )
     return str(modes[0])
 

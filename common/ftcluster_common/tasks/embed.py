@@ -24,7 +24,9 @@ from ftcluster_common.limits import limited
 from ftcluster_common.tasks.classify import REGRESSION_METRICS
 from ftcluster_common.tasks.spec import RETRIEVAL_METRICS, Adapters, Contradiction, TaskSpec
 
-SCORE_LOSSES = ("cosent", "angle", "cosine")  # losses of pairs with a score
+SCORE_LOSSES = ("cosent", "angle", "cosine", "contrastive")  # losses of pairs with a score
+TRIPLET = "triplet"  # the loss of a query, its text and negatives of the same row
+MARGIN_LOSSES = ("contrastive", TRIPLET)
 DISTILL_LOSSES = ("mse", "cosine_distance")  # losses of a text and its teacher's embedding
 OF_PAIRS = (
     "positive_column", "negative_columns", "label_column", "query_prompt", "text_prompt",
@@ -39,10 +41,11 @@ class SentenceSimilarity(Adapters):
     """Trains embeddings that are similar for a query and the texts that match the query.
 
     The losses and their fields are as in sentence-transformers. With `ranking` a query's negatives
-    are all texts of the batch, on all ranks, that do not belong to the query. With `cosent` and
-    `angle` the pairs of the batch are ordered by their scores; with `cosine` the score is the
-    cosine itself. With `mse` (mean squared difference) and `cosine_distance` (1 - cosine) the
-    embedding of a text approaches the teacher's.
+    are all texts of the batch, on all ranks, that do not belong to the query. With `triplet` they
+    are only the negatives of its own row. With `cosent` and `angle` the pairs of the batch are
+    ordered by their scores; with `cosine` the score is the cosine itself; with `contrastive` it is
+    1 for pairs that match and 0 for other pairs. With `mse` (mean squared difference) and
+    `cosine_distance` (1 - cosine) the embedding of a text approaches the teacher's.
 
     Attributes:
         query_column: column with queries. Default: found by its name.
@@ -51,8 +54,9 @@ class SentenceSimilarity(Adapters):
             Default: all that are called negative, negatives, negative_1 and so on.
         label_column: column with the score of a pair. Default: found by its name.
         max_length: maximum tokens of a text; longer ones are cut.
-        pooling: method that makes an embedding from token vectors. `auto` is as in the model's
-            folder if sentence-transformers wrote it, else the mean.
+        pooling: method that makes an embedding from token vectors, with sentence-transformers'
+            names. Decoders usually use lasttoken. `auto` is as in the model's folder if
+            sentence-transformers wrote it, else the mean.
         normalize: True if the saved model returns embeddings of length 1. `auto` is as in the
             model's folder, else true. The loss uses the cosine in any case.
         query_prompt: text before each query. Default: the model's prompt for queries, else its
@@ -62,6 +66,8 @@ class SentenceSimilarity(Adapters):
         loss: loss function. `auto` is cosent if the pairs have scores other than 1, else ranking.
             mse and cosine_distance learn from the recipe's teacher.
         scale: multiplier of the cosines, which is the inverse of the temperature.
+        margin: minimum distance (1 - cosine) of pairs that do not match (contrastive), or minimum
+            difference between the distances of a negative and of the matching text (triplet).
         symmetric: True to let each text search for its query too.
         matryoshka_dims: widths of shortened embeddings that are trained too. One of them is the
             model's whole width.
@@ -85,12 +91,18 @@ class SentenceSimilarity(Adapters):
     negative_columns: tuple[str, ...] = ()
     label_column: str | None = None
     max_length: int = limited(256, at_least=3)
-    pooling: Literal["auto", "mean", "cls"] = "auto"
+    pooling: Literal[
+        "auto", "mean", "cls", "lasttoken", "max", "mean_sqrt_len_tokens", "weightedmean"
+    ] = "auto"
     normalize: Literal["auto", True, False] = "auto"
     query_prompt: str | None = None
     text_prompt: str | None = None
-    loss: Literal["auto", "ranking", "cosent", "angle", "cosine", "mse", "cosine_distance"] = "auto"
+    loss: Literal[
+        "auto", "ranking", "cosent", "angle", "cosine", "contrastive", "triplet", "mse",
+        "cosine_distance",
+    ] = "auto"  # fmt: skip
     scale: float = limited(20.0, above=0)
+    margin: float = limited(0.5, above=0, at_most=2)
     symmetric: bool = False
     matryoshka_dims: tuple[int, ...] = ()
     matryoshka_weights: tuple[float, ...] = ()
@@ -212,8 +224,10 @@ def _of_embeddings(options: SentenceSimilarity) -> Iterator[Contradiction]:
         for name in ("negative_columns", "hard_negatives"):
             if getattr(options, name):
                 yield name, f"a pair with a score has no negatives: loss={options.loss}"
-        if options.symmetric:
-            yield "symmetric", "it is only for loss=ranking"
+    if options.symmetric and options.loss in (*SCORE_LOSSES, TRIPLET):
+        yield "symmetric", "it is only for loss=ranking"
+    if options.loss not in MARGIN_LOSSES and options.margin != SentenceSimilarity.margin:
+        yield "margin", f"it is only for loss={' and loss='.join(MARGIN_LOSSES)}"
 
 
 class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
@@ -228,7 +242,7 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
     student = ("embedder", "embed")
     training_fields = (
         *TaskSpec.training_fields,
-        "hard_negatives", "relative_margin", "absolute_margin", "max_score", "min_score",
+        "hard_negatives", "margin", "relative_margin", "absolute_margin", "max_score", "min_score",
         "range_min", "range_max",
     )  # fmt: skip
     adapter_type = "FEATURE_EXTRACTION"

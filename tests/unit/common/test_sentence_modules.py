@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from ftcluster_common.data.data_files import DataError
-from ftcluster_common.models.sentence_modules import SentenceModules, module_files, read_modules
+from ftcluster_common.models.sentence_modules import (
+    FLAGS,
+    SentenceModules,
+    module_files,
+    read_modules,
+)
 
 VERSIONS = {"transformers": "5.23.0", "pytorch": "2.13.0"}
 
@@ -55,6 +60,7 @@ def test_what_is_written() -> None:
     [
         SentenceModules("mean", normalize=False),
         SentenceModules("cls", True, {"query": "query: "}, "query"),
+        *(SentenceModules(pooling, normalize=True) for pooling in FLAGS),
     ],
 )
 def test_what_is_written_is_read_again(tmp_path: Path, modules: SentenceModules) -> None:
@@ -74,11 +80,12 @@ def test_the_form_of_release_6(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pooling", "more", "said"),
     [
-        ({"pooling_mode": "lasttoken"}, [], "the model's pooling is lasttoken"),
+        ({"pooling_mode": "attention"}, [], "the model's pooling is attention"),
+        ({"pooling_mode": ["cls", "mean"]}, [], "the model's pooling is cls + mean"),
         (
             {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True},
             [],
-            "the model's pooling is cls, max",
+            "the model's pooling is cls + max",
         ),
         ({}, [{"path": "2_Dense", "type": "sentence_transformers.models.Dense"}], "module Dense"),
         ({}, [{"path": "2_Dense"}], "not as sentence-transformers writes it (KeyError: 'type')"),

@@ -1,14 +1,19 @@
-"""Losses for batches of pairs with scores, and correlations of cosines with scores."""
+"""Losses of pairs with scores and of triplets, and correlations of cosines with scores."""
 
 import torch
 from torch.nn import functional
 
 from ftcluster_train.engine.metrics import pearson, spearman
-from ftcluster_train.engine.tasks.embed.in_batch_negatives import POSITIVE, QUERY, BatchTexts
+from ftcluster_train.engine.tasks.embed.in_batch_negatives import (
+    NEGATIVE,
+    POSITIVE,
+    QUERY,
+    BatchTexts,
+)
 
 
 def score_loss(
-    embeddings: torch.Tensor, texts: BatchTexts, loss: str, scale: float
+    embeddings: torch.Tensor, texts: BatchTexts, loss: str, scale: float, margin: float
 ) -> torch.Tensor:
     """Return this rank's part of the loss of a batch of scored pairs.
 
@@ -17,18 +22,45 @@ def score_loss(
     Args:
         embeddings: embeddings of all texts, of length 1, shape (texts, width).
         texts: texts of the batch, a query and a positive in each row; `labels` are the scores.
-        loss: cosent, angle or cosine: CoSENTLoss, AnglELoss or CosineSimilarityLoss of
-            sentence-transformers.
-        scale: factor of the similarities; ignored for cosine.
+        loss: cosent, angle, cosine or contrastive: CoSENTLoss, AnglELoss, CosineSimilarityLoss or
+            ContrastiveLoss of sentence-transformers.
+        scale: factor of the similarities, for cosent and angle.
+        margin: minimum distance of pairs with score 0, for contrastive.
     """
     left, right = (embeddings[texts.kinds == kind] for kind in (QUERY, POSITIVE))
     own = texts.rows
     if loss == "cosine":
         labels = texts.labels[own].float()
         return functional.mse_loss((left[own] * right[own]).sum(1), labels, reduction="sum")
+    if loss == "contrastive":
+        labels = texts.labels[own].float()
+        distances = 1 - (left[own] * right[own]).sum(1)
+        apart = functional.relu(margin - distances)
+        return (labels * distances.square() + (1 - labels) * apart.square()).sum() / 2
     similarity = angle_similarity(left, right) if loss == "angle" else (left * right).sum(1)
     # the loss is one value for the whole batch, so each rank returns the part of its rows
     return cosent_loss(scale * similarity, texts.labels) * (own.stop - own.start)
+
+
+def triplet_loss(embeddings: torch.Tensor, texts: BatchTexts, margin: float) -> torch.Tensor:
+    """Return this rank's part of the triplet loss, the sum over its rows.
+
+    A row's loss is the mean over its negatives of max(0, distance to the positive - distance to the
+    negative + margin), where the distance is 1 - cosine. With one negative for each row it is
+    sentence-transformers' TripletLoss with TripletDistanceMetric.COSINE.
+
+    Args:
+        embeddings: embeddings of all texts, of length 1, shape (texts, width).
+        texts: texts of the batch; a row without a negative has no loss.
+    """
+    is_negative = texts.kinds == NEGATIVE
+    row_of = (texts.kinds == QUERY).cumsum(0)[is_negative] - 1  # row of each negative
+    queries, positives = embeddings[texts.kinds == QUERY], embeddings[texts.kinds == POSITIVE]
+    nearest = (queries * positives).sum(1)[row_of]
+    other = (queries[row_of] * embeddings[is_negative]).sum(1)
+    losses = functional.relu(other - nearest + margin)
+    is_own = (row_of >= texts.rows.start) & (row_of < texts.rows.stop)
+    return (losses / row_of.bincount(minlength=len(queries))[row_of])[is_own].sum()
 
 
 def cosent_loss(similarities: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from ftcluster_common.data.data_files import TRAIN
+from ftcluster_common.data.data_files import TRAIN, found_columns
 from ftcluster_common.protocol.job import PREDICT, Purpose
 from ftcluster_common.recipe import Recipe
-from ftcluster_common.tasks.embed import SCORE_LOSSES, with_loss
+from ftcluster_common.tasks.embed import SCORE_LOSSES, TRIPLET, with_loss
 from ftcluster_train.engine.data.sampler import length_groups
-from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows
+from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, columns_of
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.metrics import constant_notice
 from ftcluster_train.engine.tasks.base import Document, Forward
@@ -34,10 +34,11 @@ from ftcluster_train.engine.tasks.embed.in_batch_negatives import (
 )
 from ftcluster_train.engine.tasks.embed.metrics import recall, retrieval_metrics
 from ftcluster_train.engine.tasks.embed.mined_negatives import with_hard_negatives
-from ftcluster_train.engine.tasks.embed.pair_losses import correlations, score_loss
+from ftcluster_train.engine.tasks.embed.pair_losses import correlations, score_loss, triplet_loss
 from ftcluster_train.engine.tasks.embed.prompted_texts import PromptedText, Search
 from ftcluster_train.engine.tasks.embed.vectors import decoded, encoded, pooled
 from ftcluster_train.engine.tasks.registry import register
+from ftcluster_train.errors import TrainError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -92,6 +93,16 @@ class SentenceSimilarityTask(EmbeddingTask):
             The number of truncated texts.
         """
         columns = pair_columns(rows, self.options, split)
+        if (
+            self.options.loss == TRIPLET
+            and not columns.negatives
+            and not self.options.hard_negatives
+        ):
+            raise TrainError(
+                f"{split} has no column with negatives, which loss=triplet needs; "
+                f"{found_columns(columns_of(rows))}",
+                "name the column, negative_columns=NAME, or search for negatives: hard_negatives=1",
+            )
         labels = iter(scores_of(rows, columns, split))
         kinds = {**self.token_columns(), "lengths": "i", "texts": "q"}
         writer = SampleWriter(folder, {**kinds, "label": "d"} if columns.loss else kinds)
@@ -198,10 +209,12 @@ class SentenceSimilarityTask(EmbeddingTask):
         for width, weight in by_width.items():
             first = _first(vectors, width)
             if scored:
-                total = total + weight * score_loss(first, batch, loss, options.scale)
+                part = score_loss(first, batch, loss, options.scale, options.margin)
+            elif options.loss == TRIPLET:
+                part = triplet_loss(first, batch, options.margin)
             else:
                 part = ranking_loss(first, batch, options.scale, options.symmetric)
-                total = total + weight * part
+            total = total + weight * part
         return total
 
     def pool(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:

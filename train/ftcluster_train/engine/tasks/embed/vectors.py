@@ -12,14 +12,27 @@ def pooled(hidden: torch.Tensor, tokens: torch.Tensor, pooling: str) -> torch.Te
     Args:
         hidden: hidden states, shape (texts, length, width).
         tokens: mask, shape (texts, length): 0 for padding and other tokens that are not pooled.
-        pooling: name of the pooling: mean or cls.
+        pooling: sentence-transformers' name of the pooling: cls and lasttoken take the first and
+            the last pooled token, and max takes the largest value of each feature. The other three
+            divide a sum: mean by the number of tokens, mean_sqrt_len_tokens by its square root, and
+            weightedmean weights each token by its position, which begins with 1 (Muennighoff 2022,
+            SGPT).
     """
     hidden = hidden.float()
+    length = hidden.shape[1]
     if pooling == "cls":
         return hidden[torch.arange(len(tokens)), tokens.argmax(1)]
+    if pooling == "lasttoken":
+        return hidden[torch.arange(len(tokens)), length - 1 - tokens.flip(1).argmax(1)]
+    if pooling == "max":
+        return hidden.masked_fill(tokens.unsqueeze(-1) == 0, -torch.inf).amax(1)
     weights = tokens.float()
-    counts = weights.sum(1, keepdim=True).clamp(min=1)
-    return torch.bmm(weights.unsqueeze(1), hidden).squeeze(1) / counts
+    if pooling == "weightedmean":
+        weights = weights * torch.arange(1, length + 1)
+    divisors = weights.sum(1, keepdim=True).clamp(min=1)
+    if pooling == "mean_sqrt_len_tokens":
+        divisors = divisors.sqrt()
+    return torch.bmm(weights.unsqueeze(1), hidden).squeeze(1) / divisors
 
 
 def encoded(embeddings: torch.Tensor) -> list[str]:
