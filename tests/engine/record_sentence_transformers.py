@@ -12,7 +12,8 @@ from typing import Any
 import sentence_transformers
 import torch
 from datasets import Dataset
-from sentence_transformers.cross_encoder.losses import ListNetLoss
+from sentence_transformers import CrossEncoder
+from sentence_transformers.cross_encoder.losses import ListNetLoss, MarginMSELoss
 from sentence_transformers.sentence_transformer import losses
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from sentence_transformers.util import cos_sim, mine_hard_negatives, pairwise_cos_sim
@@ -22,6 +23,7 @@ ROWS, WIDTH = 6, 7
 MARGIN = 0.5
 LABELS = [0.2, 1.0, 0.6, 0.6, 0.0, -0.4]
 LISTS = [[0.9, 0.1, 0.4], [1.0, 0.0], [0.3, 0.2, 0.8, 0.5]]  # labels of the texts of three queries
+MARGINS = [[7.5, 1.0, 3.0], [2.0, -1.0, 4.0]]  # a teacher's scores of the texts of two queries
 PAIRS = [*((n, n) for n in range(12)), (3, 12), (5, 13)]  # of a query and a text that belongs to it
 DOCUMENTS = 24
 MINING: list[dict[str, Any]] = [
@@ -47,6 +49,11 @@ class Given(torch.nn.Module):
 
     def get_embedding_dimension(self) -> int:
         return WIDTH
+
+
+class GivenScores(Given, CrossEncoder):  # a loss checks the class
+    def __init__(self) -> None:
+        torch.nn.Module.__init__(self)
 
 
 class Search(Given):
@@ -133,6 +140,13 @@ def main() -> None:
     )
     value.backward()
     listnet = {"logits": logits.tolist(), "labels": LISTS, "loss": value.item()}
+    scores = torch.randn(len(MARGINS) * len(MARGINS[0]), requires_grad=True)
+    columns_of_texts = list(scores.view(len(MARGINS), -1).T)
+    value = MarginMSELoss(GivenScores())(
+        [["q"] * len(MARGINS), *map(list, columns_of_texts)], torch.tensor(MARGINS)
+    )
+    value.backward()
+    margin_mse = {"logits": scores.tolist(), "labels": MARGINS, "loss": value.item()}
     distilled = {}
     for metric in ("mse", "cosine"):
         student = columns[0].clone().requires_grad_()
@@ -150,6 +164,7 @@ def main() -> None:
         "mined": mined(),
         "searched": searched(),
         "listnet": {**listnet, "gradients": logits.grad.tolist()},
+        "margin_mse": {**margin_mse, "gradients": scores.grad.tolist()},
     }
     FILE.write_text(json.dumps(document) + "\n", encoding="utf-8")
 

@@ -1,6 +1,7 @@
 """Pairs of a query and a text become a cross-encoder, its metrics and scores."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from ftcluster_common.protocol.job import EVALUATE, PREDICT, Job
+from ftcluster_common.tasks.rerank import LIST_LOSSES
 from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.registry import make_task
-from ftcluster_train.engine.tasks.rerank.text_ranking import list_loss
+from ftcluster_train.engine.tasks.rerank.text_ranking import list_loss, margin_loss
 from ftcluster_train.errors import TrainError
 from tests.engine.jobs import result_of, write_samples
 from tests.engine.models import make_tokenizer
@@ -100,20 +102,27 @@ def test_what_is_measured(tmp_path: Path) -> None:
     assert list(task.score([(3.0, 0.0), (-2.0, 0.0)], alone)) == ["accuracy", "loss"]
 
 
-def test_lists_are_learned_as_by_sentence_transformers() -> None:
-    """The recorded ListNetLoss comes from record_sentence_transformers.py."""
+@pytest.mark.parametrize(
+    ("name", "loss_of_lists"), [("listnet", list_loss), ("margin_mse", margin_loss)]
+)
+def test_lists_are_learned_as_by_sentence_transformers(
+    name: str, loss_of_lists: Callable[..., torch.Tensor]
+) -> None:
+    """The recorded ListNetLoss and MarginMSELoss come from record_sentence_transformers.py."""
     file = Path(__file__).with_name("sentence_transformers.json")
-    recorded = json.loads(file.read_text())["listnet"]
+    recorded = json.loads(file.read_text())[name]
     logits = torch.tensor(recorded["logits"], requires_grad=True)
     labels = torch.tensor([label for one in recorded["labels"] for label in one])
     counts = list(map(len, recorded["labels"]))
-    loss = list_loss(logits, labels, counts) / len(counts)
+    loss = loss_of_lists(logits, labels, counts) / len(counts)
     assert loss.item() == pytest.approx(recorded["loss"], rel=1e-6)
     loss.backward()
     assert torch.allclose(logits.grad, torch.tensor(recorded["gradients"]), atol=1e-6)
 
 
-def test_a_model_learns_the_scores_of_another_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("loss", "limit"), [("listnet", 0.5), ("margin_mse", 20)])
+def test_a_model_learns_the_scores_of_another_one(tmp_path: Path, loss: str, limit: float) -> None:
+    """The margins are 8.5 and 10.5, so margin_mse is 91 before the training."""
     rows = [
         {"query": row["query"], "documents": [row["positive"], *row["negatives"]],
          "labels": [6.5, -2.0, -4]}
@@ -125,15 +134,24 @@ def test_a_model_learns_the_scores_of_another_one(tmp_path: Path) -> None:
         tmp_path / "runs/one", TASK, data, model, batch_size=10, max_steps=30,
         eval_strategy="steps", eval_steps=30, learning_rate=5e-3, gradient_accumulation_steps=2,
     )  # fmt: skip
-    options = replace(job.recipe.options, loss="listnet")
+    options = replace(job.recipe.options, loss=loss)
     metrics = result_of(replace(job, recipe=replace(job.recipe, options=options)))["metrics"]
     assert metrics["accuracy_at_1"] >= 0.9
-    assert metrics["loss"] < 0.5
+    assert metrics["loss"] < limit
     short = [{**rows[0], "labels": [1.0]}]
     with pytest.raises(TrainError, match="documents has 3 texts, and labels is "):
         prepare(job_of(tmp_path / "short", short))
     with pytest.raises(TrainError, match=r"labels is 6.5, not a number from 0 to 1"):
         prepare(job_of(tmp_path / "high", rows))
+
+
+@pytest.mark.parametrize("loss", LIST_LOSSES)
+def test_lists_of_one_text_are_refused(tmp_path: Path, loss: str) -> None:
+    """Their loss would be 0 whatever the model computes."""
+    job = job_of(tmp_path, [{"query": f"w{n}", "text": "w6", "label": 1} for n in range(5)])
+    options = replace(job.recipe.options, loss=loss)
+    with pytest.raises(TrainError, match=f"each row of train has one text, and loss={loss}"):
+        prepare(replace(job, recipe=replace(job.recipe, options=options)))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from ftcluster_common.data.row_checks import CheckRow, check_by_reading
 from ftcluster_common.limits import limited
 from ftcluster_common.tasks.spec import RETRIEVAL_METRICS, Adapters, TaskSpec
 
+LIST_LOSSES = ("listnet", "margin_mse")  # losses of all texts of a row
+
 
 @dataclass(frozen=True)
 class TextRanking(Adapters):
@@ -34,11 +36,13 @@ class TextRanking(Adapters):
         text_column: column with the text or the texts; with negatives, the text that belongs to the
             query. Default: found by its name.
         label_column: column with the label: 1 if the text belongs to the query, 0 if not, or a
-            number between; any numbers for listnet.
+            number between; any numbers, such as a teacher's scores, for listnet and margin_mse.
         negative_columns: columns with texts, or lists of texts, that do not belong to the query,
             instead of a label. Default: all that are called negative, negatives, negative_1 and so
             on.
-        loss: loss function: binary_cross_entropy of each pair, or listnet over all texts of a row.
+        loss: loss function. binary_cross_entropy reads each pair alone. The other two read all
+            texts of a row: listnet compares the distribution of their scores, and margin_mse the
+            differences between the score of the first text and the scores of the others.
         max_length: maximum tokens of a query and its text together; longer pairs are cut.
         validation_split_percentage: share in percent of the queries that become the validation set
             if the data have none.
@@ -48,7 +52,7 @@ class TextRanking(Adapters):
     text_column: str | None = None
     label_column: str = "label"
     negative_columns: tuple[str, ...] = ()
-    loss: Literal["binary_cross_entropy", "listnet"] = "binary_cross_entropy"
+    loss: Literal["binary_cross_entropy", "listnet", "margin_mse"] = "binary_cross_entropy"
     max_length: int = limited(256, at_least=8)
     validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
 
@@ -87,7 +91,7 @@ def ranking_columns(
     named = f"query_column={query or 'NAME'} text_column={text or 'NAME'}"
     if query and text and not missing and (label or negatives or not labelled):
         return RankingColumns(
-            SearchColumns(query, text, negatives), label, options.loss == "listnet"
+            SearchColumns(query, text, negatives), label, options.loss in LIST_LOSSES
         )
     what = f"no column {', '.join(missing)}" if missing else "no usual names for pairs"
     if query and text and not missing:

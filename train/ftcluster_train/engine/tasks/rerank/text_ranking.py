@@ -7,13 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from transformers import AutoModelForSequenceClassification
 
 from ftcluster_common.data.data_files import TRAIN
 from ftcluster_common.protocol.job import PREDICT
 from ftcluster_common.recipe import Recipe
-from ftcluster_common.tasks.rerank import RankingColumns, TextRanking, ranked_texts, ranking_columns
+from ftcluster_common.tasks.rerank import (
+    LIST_LOSSES,
+    RankingColumns,
+    TextRanking,
+    ranked_texts,
+    ranking_columns,
+)
 from ftcluster_train.engine.data.sets import draw_rows
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns, read_rows
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
@@ -35,7 +41,6 @@ from ftcluster_train.errors import TrainError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-LISTNET = "listnet"
 HALF = 0.5  # a text with at least this label belongs to the query
 
 
@@ -90,15 +95,17 @@ class TextRankingTask(Task):
         )
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
-        """Write one sample for each pair or, with listnet, for each row; return notices."""
+        """Write one sample for each pair, or for each row if the loss reads lists of texts."""
         kinds = self.reader.token_kinds()
-        lists = split == TRAIN and self.options.loss == LISTNET
+        lists = split == TRAIN and self.options.loss in LIST_LOSSES
         of_lists = {"lengths": "i"} if lists else {}
         writer = SampleWriter(folder, {**kinds, "label": "d", "query": "i", **of_lists})
         numbers: dict[str, int] = {}  # index of each query, by text
-        cut, rows_read, ranked_rows = 0, 0, self._rows_of(rows, split)
+        cut, rows_read, most_texts = 0, 0, 0
+        ranked_rows = self._rows_of(rows, split)
         while batch := list(islice(ranked_rows, BATCH_ROWS)):
             rows_read += len(batch)
+            most_texts = max(most_texts, *(len(texts) for _, texts in batch))
             pairs = [(query, *text) for query, texts in batch for text in texts]
             queries, texts, _ = map(list, zip(*pairs, strict=True))
             tokens, too_long = self.reader.tokenize([queries, texts], limit)
@@ -114,6 +121,12 @@ class TextRankingTask(Task):
                     writer.add({**sample, "query": number})
         if not len(writer):
             raise TrainError(f"the data have no samples in {split}")
+        if lists and most_texts == 1:
+            raise TrainError(
+                f"each row of {split} has one text, and loss={self.options.loss} compares the "
+                "texts of a row",
+                "put all texts of a query into one row: lists of texts and labels, or negatives",
+            )
         (query, text, negatives, *_), label, _ = self._columns(rows, split)
         read = {"query_column": query, "text_column": text, "negative_columns": negatives}
         read |= {"label_column": label} if label else {}
@@ -143,7 +156,7 @@ class TextRankingTask(Task):
         pairs = list(_pairs(samples))
         inputs = self.reader.pad(pairs, self.tokenizer.padding_side)
         targets = {"labels": _labels(pairs)}
-        if self.options.loss == LISTNET:
+        if self.options.loss in LIST_LOSSES:
             targets["counts"] = torch.tensor([len(sample["label"]) for sample in samples])
         return Batch(inputs, targets)
 
@@ -151,7 +164,15 @@ class TextRankingTask(Task):
         labels = targets["labels"]
         if "counts" not in targets:
             return _losses(outputs.logits, labels).sum()
-        return list_loss(outputs.logits.float().squeeze(-1), labels, targets["counts"].tolist())
+        return self._list_loss(
+            outputs.logits.float().squeeze(-1), labels, targets["counts"].tolist()
+        )
+
+    def _list_loss(
+        self, logits: torch.Tensor, labels: torch.Tensor, counts: Sequence[int]
+    ) -> torch.Tensor:
+        loss = margin_loss if self.options.loss == "margin_mse" else list_loss
+        return loss(logits, labels, counts)
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
         """Return the logit and the loss of each pair in a batch."""
@@ -176,11 +197,11 @@ class TextRankingTask(Task):
         ]
         correct = sum((logit > 0) == label for logit, label in zip(logits, labels, strict=True))
         loss = math.fsum(losses) / len(losses)
-        if self.options.loss == LISTNET:
+        if self.options.loss in LIST_LOSSES:
             order = torch.tensor([number for numbers in pairs.values() for number in numbers])
             given = torch.tensor([sample["label"][0] for sample in samples])
             counts = list(map(len, pairs.values()))
-            total = list_loss(torch.tensor(logits)[order], given[order], counts)
+            total = self._list_loss(torch.tensor(logits)[order], given[order], counts)
             loss = total.item() / len(counts)
         return {
             **(ranking_metrics(ordered) if ordered else {}),
@@ -216,6 +237,27 @@ def list_loss(logits: torch.Tensor, labels: torch.Tensor, counts: Sequence[int])
     """
     lists = zip(logits.split(counts), labels.split(counts), strict=True)
     return torch.stack([cross_entropy(scores, wanted.softmax(0)) for scores, wanted in lists]).sum()
+
+
+def margin_loss(logits: torch.Tensor, labels: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    """Return the summed loss of lists: the mean squared error of the margins of each list.
+
+    A margin is the difference between the first text and another text. A list of one text has no
+    loss. Source: Hofstätter et al. 2020, Improving Efficient Neural Ranking Models with
+    Cross-Architecture Knowledge Distillation.
+
+    Args:
+        logits: score of each text by the model, shape (texts,).
+        labels: score of each text by the teacher, shape (texts,).
+        counts: number of texts of each list; the lists are concatenated.
+    """
+    lists = zip(logits.split(counts), labels.split(counts), strict=True)
+    losses = [
+        mse_loss(scores[0] - scores[1:], wanted[0] - wanted[1:])
+        for scores, wanted in lists
+        if len(scores) > 1
+    ]
+    return torch.stack(losses).sum() if losses else logits.sum() * 0
 
 
 def _joined(pairs: Sequence[Sample]) -> Sample:
