@@ -58,6 +58,16 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @each_page
+def test_links_and_tables_are_whole(page: Path) -> None:
+    """An edit that cuts a paragraph leaves a bracket open, or a table without its header."""
+    text = re.sub(r"(?ms)^( *)```.*?^\1```|^ {4}.*?$", "", page.read_text(encoding="utf-8"))
+    for block in re.split(r"\n\s*\n", re.sub(r"`[^`]*`|<!--.*?-->", "", text, flags=re.DOTALL)):
+        assert block.count("[") == block.count("]"), block
+        rows = [line for line in block.splitlines() if line.startswith("|")]
+        assert not rows or re.fullmatch(r"\|[-|: ]+\|", rows[1]), block
+
+
+@each_page
 def test_tests_that_a_page_names_exist(page: Path) -> None:
     named = re.findall(r"`(?:\S+/)?(test_\w+\.py)`", page.read_text(encoding="utf-8"))
     assert set(named) <= TESTS
