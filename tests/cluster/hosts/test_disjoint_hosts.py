@@ -3,9 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.cluster import FEW_PAIRS, Cluster, no_rank_is_left
 from tests.cluster.control import HEAD, OTHER, SECONDS, THIRD
 from tests.programs import wait_for
+
+pytestmark = pytest.mark.long
 
 SUM = str(Path(__file__).parents[1] / "scripts" / "sum.py")
 LONG = (*FEW_PAIRS, "num_train_epochs=500", "--ranks-per-host", "1")  # until it is stopped
