@@ -112,7 +112,7 @@ class ActionModule(ActionBase):
                 )
         if not files:
             raise AnsibleActionFail(
-                f"{path} has no files{' that were written since' * bool(newer)}"
+                f"{path} has no files{f' newer than {newer}' if newer else ''}"
             )
         folders = {str(above) for name in files for above in PurePosixPath(name).parents}
         both = sorted(folders & files.keys())

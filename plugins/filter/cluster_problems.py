@@ -99,8 +99,8 @@ def prefixes(hosts: Hosts) -> Findings:
     for host, prefix in prefixes_of.items():
         if prefix not in usual:
             what = (
-                f"its folder is {prefix}, that of {examples[0]} is {usual[0]}, and mpirun needs "
-                "the same path on all"
+                f"its folder is {prefix}, but the folder of {examples[0]} is {usual[0]}; mpirun "
+                f"needs the same path on all hosts"
             )
             yield host, what, "choose a folder for all hosts with -e ftcluster_prefix=DIR"
 
@@ -136,7 +136,7 @@ def currencies(hosts: Hosts) -> Findings:
     for host, price in prices.items():
         currency, usual_currency = (text.partition(" ")[2] for text in (price, prices[first]))
         if currency != usual_currency:
-            what = f"its price is {price}, that of {first} is {prices[first]}"
+            what = f"its price is {price}, but the price of {first} is {prices[first]}"
             yield host, what, "give all hosts prices in one currency: ftcluster_price_per_hour"
 
 

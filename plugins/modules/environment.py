@@ -46,7 +46,8 @@ options:
     type: bool
     default: false
   index_url:
-    description: The package index. Default - the one in pip's configuration on the control node.
+    description: The package index. The default is the index in pip's configuration on the control
+        node.
     type: str
   find_links:
     description: Folders or pages with wheels, in addition to the index.

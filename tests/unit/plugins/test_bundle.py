@@ -382,7 +382,7 @@ def test_a_cache_without_space_or_that_cannot_be_made_is_named(
     # too little space is known before it is unpacked
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
     with pytest.raises(
-        BundleError, match=rf"need [\d,]+ bytes in {cache} .+ 100 bytes are free; free some, or set"
+        BundleError, match=rf"need [\d,]+ bytes in {cache} .+ 100 bytes are free; free some space"
     ):
         open_bundle(path, cache)
     assert left(cache) == []

@@ -59,7 +59,7 @@ def test_the_minority_of_prefixes_and_of_currencies() -> None:
     other = {"prefix": "/home/ops/.local/share/ftcluster"}
     found = cluster(node0=other, node1={}, node2={})
     assert bad(found) == ["node0"]
-    assert "that of node1 is /opt/ftcluster" in found["node0"][0]["what"]
+    assert "the folder of node1 is /opt/ftcluster" in found["node0"][0]["what"]
     assert bad(cluster(node0={}, node1=other)) == ["node1"]
     # prices are in one currency
     prices = {"a": "4 USD", "b": "5 USD", "c": "4 EUR", "d": "", "e": "4"}

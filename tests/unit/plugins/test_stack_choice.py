@@ -269,9 +269,9 @@ def test_a_bundle_says_which_stack() -> None:
         (host("3.11.2", libc="glibc 2.100"), ""),
         ({}, ""),
         (host("3.12.1"), "the bundle is for Python 3.11, the host has 3.12.1"),
-        (host("3.11.2", libc="glibc 2.17"), "the bundle needs glibc 2.28, the host has 2.17"),
-        (host("3.11.2", machine="aarch64"), "the bundle is for x86_64, the host is aarch64"),
-        (host("3.11.2", libc="musl 1.2"), "the bundle needs glibc, the host has musl 1.2"),
+        (host("3.11.2", libc="glibc 2.17"), "the bundle needs glibc 2.28, but the host has 2.17"),
+        (host("3.11.2", machine="aarch64"), "the bundle is for x86_64, but the host is aarch64"),
+        (host("3.11.2", libc="musl 1.2"), "the bundle needs glibc, but the host has musl 1.2"),
         (host("3.11.2", libc=""), ""),
     ],
 )  # fmt: skip

@@ -51,7 +51,7 @@ def test_the_former_stack_and_back_again(tmp_path: Path, run: Any) -> None:
     assert not run(path=one)["changed"]
     failed = run(state="previous")
     assert failed["failed"]
-    assert "only one has ever been set up" in failed["msg"]
+    assert "only one stack was ever set up" in failed["msg"]
     # and back again
     two = stack(tmp_path, "two")
     run(path=two)
@@ -61,7 +61,7 @@ def test_the_former_stack_and_back_again(tmp_path: Path, run: Any) -> None:
     assert links(tmp_path) == (one, two)
     run(state="previous")
     assert links(tmp_path) == (two, one)
-    # one that is gone is told
+    # a previous stack that is incomplete is reported
     (Path(one) / ".complete").unlink()
     assert f"{one} is not whole" in run(state="previous")["msg"]
     assert links(tmp_path) == (two, one)

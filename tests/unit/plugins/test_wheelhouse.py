@@ -301,9 +301,9 @@ def test_too_little_space_is_known_before_the_download(
     with pytest.raises(WheelhouseError) as caught:
         get_wheels(wanted, TARGET, Sources(), cache)
     assert str(caught.value) == (
-        f"stack: 2,100,000,000 bytes of wheels are to be downloaded into {cache} on the control "
-        "node, where 2,099,999,999 bytes are free; free some, or set virtualenv_cache to a folder "
-        "with more"
+        f"stack: 2,100,000,000 bytes of wheels must be downloaded into {cache} on the control "
+        "node, but only 2,099,999,999 bytes are free; free some space, or set virtualenv_cache to "
+        "a folder with more space"
     )
     assert source.calls == left(cache) == []
     free(monkeypatch, needed)

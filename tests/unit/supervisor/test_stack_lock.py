@@ -83,8 +83,8 @@ def test_who_uses_a_stack_is_told_by_name(stack: Path) -> None:
         runs = stack.parents[1] / "runs"
         stop = f"{stack}/bin/python -I -m ftcluster_train.host.supervisor stop {runs}/{RUN}"
         assert str(caught.value) == (
-            f"the run {RUN} uses the stack native-1 here, which would be changed or removed; "
-            f"wait for the end, or end it on the head: {stop}"
+            f"the run {RUN} uses the stack native-1 here, so the stack cannot be "
+            f"changed or removed; wait until the run ends, or end it on the head: {stop}"
         )
         process.kill()
         process.wait()
