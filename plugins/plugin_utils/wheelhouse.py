@@ -372,8 +372,9 @@ def larger_build(folder: Path, more: Mapping[str, Pin], refused: Mapping[str, st
     why = "; ".join(refused.values()) or "pip's configured source has no build without them"
     return (
         f"torch comes with {len(more)} CUDA packages that CPUs do not use ({size / 1e9:.1f} GB "
-        "more to download and send to each host), because the index of CPU builds failed ({why}); "
-        "with another Python on the hosts (ftcluster_python) there may be a CPU build"
+        "more to download and send to each host; with another Python on the hosts "
+        "(ftcluster_python) "
+        f"there may be a CPU build), because the index of CPU builds failed: {why}"
     )
 
 

@@ -334,7 +334,7 @@ def clean_removed(asked: Sequence[str]) -> Answer[list[str]]:
         runs_removed = [run_id(one) for one in _list("the list of runs removed", value)]
         for one in runs_removed:
             if one not in asked:
-                raise WrongAnswer(f"the run {one} is removed, which nobody asked for")
+                raise WrongAnswer(f"the run {one} was removed without a request")
         return runs_removed
 
     return Answer("Return what was removed", "clean_removed", read, most=FEWER_RUNS)

@@ -351,17 +351,17 @@ def test_a_vault_without_its_password(tmp_path: Path) -> None:
     subprocess.run([*vault, str(variables)], check=True, capture_output=True)
     error = error_of(tmp_path / "h.ini")
     assert "h.ini: Attempting to decrypt but no vault secrets" in error
-    assert "-J asks for the vault's password" in error
+    assert "pass the vault's password with -J" in error
     given = read(tmp_path / "h.ini", "--vault-password-file", str(tmp_path / "pw"))
     assert given.hosts == ("h1",)
     (tmp_path / "other").write_text("another\n")
     wrong = error_of(tmp_path / "h.ini", "--vault-password-file", str(tmp_path / "other"))
     assert "Decryption failed" in wrong
-    assert "-J asks for the vault's password" in wrong
+    assert "pass the vault's password with -J" in wrong
     subprocess.run([*vault, str(tmp_path / "h.ini")], check=True, capture_output=True)
     whole = error_of(tmp_path / "h.ini")  # of which no host is known
     assert "h.ini: Attempting to decrypt" in whole
-    assert "-J asks for the vault's password" in whole
+    assert "pass the vault's password with -J" in whole
 
 
 @pytest.mark.parametrize("name", ["C", "xx_YY.UTF-8", "en_US.ISO-8859-1"])

@@ -99,7 +99,7 @@ def test_the_stack_and_why(wanted: str, hosts: list[dict[str, Any]], name: str, 
     ("hosts", "words"),
     [
         ({"a": host("3.9.2")}, ["not native, because of a: stack native needs Python 3.11 to 3.14, "
-                                "the host has 3.9.2", "not intel, because of a: "]),
+                                "but the host has 3.9.2", "not intel, because of a: "]),
         ({"a": NEW, "b": host("3.9.2")}, ["because of b: "]),
         ({"a": OLD, "b": WITHOUT_512}, ["not native, because of a: ", "not intel, because of b: "
                                         "stack intel needs a CPU with AVX512"]),
@@ -205,7 +205,7 @@ def test_the_python_that_a_stack_is_made_from(pythons: list[str], used: str) -> 
 )  # fmt: skip
 def test_a_host_without_a_python_that_fits(chosen_stack: dict[str, Any], needed: str) -> None:
     _, [problem] = python_for(chosen_stack, host("3.9.2", "3.9.1"), "one")
-    assert problem["what"] == f"stack one needs Python {needed}, the host has 3.9.2, 3.9.1"
+    assert problem["what"] == f"stack one needs Python {needed}, but the host has 3.9.2, 3.9.1"
     assert problem["hint"].endswith("ftcluster stacks --python 3.9")
 
 
@@ -215,17 +215,17 @@ def test_what_to_do_where_the_pythons_are_too_old_or_too_new() -> None:
     assert playbook in old["hint"]
     assert named in old["hint"]
     _, [new] = python_for(STACKS["listed"], host("3.13.5"), "listed")
-    assert new["what"] == "stack listed needs Python 3.10 to 3.11, the host has 3.13.5"
+    assert new["what"] == "stack listed needs Python 3.10 to 3.11, but the host has 3.13.5"
     assert playbook not in new["hint"]
     assert named in new["hint"]
     _, [bundled] = python_for(STACKS["native"], host("3.13.5"), "native", bundle())
-    assert bundled["what"] == "the bundle is for Python 3.11, the host has 3.13.5"
+    assert bundled["what"] == "the bundle is for Python 3.11, but the host has 3.13.5"
     assert named in bundled["hint"]
 
 
 def test_a_cpu_without_what_a_stack_needs() -> None:
     [problem] = chosen(StackRequest("intel"), a=WITHOUT_512).problems["a"]
-    assert problem["what"] == "stack intel needs a CPU with AVX512, the host has My Xeon"
+    assert problem["what"] == "stack intel needs a CPU with AVX512, but the host has My Xeon"
     assert chosen(StackRequest("native"), a=WITHOUT_512).problems["a"] == []
     # of which nothing is known has none
     choice = chosen(StackRequest("intel"), a={}, b=NEW)
@@ -268,7 +268,7 @@ def test_a_bundle_says_which_stack() -> None:
         (host("3.11.2", libc="glibc 2.28"), ""),
         (host("3.11.2", libc="glibc 2.100"), ""),
         ({}, ""),
-        (host("3.12.1"), "the bundle is for Python 3.11, the host has 3.12.1"),
+        (host("3.12.1"), "the bundle is for Python 3.11, but the host has 3.12.1"),
         (host("3.11.2", libc="glibc 2.17"), "the bundle needs glibc 2.28, but the host has 2.17"),
         (host("3.11.2", machine="aarch64"), "the bundle is for x86_64, but the host is aarch64"),
         (host("3.11.2", libc="musl 1.2"), "the bundle needs glibc, but the host has musl 1.2"),
