@@ -1,4 +1,4 @@
-"""Full disks, as small file systems of memory."""
+"""Full disks, simulated by small file systems in memory."""
 
 import re
 import subprocess
