@@ -15,7 +15,7 @@ OUTCOMES = ("passed", "failed", "error", "skipped")
 
 
 def write(folder: Path, outcomes: Iterable[tuple[str, str]], reasons: Iterable[str]) -> None:
-    """Leave what became of a session.
+    """Write the outcome of a session.
 
     Args:
         outcomes: the id of each test, and one of OUTCOMES.
@@ -26,7 +26,7 @@ def write(folder: Path, outcomes: Iterable[tuple[str, str]], reasons: Iterable[s
 
 
 def table(sessions: Iterable[dict[str, list[str]]]) -> list[str]:
-    """The lines for people."""
+    """Return the lines of the summary."""
     layers: dict[str, Counter[str]] = {}
     reasons: Counter[str] = Counter()
     for session in sessions:
