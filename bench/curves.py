@@ -49,7 +49,7 @@ Run = dict[str, Any]
 
 
 def main() -> int:
-    """Do the missing runs, print the table; returns the exit code."""
+    """Do the missing runs and print the table; return the exit code."""
     parser = arguments(__doc__, CASES, threads=1)
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--way", action="append", choices=WAYS)
@@ -91,7 +91,7 @@ def main() -> int:
 
 
 def done(key: Run, path: Path) -> list[Run]:
-    """The line of a run in the file, if it is done."""
+    """Return the line of a run in the file, if the run is done."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [run for run in map(json.loads, lines) if run.items() >= key.items()][:1]
 
@@ -122,12 +122,12 @@ def summary(runs: list[Run]) -> dict[str, dict[str, Any]]:
 
 
 def spread(values: list[float]) -> float:
-    """The standard deviation; 0 of a single value."""
+    """Return the standard deviation; 0 for a single value."""
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def mean_and_spread(values: list[float], form: str) -> str:
-    """Mean and standard deviation, or nothing where nothing was measured."""
+    """Format mean and standard deviation, or nothing without measurements."""
     if not values:
         return ""
     return f"{statistics.mean(values):{form}} ± {spread(values):{form.lstrip('+')}}"

@@ -51,20 +51,20 @@ def variants(precision: str) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs trainings of one prepared run; see bench.embed_run."""
+    """A runner of trainings from one prepared run; see bench.embed_run."""
 
     bench: Bench
     site: Path
     run_dir: Path
 
     def run(self, **options: Any) -> dict[str, Any]:
-        """One training."""
+        """Run one training."""
         variables = environment(self.bench.threads, options.get("tcmalloc", False), self.site)
         return run_module("bench.embed_run", self.bench.prefix, self.run_dir, options, variables)
 
 
 def main() -> int:
-    """Measure, print the tables and write the results; returns the exit code."""
+    """Measure, print the tables and write the results; return the exit code."""
     parser = arguments(__doc__, (), threads=2)
     parser.add_argument("--task", choices=RECIPES, default="embed")
     parser.add_argument("--encoder", type=Path, required=True)
@@ -112,7 +112,7 @@ def main() -> int:
 
 
 def labelled_pairs(squad: Path, folder: Path) -> Path:
-    """Write each question with its context and with that of the row before; returns the folder."""
+    """Write each question with its own context and with the previous row's; return the folder."""
     folder.mkdir()
     for split in ("train", "validation"):
         pairs, other = [], ""
@@ -133,7 +133,7 @@ def labelled_pairs(squad: Path, folder: Path) -> Path:
 def measure(
     runner: Runner, chosen: dict[str, dict[str, Any]], turns: int, steps: int
 ) -> dict[str, dict[str, Any]]:
-    """Run each variant `turns` times, interleaved; the medians by name."""
+    """Run each variant `turns` times, interleaved; return the medians by name."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in chosen}
     for _ in range(turns):
         for name, options in chosen.items():
@@ -141,7 +141,7 @@ def measure(
             found[name].append(done)
             print(f"{name}: {done['pairs_per_second']:.2f} pairs/s", file=sys.stderr)
     ratios = {
-        # of `ours` in the same turn
+        # relative to `ours` in the same turn
         f"{short}times_of_ours": {
             name: statistics.median(
                 ours[f"pairs_per_{short}second"] / one[f"pairs_per_{short}second"]
@@ -170,7 +170,7 @@ def measure(
 
 
 def table(task: str, found: dict[str, dict[str, Any]]) -> str:
-    """The variants as a Markdown table."""
+    """Format the variants as a Markdown table."""
     lines = [
         "",
         f"| {task} | pairs/s | ours is so many times as fast | pairs/s of CPU time | likewise "

@@ -1,4 +1,4 @@
-"""A comparison of the first setup of several hosts with that of one.
+"""Compares the first setup of several hosts with the first setup of one host.
 
     sudo .venv-dev/bin/python -m bench.first_setup [--hosts N] [--cpu PERCENT ...] [--turns N]
 
@@ -30,7 +30,7 @@ SECONDS = 1200
 
 
 def main() -> int:
-    """Measure, and print one JSON document; returns the exit code."""
+    """Measure, print one JSON document, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--cpu", type=int, nargs="*", default=[0, 40])
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def warm(folder: Path) -> None:
-    """Download the wheels: a dry run would not, so a bare host is set up and thrown away."""
+    """Download the wheels by setting up a bare host that is then removed; a dry run would not."""
     measure(folder, 1, 0, "warm")
 
 
@@ -79,7 +79,7 @@ def measure(folder: Path, count: int, percent: int, name: str) -> tuple[float, f
 
 
 def report(times: list[dict[str, float]], hosts: int) -> None:
-    """A table on stderr, everything on stdout."""
+    """Print a table to stderr, and all results to stdout."""
     for percent in sorted({int(t["cpu"]) for t in times}):
         by = {
             (count, what): statistics.median(

@@ -24,7 +24,7 @@ STACKS = ("native", "intel-2.8")
 
 
 def main() -> int:
-    """Measure, and print one JSON document; returns the exit code."""
+    """Measure, and print one JSON document; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("stacks", nargs="*", default=list(STACKS))
     parser.add_argument("--turns", type=int, default=3)
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def run(folder: Path, stack: str, *arguments: str) -> dict[str, Any]:
-    """One command with a state folder of the stack's own; its JSON result."""
+    """Run a command with a separate state folder for the stack; return its JSON result."""
     environment = os.environ | {"XDG_STATE_HOME": str(folder / f"{stack}-state")}
     done = subprocess.run(
         [FTCLUSTER, *arguments, "--json"], env=environment, capture_output=True, text=True

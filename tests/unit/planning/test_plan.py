@@ -115,7 +115,7 @@ def test_a_recipe_has_fewer_ranks_where_there_are_fewer_cores() -> None:
         (1, 1, (1,)),
         (2, 2, (2, 1)),
         (2, 8, (8, 4, 2, 1)),
-        (2, 6, (6, 2, 1)),  # three ranks would have one that spans the sockets
+        (2, 6, (6, 2, 1)),  # one of three ranks would span the sockets
         (1, 3, (3, 1)),
         (4, 4, (4, 2, 1)),
     ],
@@ -173,7 +173,7 @@ def test_hosts_that_slow_down_the_others_are_named() -> None:
 @pytest.mark.parametrize(
     ("cores", "ranks", "expected"),
     [
-        (20, 4, ["0-4", "5-9", "10-14", "15-19"]),  # two in each of two nodes
+        (20, 4, ["0-4", "5-9", "10-14", "15-19"]),  # two ranks in each of two nodes
         (20, 3, ["0-5", "6-11", "12-17"]),
         (20, 1, ["0-19"]),
         (2, 2, ["0", "1"]),
@@ -195,7 +195,7 @@ def test_a_core_is_reserved_for_communication_of_large_ranks() -> None:
         return decided(*hosts).hosts[0].threads_per_rank
 
     assert [threads(cores, 2) for cores in (1, 2, 7, 8, 32)] == [1, 2, 7, 7, 31]
-    assert threads(32, 1) == 32  # nobody to communicate with
+    assert threads(32, 1) == 32  # no other rank to communicate with
 
 
 @pytest.mark.parametrize(("cores", "threads", "kept"), [(64, 64, 1), (64, 128, 0), (32, 32, 0)])
