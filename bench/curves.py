@@ -97,7 +97,7 @@ def done(key: Run, path: Path) -> list[Run]:
 
 
 def summary(runs: list[Run]) -> dict[str, dict[str, Any]]:
-    """The values of all seeds by case and way, with mean, deviation and differences to fp32."""
+    """Return all seeds' values by case and way, with mean, deviation and difference to fp32."""
     found: dict[str, dict[str, Any]] = {}
     for case, way in dict.fromkeys((run["case"], run["way"]) for run in runs):
         own = {run["seed"]: run for run in runs if (run["case"], run["way"]) == (case, way)}
@@ -134,7 +134,7 @@ def mean_and_spread(values: list[float], form: str) -> str:
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
-    """Mean and standard deviation over the seeds, and the mean difference to fp32's same seeds."""
+    """Format mean and deviation over the seeds, and the mean difference to fp32."""
     lines = [
         "| case | way | seeds | training loss | beside fp32 | validation loss | beside fp32 |",
         "|---" * 7 + "|",

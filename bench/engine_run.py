@@ -318,7 +318,7 @@ def _unmasked(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 def _stock(
     job: Job, task: Task, model: Any, train_set: Samples, options: dict[str, Any], clock: Clock
 ) -> Trained:
-    """transformers' Trainer as run_glue and its like configure it, or `tuned`."""
+    """Train with transformers' Trainer as configured by run_glue and others, or `tuned`."""
     training, recipe, tuned = job.recipe.training, job.recipe, options.get("tuned", False)
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(job.run_dir / "stock"),
@@ -394,7 +394,7 @@ def _stock(
 
 @contextmanager
 def _profiler(options: dict[str, Any]) -> Iterator[profile | None]:
-    """Profile the steps after the warm-up, if asked to; `profile_found` of `options` has them."""
+    """Profile the steps after the warm-up on request; the profile goes into `options`."""
     if not options.get("profile"):
         yield None
         return

@@ -58,7 +58,7 @@ def warm(folder: Path) -> None:
 
 
 def measure(folder: Path, count: int, percent: int, name: str) -> tuple[float, float]:
-    """Seconds of the first and a second setup of fresh hosts, each held to `percent` of a core."""
+    """Return the seconds of the first and second setup of fresh hosts with a limited CPU."""
     with Testbed() as bed:
         bed.up(count)
         (folder / "hosts.ini").write_text(bed.inventory())

@@ -161,7 +161,7 @@ def summary(runs: list[Run]) -> dict[str, dict[str, Run]]:
 
 
 def table(found: dict[str, dict[str, Run]]) -> str:
-    """The metrics, what a rank has sent, and the minutes of a training at each rate."""
+    """Format the metrics, a rank's sent bytes, and the minutes of a training at each rate."""
     lines = []
     for case, ways in found.items():
         rates = list(

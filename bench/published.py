@@ -70,7 +70,7 @@ def minutes(training: Published, samples_per_second: float, cores: int) -> float
 
 
 def errors(results: Mapping[tuple[str, str], Any], cores: int, precision: str) -> list[float]:
-    """Predicted over published minutes of Trainer, of all that were published in a precision."""
+    """Return predicted over published minutes of Trainer, for all times in a precision."""
     return [
         minutes(one, found["stock"]["samples_per_second"], cores) / one.minutes
         for one in TRAININGS

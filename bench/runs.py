@@ -131,7 +131,7 @@ class Bench:
 
 
 def machine(prefix: Path, threads: int, site: Path | None = None) -> dict[str, Any]:
-    """CPU, load and products of this machine, and the versions of all that is compared on it."""
+    """Return CPU, load and matmul speed of this machine, and versions of compared packages."""
     options = {"shapes": SHAPES, "precision": precision(), "versions": True}
     variables = environment(threads, site=site)
     measured = run_module("bench.engine_run", prefix, Path(), options, variables)

@@ -75,7 +75,7 @@ class Run:
         )  # fmt: skip
 
     def greeted(self, start: int) -> dict[str, float]:
-        """Wait for the ranks of a start, from 0; how long mpirun and their guardians took."""
+        """Wait for the ranks of a start, from 0; return the times of mpirun and guardians."""
         self.until(lambda: len(self.lines(RANKS_FILE)) == self.ranks * (start + 1), "greetings")
         gate = float(self.lines(GATE_FILE)[start][-1])
         last = max(float(words[-1]) for words in self.lines(RANKS_FILE)[-self.ranks :])
@@ -106,7 +106,7 @@ class Run:
             time.sleep(0.05)
 
     def steady(self) -> dict[str, float]:
-        """Shares of a core that the supervisor and a guardian use, and what the former has open."""
+        """Return CPU shares of the supervisor and a guardian, and the supervisor's open files."""
         guardians = children(int(self.lines(GATE_FILE)[-1][0]))
         pids = (self.process.pid, *guardians)
         before, began = {pid: cpu_seconds(pid) for pid in pids}, time.monotonic()

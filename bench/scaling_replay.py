@@ -72,7 +72,7 @@ class Replay(torch.nn.Module):
         self._rows, self._seconds = rows, (forward, backward)
 
     def layers(self) -> Iterator[tuple[tuple[float, float], list[torch.nn.Parameter]]]:
-        """The parameters of each layer, and the seconds of its passes; the first layer first."""
+        """Return the parameters of each layer and the seconds of its passes, in order."""
         named = list(self.model.named_parameters())
         size = sum(p.numel() for name, p in named if not name.startswith(EMBEDDINGS))
 
@@ -111,7 +111,7 @@ def optimizer_of(mode: str, model: Any, options: dict[str, Any]) -> Any:
 
 
 def steps_of(mode: str, options: dict[str, Any]) -> Iterator[dict[str, float]]:
-    """Seconds of each step of a mode, seconds that this rank was blocked, and bytes it sent."""
+    """Return each step's seconds, the rank's blocked seconds, and the bytes that it sent."""
     torch.manual_seed(1)
     replay = Replay(options["forward"], options["backward"], options["rows"])
     if mode == "ddp":

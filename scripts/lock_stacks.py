@@ -113,7 +113,7 @@ def lock_lines(
 def hashes_elsewhere(
     name: str, version: str, pythons: list[str], elsewhere: Mapping[str, str]
 ) -> set[str]:
-    """The hashes of a package's wheels on other indexes, whose version may have a local part.
+    """Return the hashes of a package's wheels on other indexes, with a local version or not.
 
     Raises:
         SystemExit: there are some of the package, but none for this version and a Python.

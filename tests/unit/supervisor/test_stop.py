@@ -113,7 +113,7 @@ def test_a_stop_whose_exception_python_drops_is_seen_at_the_next_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Forks:
-        """Stands in for what Python calls at a fork: what it raises goes to the same hook."""
+        """A stand-in for the function that Python calls at a fork; its errors reach one hook."""
 
         def __del__(self) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
