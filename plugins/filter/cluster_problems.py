@@ -67,7 +67,7 @@ def clocks(hosts: Hosts, allowed: float) -> Findings:
         ahead = offset - offsets[reference][0]
         if abs(ahead) > allowed + error + offsets[reference][1]:
             way = "ahead of" if ahead > 0 else "behind"
-            what = f"its clock is {abs(ahead):.1f} s {way} that of {reference}"
+            what = f"its clock is {abs(ahead):.1f} s {way} the clock of {reference}"
             hint = "synchronize it: timedatectl set-ntp true, with systemd-timesyncd or chrony"
             yield host, what, hint
 

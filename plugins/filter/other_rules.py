@@ -68,7 +68,7 @@ def other_rules(
     if not shut and not accounts:
         return []
     has = " and ".join([
-        *([f"its home, limits and firewall are those of the account {', '.join(accounts)}"]
+        *([f"its home, limits and firewall belong to the account {', '.join(accounts)}"]
           if accounts else []),
         *([f"its firewall lets in {', '.join(shut)}"] if shut else []),
     ])  # fmt: skip
@@ -78,7 +78,7 @@ def other_rules(
             "what": f"{has} for the cluster in {folders}, and this setup would replace them",
             "hint": "tear that cluster down, or set up both clusters with the same hosts and "
             "account; if that cluster no longer exists, remove its file in "
-            "/etc/ftcluster/clusters{keep}",
+            f"/etc/ftcluster/clusters{keep}",
         }
     ]
 

@@ -145,5 +145,5 @@ def _refuse_unreachable(path: Path, account: str) -> None:
             raise RefusedPath(
                 part,
                 f"{account}, the account that trains, may not read it",
-                "copy the Python to where all accounts may, such as /opt",
+                "copy the Python to a folder that all accounts may read, such as /opt",
             )

@@ -154,9 +154,9 @@ def _name(stacks: Stacks, wanted: StackRequest, hosts: Hosts) -> tuple[str, str]
     if wanted.present not in stacks:
         raise ChoiceError(
             f"the cluster has stack {wanted.present}, which this version of ftcluster does not "
-            "have: install the version that set it up, or name another one: --stack NAME"
+            "have: install the version that set it up, or name another stack: --stack NAME"
         )
-    return wanted.present, "the cluster has it; for another one: --stack NAME"
+    return wanted.present, "the cluster has it; for another stack: --stack NAME"
 
 
 def _automatic(stacks: Stacks, hosts: Hosts) -> tuple[str, str]:
@@ -241,7 +241,8 @@ def _cpu_problems(
     if not missing:
         return []
     what = f"stack {name} needs a CPU with {' and '.join(missing)}"
-    return [_finding(f"{what}, but the host has {facts.get('cpu_model', 'another one')}", LEAVE_OUT)]
+    model = facts.get("cpu_model", "another CPU")
+    return [_finding(f"{what}, but the host has {model}", LEAVE_OUT)]
 
 
 def _bundle_problems(bundle: Bundle | None, facts: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -49,7 +49,7 @@ def test_teardown_removes_everything_but_runs_and_then_these(cluster: Cluster) -
     preflight = ("setup", cluster.inventory, "--limit", OTHER, "--tags", "preflight")
     refused = control.run(*preflight, "-e", "ftcluster_user=another")
     assert refused.returncode == 1
-    assert f"{OTHER}: its home, limits and firewall are those of the account ftcluster" in (
+    assert f"{OTHER}: its home, limits and firewall belong to the account ftcluster" in (
         refused.stderr
     )
     assert "/srv/other" in refused.stderr

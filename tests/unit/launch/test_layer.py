@@ -235,7 +235,7 @@ def test_a_pip_that_does_not_report_sources_is_refused(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("deepspeed\n", r"deepspeed from its sources:(.|\n)*No module named 'torch'\n  have pip"),
+        ("deepspeed\n", r"deepspeed from its sources:(.|\n)*No module named 'torch'\n  build all"),
         (f"builds==1.5 --hash=sha256:{'0' * 64}\n", r"Expected sha256 0{64}\s+Got"),
     ],
 )

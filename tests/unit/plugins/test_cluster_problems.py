@@ -41,8 +41,8 @@ def test_clocks_are_compared_with_the_median() -> None:
         node0=off(60.2), node1=off(61.0), node2=off(0.0), node3=off(90.5), node4=off(60)
     )
     assert bad(found) == ["node2", "node3"]
-    assert "its clock is 60.2 s behind that of node0" in found["node2"][0]["what"]
-    assert "its clock is 30.3 s ahead of that of node0" in found["node3"][0]["what"]
+    assert "its clock is 60.2 s behind the clock of node0" in found["node2"][0]["what"]
+    assert "its clock is 30.3 s ahead of the clock of node0" in found["node3"][0]["what"]
     # of two middle clocks, the clock nearer to the control node's is used
     found = cluster(node0=off(-300.0), node1=off(0.1))
     assert bad(found) == ["node0"]
