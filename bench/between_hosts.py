@@ -1,15 +1,15 @@
-"""Collectives between test hosts: gloo, impi and MPI itself, in turns in the same processes.
+"""Collectives between test hosts over gloo, impi and MPI itself, in turns in the same processes.
 
     sudo env FTCLUSTER_TESTBED_NAME=k .venv-dev/bin/python -m bench.between_hosts --stack DIR
         [--hosts 2 4] [--rates off 10gbit 1gbit] [--sizes BYTES ...] [--names gloo,impi,mpi]
         [--seconds 20] [--checkout DIR] --results FILE
 
 after `testbed up 4`. Ranks run in the networks of the hosts, with this machine's files: --stack has
-bin/python with torch and bin/mpirun, and the backend is --checkout's (by default this one). A host
-is one core, and hosts share those of this machine; started with `chrt -r 1`, they do so with nobody
-else, but MPI itself, which polls, cannot be measured then with several hosts on a core. A size of 0
-is a barrier. A time is the slowest rank's, for small sizes a part of 20 calls; the median of all
-turns, with their quartiles.
+bin/python with torch and bin/mpirun, and the backend comes from --checkout (by default this
+checkout). Each host has one core, and the hosts share this machine's cores. With `chrt -r 1`, no
+other program uses these cores, but then MPI itself, which polls, cannot be measured with several
+hosts on a core. A size of 0 is a barrier. A time is the slowest rank's time; for small sizes it is
+the mean of 20 calls. The result is the median of all turns, with quartiles.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """One rank of bench.between_hosts: SECONDS NAMES SIZE ...
 
-A time is that of the slowest rank. Collectives of small sizes follow each other.
+A time is the slowest rank's time. Collectives of small sizes follow each other.
 """
 
 import json

@@ -7,7 +7,7 @@
 from the repository's root, with the Python of the stack under --prefix and the code of this
 checkout. DIR of --data has the folder squad,
 whose questions and contexts are the pairs; --encoder is a model with its tokenizer, such as
-all-MiniLM-L6-v2. --site is a folder with sentence-transformers beside the stack's torch:
+all-MiniLM-L6-v2. --site is a folder with sentence-transformers for the stack's torch:
 
     pip install --target DIR --no-deps sentence-transformers accelerate psutil scikit-learn scipy
         joblib threadpoolctl cloudpickle narwhals
@@ -17,9 +17,9 @@ with MultipleNegativesRankingLoss, scale 20; a reranker (CrossEncoderTrainer) wi
 BinaryCrossEntropyLoss, each question with its own context, 1, and with another one, 0. Each run is
 a process, runs are interleaved, numbers are medians. `stock` has bf16, where --precision is not
 fp32, and of embeddings the batch sampler NO_DUPLICATES; `stock, fp32` is the same without bf16, and
-`tuned` with the allocator that planned runs, and so `ours`, have. --seeds also trains an epoch with
-ours and with stock by turns, and measures both models with the same code, beside the speed of the
-whole epoch; --turns 0 leaves out the rest.
+`tuned` with the allocator of planned runs, which `ours` has too. --seeds also trains an epoch with
+ours and with stock in turns, measures both models with the same code, and measures the speed of the
+whole epoch. --turns 0 skips everything else.
 """
 
 import json
@@ -173,8 +173,8 @@ def table(task: str, found: dict[str, dict[str, Any]]) -> str:
     """Format the variants as a Markdown table."""
     lines = [
         "",
-        f"| {task} | pairs/s | ours is so many times as fast | pairs/s of CPU time | likewise "
-        "| of the products' limit |",
+        f"| {task} | pairs/s | speed-up of ours | pairs/s of CPU time | speed-up in CPU time "
+        "| share of the matmul limit |",
         "|---|---|---|---|---|---|",
     ]  # fmt: skip
     for name, one in found.items():

@@ -13,10 +13,10 @@ process, runs are interleaved, numbers are medians. `stock` is Trainer with the 
 run_glue, run_ner, run_qa, run_mlm and run_clm: padded to the maximum. `tuned` is Trainer as far as
 its own options go: batches padded to their longest sample and grouped by length, and tcmalloc. Both
 have fused AdamW, and bf16 where the CPU has instructions for it. `ours` runs with tcmalloc, as
-planned runs do. Where batches differ in length, the speed is that of an epoch's mean batch
-(`length_share`), for each of them.
---ablation also measures ours without each optimization and with each alone, and `tuned` in fp32;
---profile the time by kind of work and its serial share. `--turns 1 --steps 6` takes minutes.
+planned runs do. If batches differ in length, each speed is converted to an epoch's mean batch
+(`length_share`). --ablation also measures ours without each optimization and with each alone, and
+`tuned` in fp32; --profile the time by kind of work and its serial share. `--turns 1 --steps 6`
+takes minutes.
 """
 
 import json
@@ -230,7 +230,7 @@ def table(case: str, found: dict[str, dict[str, Any]]) -> str:
     """Format the variants of a case as a Markdown table."""
     lines = [
         "",
-        f"| {case} | samples/s | ratio to tuned | ratio to stock | share of the products' limit |",
+        f"| {case} | samples/s | ratio to tuned | ratio to stock | share of the matmul limit |",
         "|---|---|---|---|---|",
     ]
     for name, numbers in found.items():

@@ -4,9 +4,9 @@
         [--width N] [--layers N] [--vocabulary N] [--tokens N] [--samples N] [--precision bf16|fp32]
         [--masked]
 
-from the repository's root. A Llama with random weights and a vocabulary that is large beside its
-layers; with --masked a BERT, which learns 15 % of the tokens. Prints one JSON object: the peak of
-the whole process, and of each part of it.
+from the repository's root. The model is a Llama with random weights and a vocabulary that is large
+compared with its layers. With --masked it is a BERT that predicts 15 % of the tokens. Prints one
+JSON object: the peak of the whole process, and of each part of it.
 """
 
 import argparse

@@ -5,7 +5,7 @@
 
 from the repository's root, after `ftcluster setup localhost`. --scripts has run_glue.py, run_qa.py
 with its two modules and run_clm.py, of the version of transformers in the stack or the one before;
---data and --encoder are those of bench.engine.
+--data and --encoder are the same as for bench.engine.
 
 The scripts run as they are, with --bf16 where the CPU has instructions for it: each run is a
 process of bench.fast_run, runs are interleaved, numbers are medians. `alone` is python SCRIPT;

@@ -4,12 +4,12 @@
 
 from the repository's root.
 
-Boots bare hosts with tests/testbed, and times `ftcluster setup` of one of them and of N of them,
-interleaved, each time on hosts that have never been set up, with the wheels downloaded before. All
-hosts and the control node share the cores of this machine. So that N hosts have N times the
-processor of one host, as real ones do, each can be held to a share of a core (--cpu 40); with
---cpu 0 they take what they get, and N hosts contend for what one host has to itself. A second run
-on the same hosts is timed as well.
+Boots bare hosts with tests/testbed, and times `ftcluster setup` for one host and for N hosts,
+interleaved, always on new hosts and with the wheels downloaded before. All hosts and the control
+node share the cores of this machine. So that N hosts have N times the processor of one host, as
+real ones do, each can be held to a share of a core (--cpu 40); with --cpu 0 there is no limit, and
+N hosts compete for the cores that one host has alone. A second run on the same hosts is timed as
+well.
 """
 
 import argparse

@@ -5,10 +5,10 @@
 
 from the repository's root, after `scripts/environment control`. This machine is set up in a folder
 (with --home: in DIR, and kept). DIR of --data has the folders mrpc,
-squad and shakespeare; --encoder is a small BERT with its tokenizer. What each job trains on is made
-of these rows: what people wrote, with labels that follow from it. Some jobs begin with the model of
-another. Each command is timed as its user waits for it, with empty caches of models, data and
-tokens; the metric is that of the validation set.
+squad and shakespeare; --encoder is a small BERT with its tokenizer. The data of each job are made
+from these rows: texts that people wrote, with labels that follow from them. Some jobs begin with
+the model of another job. Each command is timed as its user waits for it, with empty caches of
+models, data and tokens; the metric is computed on the validation set.
 """
 
 import argparse

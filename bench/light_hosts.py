@@ -2,12 +2,12 @@
 
     sudo .venv-dev/bin/python -m bench.light_hosts --results FILE [HOSTS ...]
 
-from the repository's root, after `scripts/environment control`; what the FILE has of other numbers
-stays. For each number of hosts tests/testbed boots containers with systemd and sshd of their own.
-Measured are the first setup; each stage of a second one, which changes nothing; and a run of a
-script that computes nothing (`bench.light_rank`), with real SSH and mpirun: how long it takes to
-start, what the supervisor uses, how long until a rank that hangs and a host that loses its power
-are named and the ranks are started again, and to stop. The stack is installed once, on this
+from the repository's root, after `scripts/environment control`; the FILE keeps results for other
+numbers of hosts. For each number of hosts tests/testbed boots containers with systemd and sshd of
+their own. Measured are the first setup; each stage of a second one, which changes nothing; and a
+run of a script that computes nothing (`bench.light_rank`), with real SSH and mpirun: how long it
+takes to start, what the supervisor uses, how long until a rank that hangs and a host that loses its
+power are named and the ranks are started again, and to stop. The stack is installed once, on this
 machine, and lies below each host's disk: what is measured is what grows with the hosts. All of them
 share this machine's cores, as real hosts do not.
 """

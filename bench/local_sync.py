@@ -6,12 +6,12 @@
 from the repository's root as root, after `ftcluster setup localhost`. DIR has the folders mrpc and
 squad; --encoder is a small BERT with its tokenizer, such as all-MiniLM-L6-v2.
 
-Two ranks of one thread, each of them a worker, fine-tune the encoder in a network namespace of
-their own. The first seed does so by gloo, so what the loopback has carried is what the ranks have
-sent; the others by impi, which takes less of the shared cores. With --rates, each
-way also trains some steps over a loopback that carries twice as many megabits a second, as
-much as two hosts of that speed send at once. Every training adds a line to FILE and is not
-repeated when the command is started again.
+Two ranks of one thread, each of them a worker, fine-tune the encoder in a separate network
+namespace. The first seed uses gloo, so the traffic of the loopback interface is the traffic of the
+ranks. The other seeds use impi, which needs less of the shared cores. With --rates, each way also
+trains some steps over a loopback that carries twice as many megabits a second, as much as two hosts
+of that speed send at once. Every training adds a line to FILE and is not repeated when the command
+is started again.
 """
 
 import json

@@ -4,8 +4,8 @@
         [--shape NAME] [--tokens N] [--rank N] [--checkpointing] [--folder DIR [--in-4bit]]
 
 from the repository's root. The weights are random, in bf16, and never in fp32. Prints one JSON
-object: the peak of the process, and the plan's estimate. Run it alone: that of 8 billion weights
-takes 16 GB and more. With --folder the model is loaded from DIR, as a training loads it; another
+object: the peak of the process, and the plan's estimate. Run it alone, because 8 billion weights
+    need 16 GB and more. With --folder the model is loaded from DIR, as a training loads it; another
 process writes it there first.
 """
 

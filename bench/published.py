@@ -25,9 +25,9 @@ class Published:
         case: case of `bench.engine`.
         samples: samples of all epochs.
         cores: cores of a host.
-        minutes: published; None: nobody has.
-        ours: whether the case's mean length is that of these samples, too. Trainer pads all to the
-            maximum, so its time does not depend on that.
+        minutes: published minutes; None if not published.
+        ours: True if the case's mean length is also the mean length of these samples. Trainer pads
+            all to the maximum, so its time does not depend on that.
     """
 
     work: str

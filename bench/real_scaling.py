@@ -2,7 +2,8 @@
 
     sudo env FTCLUSTER_TESTBED_NAME=k .venv-dev/bin/python -m bench.real_scaling VERB --results FILE
 
-after `testbed up 4` and `ftcluster setup` of these hosts; XDG_STATE_HOME is that of the setup.
+after `testbed up 4` and `ftcluster setup` of these hosts; XDG_STATE_HOME is the same as for the
+setup.
 
     measure   steps of `bench.real_steps` on 2 and 4 hosts, every other one without an exchange;
               each host has half a core and a cable of 10 Gbit/s

@@ -45,7 +45,7 @@ def arguments(
     parser.add_argument("--results", type=Path)
     if not (KERNELS / "libavx2.so").exists():
         raise SystemExit(
-            f"{KERNELS} has no loops in C, so the engine would be slower than that of a wheel; "
+            f"{KERNELS} has no loops in C, so the engine would be slower than in a wheel; "
             "build the wheel in this checkout first: scripts/environment"
         )
     return parser

@@ -1,8 +1,8 @@
-"""Growth of a run's costs with its ranks, its events and the runs beside it.
+"""Growth of a run's costs with the number of its ranks, of its events and of other runs.
 
     .venv-dev/bin/python -m bench.scale --results FILE [--ranks N ...] [--lines N ...]
 
-from the repository's root; what the FILE has of other numbers stays. For each number of ranks (8 a
+from the repository's root; the FILE keeps results for other numbers. For each number of ranks (8 a
 host) the real supervisor starts real guardians on this machine, with ranks that compute nothing
 (`bench.scale_ranks`), and of the other hosts only their leases are stand-ins. Measured are the time
 until all guardians are greeted, which connect at the same moment; CPU time, memory and files of the

@@ -3,7 +3,8 @@
     sudo env FTCLUSTER_TESTBED_NAME=k .venv-dev/bin/python -m bench.scaling_proof VERB ...
         --results FILE
 
-after `testbed up 4` and `ftcluster setup` of these hosts; XDG_STATE_HOME is that of the setup.
+after `testbed up 4` and `ftcluster setup` of these hosts; XDG_STATE_HOME is the same as for the
+setup.
 
     rate    finds the rate at which DistributedDataParallel with gloo has 87 % at 4 hosts
     replay  measures modes at that rate: --hosts N --backend NAME --modes NAMES

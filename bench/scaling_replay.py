@@ -3,12 +3,12 @@
     ftcluster run -- scaling_replay.py '{"backend": "impi", "modes": ["bf16-whole"], "steps": 6,
         "forward": 1.0, "backward": 2.0, "rows": 900, "every": 4}'
 
-So hosts that share a few cores behave as hosts of their own whose forward and backward passes take
-so many seconds (measured before): each layer waits for its part of them and then has gradients,
-which are summed as the training loop or DistributedDataParallel (the mode `ddp`) sums them, over
-the network. AdamW's step is real too. The model is DistilBERT-base; `rows` of its embedding's
-30,522 have gradients, and local steps are exchanged after `every` steps. Rank 0 prints a line of
-JSON for each step of each mode.
+In this way, hosts that share a few cores behave like separate hosts whose forward and backward
+passes take the given, previously measured seconds: each layer waits for its part of them and then
+has gradients, which are summed as the training loop or DistributedDataParallel (the mode `ddp`)
+sums them, over the network. AdamW's step is real too. The model is DistilBERT-base; `rows` of its
+embedding's 30,522 have gradients, and local steps are exchanged after `every` steps. Rank 0 prints
+a line of JSON for each step of each mode.
 """
 
 import json

@@ -4,9 +4,9 @@
         [--steps N] [--prefix DIR] [--results FILE]
 
 from the repository's root, after `ftcluster setup localhost`. --scripts has run_glue.py; --data and
---encoder are those of bench.engine. The script is as it is, with `--ddp_backend` for each backend:
-DistilBERT-base with random weights on MRPC, padded to 128 tokens, Trainer's own
-DistributedDataParallel with buckets of 25 MB. A run is all of its steps; runs are interleaved.
+--encoder are the same as for bench.engine. The script is unchanged, with `--ddp_backend` for each
+backend: DistilBERT-base with random weights on MRPC, padded to 128 tokens, Trainer's own
+    DistributedDataParallel with buckets of 25 MB. A run is all of its steps; runs are interleaved.
 """
 
 import argparse

@@ -6,7 +6,7 @@
 
 from the repository's root, with the Python of the stack under --prefix and the code of this
 checkout. DIR of --data has the folder squad: a question is the prompt, its context the completion.
---site is a folder with TRL and PEFT beside the stack's torch:
+--site is a folder with TRL and PEFT for the stack's torch:
 
     pip install --target DIR --no-deps trl peft
 

@@ -2,7 +2,7 @@
 
     PREFIX/current/bin/python -m bench.snapshots [--threads N] [--turns N] [--results FILE]
 
-from the repository's root, after `ftcluster setup localhost`. The state is that of GPT-2 (124
+from the repository's root, after `ftcluster setup localhost`. The state belongs to GPT-2 (124
 million parameters, 1.5 GB), in memory; the snapshots are written to the folder for temporary files.
 The cost is the time that the training waits for the copy, and the CPU time of the thread that
 writes it over the threads of the training.

@@ -4,7 +4,7 @@
 
 from the repository's root, after `./test unit` has made the environments.
 
-Sets this machine up once for each stack, in folders of their own that are kept below --folder, and
+Sets this machine up once for each stack, in separate folders that are kept below --folder, and
 trains the recipe quickstart for some steps with each, and with IPEX's stack also without IPEX:
 interleaved, medians. All runs start from the same weights and see the same batches.
 """

@@ -3,8 +3,8 @@
 .venv/bin/python scripts/engine_environment.py FOLDER PYTHON
 
 Wheels come by the roles' own code, from the sources that setup has, into the cache that the tests
-of setup use, so that either finds what the other has downloaded. What only some
-tests import is apart: FOLDER/trackers has what stack native-trackers has beside native's packages,
+of setup use, so that each finds the other's downloads. Packages that only some tests import are in
+separate folders: FOLDER/trackers has what stack native-trackers has beside native's packages,
 FOLDER/compared has requirements/engine.txt.
 """
 

@@ -87,7 +87,7 @@ def lock_lines(
         elsewhere: the SHA-256 of wheels that other indexes have, by file name.
 
     Raises:
-        SystemExit: a package has no wheel that fits, or one Python lacks that of another index.
+        SystemExit: a package has no wheel that fits, or another index has no wheel for one Python.
     """
     lines = []
     for package in packages:

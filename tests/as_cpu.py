@@ -2,8 +2,8 @@
 
     sudo python3 -m tests.as_cpu avx2 ./test engine
 
-/proc/cpuinfo is one without the flags, in a mount namespace, and torch's libraries keep to what is
-left by their own variables. avx2: Haswell and Broadwell; avx512: Skylake to Ice Lake; avx512_bf16:
+In a mount namespace, /proc/cpuinfo lacks the flags, and variables limit torch's libraries to the
+remaining instructions. avx2: Haswell and Broadwell; avx512: Skylake to Ice Lake; avx512_bf16:
 Cooper Lake, and later ones in a virtual machine that hides AMX.
 """
 

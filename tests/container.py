@@ -4,8 +4,8 @@
 
 Debian 12, 13 or 14 (testing) with apt, git and Python: no compiler, systemd or network tools. It
 has the rights that docker gives: its capabilities and system calls, no new privileges, /sys
-read-only, 64 MB in /dev/shm. The network and the way to package indexes are this machine's. What
-is committed is what is run. Needs root, and what tests/testbed needs.
+read-only, 64 MB in /dev/shm. It uses this machine's network and package indexes. Only committed
+files are used. Needs root, and the packages of tests/testbed.
 """
 
 import argparse

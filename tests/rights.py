@@ -1,7 +1,7 @@
 """The privileges that tests need, found by trying each once when a test needs it.
 
-A test says `@pytest.mark.needs("mount", "network")`, and is skipped with what the try said.
-Standard library only: the environments of stacks have no more.
+A test says `@pytest.mark.needs("mount", "network")`, and is skipped with the error of the try.
+Standard library only, because the environments of stacks have nothing else.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Writes what seqeval says of tags that are drawn: tests/unit/engine/tasks/ner/seqeval.json.
+"""Writes seqeval's results for random tags into tests/unit/engine/tasks/ner/seqeval.json.
 
 pip install seqeval==1.2.2
 python tests/seqeval_figures.py

@@ -179,7 +179,7 @@ def is_whole(path: Path) -> bool:
 
 
 def has_its_files(package: Path) -> bool:
-    """Return True if a package has all files in its RECORD; OSError or ValueError mean False."""
+    """Return True if a package has all files in its RECORD; may raise OSError, ValueError."""
     record = f"{package.name}/RECORD"  # it lists itself without a size
     with (package / "RECORD").open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))

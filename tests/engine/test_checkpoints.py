@@ -210,7 +210,7 @@ def test_evaluating_and_saving_do_not_change_what_is_learned(
 
 
 def test_a_model_that_was_best_before_it_learned(tmp_path: Path, world: World) -> None:
-    """As in transformers, no checkpoint belongs to the evaluation at the start."""
+    """No checkpoint belongs to the evaluation at the start, as in transformers."""
     done = plain(
         tmp_path, world, learning_rate=5.0, eval_on_start=True, load_best_model_at_end=True,
         save_strategy="steps", save_steps=1, eval_strategy="steps", eval_steps=1,

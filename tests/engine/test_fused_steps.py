@@ -91,7 +91,7 @@ def test_a_step_that_is_not_fused_is_reported(said: Any) -> None:
 
 @pytest.mark.usefixtures("enabled")
 def test_a_model_of_images_in_channels_last() -> None:
-    """As in torch's tutorial, gradients have the strides that its convolutions return."""
+    """Gradients have the strides that torch's convolutions return, as in torch's tutorial."""
     ends = []
     for fused in (False, None):
         torch.manual_seed(1)

@@ -255,7 +255,8 @@ def _on_two_hosts(rank: int, size: int, folder: Path) -> tuple[Run, Run]:
     """Train as one of two ranks on separate hosts: once to the end, and once until a stop.
 
     Returns:
-        The whole one; the other one after it was resumed without the head's checkpoint.
+        The whole training, and the stopped training after it was resumed without the head's
+        checkpoint.
     """
     os.environ |= {"LOCAL_RANK": "0", "GROUP_RANK": str(rank)}
     world, report = World(rank, size, "gloo"), loop.report

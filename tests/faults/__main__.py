@@ -5,8 +5,8 @@
 
 Needs root, and `scripts/environment control` before. Each fault and each training adds a line to
 the results (JSON), and at the end it says how many faults were survived. The same seed gives the
-same faults in the same order; those that the results have are not tried again, so the same command
-continues where it was ended. `python -m bench.figures` writes the pages of the results.
+same faults in the same order; faults that are in the results are not repeated, so the same command
+continues an interrupted campaign. `python -m bench.figures` writes the pages of the results.
 """
 
 import argparse

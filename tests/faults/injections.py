@@ -50,7 +50,8 @@ class Struck:
         at: when, in seconds since the epoch.
         host: the host of the fault; "" if no host has to be named.
         rank: the rank of the fault; None if it strikes more than one or none.
-        cause: a regular expression for what the run has to say of it; "": it must not notice.
+        cause: regular expression for the message that the run must print; "" if the run must not
+            notice the fault.
         heal_after: seconds from `at` to `heal`.
     """
 

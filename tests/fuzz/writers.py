@@ -1,7 +1,7 @@
 """Writers of generated files and of lines on a terminal, with names that others made.
 
-A writer is tried as a reader is: its input is JSON, whose texts are the names. What it writes has
-the parts of its template and nothing else, else it raises an AssertionError.
+A writer is tested like a reader: its input is JSON, whose texts are the names. The test raises an
+AssertionError unless the written text has exactly the parts of the template.
 """
 
 import io

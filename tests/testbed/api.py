@@ -73,7 +73,7 @@ class Testbed:
             if not settings.base.exists():
                 base = rootfs.get(settings)
                 settings.hosts.mkdir(exist_ok=True)
-                # disks above one base must never be used above another base
+                # an overlay disk that was made for one base must never be mounted over another base
                 settings.base.symlink_to(base)
             built = time.monotonic()
             settings.write_record()

@@ -1,6 +1,6 @@
 """The network: a switch with a cable to every host, and the faults that cables have.
 
-The switch (a bridge) and the control host's address live in a network namespace of their own;
+The switch (a bridge) and the control host's address are in a separate network namespace;
 every host lives in another, and a veth pair is the cable between the two. Nothing that is sent
 to the cluster can leave through this machine's real interface.
 """
@@ -159,7 +159,7 @@ def lose(node: Node, percent: int) -> None:
 def delay(node: Node, milliseconds: float) -> None:
     """Have all frames to and from a host arrive later, each way; 0: as soon as they can.
 
-    Its port leaves the switch, and a process carries the frames to another one.
+    Its port leaves the switch, and a process carries the frames to another port.
     """
     far, port = f"{node.name}-f", f"{node.name}-p"
     ip("link", "del", far, check=False)  # this also ends the previous process

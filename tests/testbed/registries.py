@@ -43,8 +43,8 @@ def codename() -> str:
 def apt_sources(suite: str) -> dict[str, str]:
     """This machine's Debian mirrors as apt source files (name: text), pointed at `suite`.
 
-    Sources of other makers are left out. Empty when there is nothing to go by; mmdebstrap then
-    uses Debian's own mirror.
+    Sources of other distributors are skipped. The result is empty if this machine has no Debian
+    sources; then mmdebstrap uses Debian's own mirror.
     """
     own = codename()
     folder = Path("/etc/apt/sources.list.d")

@@ -91,8 +91,8 @@ class Processes(threading.Thread):
     """A watcher of the arguments of all processes.
 
     Attributes:
-        telling: doors behind which a secret was found.
-        seen: the programs and modules that ran, for what was looked at is only shown by them.
+        telling: ways to pass secrets whose secret was found.
+        seen: the programs and modules that ran, which prove what was observed.
         open_folders: folders of ftcluster in memory that others could enter.
     """
 

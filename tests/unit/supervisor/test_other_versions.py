@@ -101,7 +101,7 @@ def test_the_previous_release_reads_todays_documents(older: Path, tmp_path: Path
 
 
 def test_each_program_that_the_previous_release_starts_is_there(older: Path) -> None:
-    """Its control node and its modules start programs by these names."""
+    """The previous release's control node and modules start programs by these names."""
     launch = "common/ftcluster_common/launch.py"
     text = "".join(
         path.read_text(errors="replace")
