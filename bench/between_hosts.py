@@ -1,15 +1,15 @@
-"""Collectives between test hosts: gloo, impi and MPI itself, in turns in the same processes.
+"""Collectives between test hosts over gloo, impi and MPI itself, in turns in the same processes.
 
     sudo env FTCLUSTER_TESTBED_NAME=k .venv-dev/bin/python -m bench.between_hosts --stack DIR
         [--hosts 2 4] [--rates off 10gbit 1gbit] [--sizes BYTES ...] [--names gloo,impi,mpi]
         [--seconds 20] [--checkout DIR] --results FILE
 
 after `testbed up 4`. Ranks run in the networks of the hosts, with this machine's files: --stack has
-bin/python with torch and bin/mpirun, and the backend is --checkout's (by default this one). A host
-is one core, and hosts share those of this machine; started with `chrt -r 1`, they do so with nobody
-else, but MPI itself, which polls, cannot be measured then with several hosts on a core. A size of 0
-is a barrier. A time is the slowest rank's, for small sizes a part of 20 calls; the median of all
-turns, with their quartiles.
+bin/python with torch and bin/mpirun, and the backend comes from --checkout (by default this
+checkout). Each host has one core, and the hosts share this machine's cores. With `chrt -r 1`, no
+other program uses these cores, but then MPI itself, which polls, cannot be measured with several
+hosts on a core. A size of 0 is a barrier. A time is the slowest rank's time; for small sizes it is
+the mean of 20 calls. The result is the median of all turns, with quartiles.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from bench.runs import ROOT, cpu, write
 SIZES = (0, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 25 << 20, 100 << 20, 256 << 20)
 PORT = 29560
 PROGRAM = Path(__file__).absolute().with_name("between_hosts_run.py")
-# Hydra calls it with options for ssh, the host's address and the command
+# Hydra calls this program with options for ssh, the host's address and the command
 LAUNCHER = """#!/bin/sh
 while [ "${1#-}" != "$1" ]; do shift; done
 number=$((${1##*.} - FIRST)); shift
@@ -36,7 +36,7 @@ exec nsenter --net=/run/netns/SWITCH-node$number taskset -c $((number % CORES)) 
 
 
 def launch(stack: Path, checkout: Path, hosts: int, request: Sequence[str]) -> list[dict[str, Any]]:
-    """Measure with the ranks of so many hosts; a line for each size."""
+    """Measure with the ranks of `hosts` hosts; yield a line for each size."""
     from tests.testbed.settings import FIRST_ADDRESS, NET, SWITCH
 
     addresses = [f"{NET}.{FIRST_ADDRESS + number}" for number in range(hosts)]
@@ -67,7 +67,7 @@ def launch(stack: Path, checkout: Path, hosts: int, request: Sequence[str]) -> l
 
 
 def row(one: dict[str, Any]) -> str:
-    """A measurement as a line: medians with quartiles, and what impi is of the others."""
+    """Format a measurement as a line: medians with quartiles, and ratios of impi to the others."""
     cells = [f"{name} {q[1]:.3f} ({q[0]:.3f}-{q[2]:.3f})" for name, q in one["ms"].items()]
     medians = {name: q[1] for name, q in one["ms"].items()}
     others = [name for name in medians if name != "impi"]
@@ -77,7 +77,7 @@ def row(one: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Measure, print rows and write the results; returns the exit code."""
+    """Measure, print rows and write the results; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--stack", type=Path, required=True)
     parser.add_argument("--checkout", type=Path, default=ROOT)

@@ -1,6 +1,6 @@
 """One rank of bench.between_hosts: SECONDS NAMES SIZE ...
 
-A time is that of the slowest rank. Collectives of small sizes follow each other.
+A time is the slowest rank's time. Collectives of small sizes follow each other.
 """
 
 import json
@@ -41,7 +41,7 @@ def measure(seconds: float, names: Sequence[str], sizes: Sequence[int]) -> None:
                 "impi": lambda: dist.barrier(group=impi),
                 "mpi": MPI.COMM_WORLD.Barrier,
             }
-        for name in names if count else ():  # the sums are right before they are measured
+        for name in names if count else ():  # check the sums before the measurement
             data = torch.arange(count // 4, dtype=torch.float32) % 7
             tensor.copy_(data + own)
             calls[name]()

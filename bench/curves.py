@@ -49,7 +49,7 @@ Run = dict[str, Any]
 
 
 def main() -> int:
-    """Do the missing runs, print the table; returns the exit code."""
+    """Do the missing runs and print the table; return the exit code."""
     parser = arguments(__doc__, CASES, threads=1)
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--way", action="append", choices=WAYS)
@@ -91,13 +91,13 @@ def main() -> int:
 
 
 def done(key: Run, path: Path) -> list[Run]:
-    """The line of a run in the file, if it is done."""
+    """Return the line of a run in the file, if the run is done."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [run for run in map(json.loads, lines) if run.items() >= key.items()][:1]
 
 
 def summary(runs: list[Run]) -> dict[str, dict[str, Any]]:
-    """The values of all seeds by case and way, with mean, deviation and differences to fp32."""
+    """Return all seeds' values by case and way, with mean, deviation and difference to fp32."""
     found: dict[str, dict[str, Any]] = {}
     for case, way in dict.fromkeys((run["case"], run["way"]) for run in runs):
         own = {run["seed"]: run for run in runs if (run["case"], run["way"]) == (case, way)}
@@ -122,19 +122,19 @@ def summary(runs: list[Run]) -> dict[str, dict[str, Any]]:
 
 
 def spread(values: list[float]) -> float:
-    """The standard deviation; 0 of a single value."""
+    """Return the standard deviation; 0 for a single value."""
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def mean_and_spread(values: list[float], form: str) -> str:
-    """Mean and standard deviation, or nothing where nothing was measured."""
+    """Format mean and standard deviation, or nothing without measurements."""
     if not values:
         return ""
     return f"{statistics.mean(values):{form}} ± {spread(values):{form.lstrip('+')}}"
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
-    """Mean and standard deviation over the seeds, and the mean difference to fp32's same seeds."""
+    """Format mean and deviation over the seeds, and the mean difference to fp32."""
     lines = [
         "| case | way | seeds | training loss | beside fp32 | validation loss | beside fp32 |",
         "|---" * 7 + "|",

@@ -1,4 +1,4 @@
-"""One training of bench/curves, in a process of its own with the python of a host's stack.
+"""One training of bench/curves, in a separate process with the Python of a host's stack.
 
     PYTHON -m bench.curves_run RUN_DIR OPTIONS
 
@@ -35,8 +35,8 @@ from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.engine.train_state import warmup_steps
 
-LAST = 50  # steps whose mean is the final training loss
-EVALUATED = 512  # samples of the validation set
+LAST = 50  # number of steps whose mean is the final training loss
+EVALUATED = 512  # number of samples of the validation set
 EVAL_BATCH = 16
 VOCABULARY = 4096
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
@@ -45,7 +45,7 @@ WORLD = World(rank=0, size=1, backend="gloo")
 
 
 class LossLog(ProgressLog):
-    """Keeps the loss of each step."""
+    """A log that keeps the loss of each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class LossLog(ProgressLog):
 
 
 def main() -> int:
-    """Train once; returns the exit code."""
+    """Train once and return the exit code."""
     logging.set_verbosity_error()
     run_dir, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     job = read_job(run_dir)
@@ -79,7 +79,7 @@ def main() -> int:
     else:
         losses = list(train_plainly(job, task, model, train_set, options["way"] == "stock bf16"))
     seconds = time.perf_counter() - began
-    task = make_task(job.recipe, task.tokenizer)  # whose loss takes the logits
+    task = make_task(job.recipe, task.tokenizer)  # its loss is computed from the logits
     found = {
         "train_loss": statistics.mean(losses[-LAST:]),
         "eval_loss": evaluate(task, model, samples["validation"]),
@@ -103,7 +103,7 @@ def train_plainly(
     sampler = BatchSampler(train_set.lengths("input_ids"), job.recipe.batch_size, training)
     optimizer = torch.optim.AdamW(
         [
-            # transformers' choice: biases and norms are not decayed
+            # as in transformers, biases and norms have no weight decay
             {"params": [p for p in model.parameters() if p.ndim > 1]},
             {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
         ],
@@ -135,7 +135,7 @@ def train_plainly(
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]
 def evaluate(task: Task, model: Any, samples: Samples) -> float:
-    """The mean loss of the first samples, in fp32 whatever the model was trained in."""
+    """Return the mean loss of the first samples in fp32, for any training precision."""
     model.eval()
     count = min(EVALUATED, len(samples))
     total = 0.0
@@ -146,7 +146,7 @@ def evaluate(task: Task, model: Any, samples: Samples) -> float:
 
 
 def make_tokenizer(job: Job) -> None:
-    """Train a WordPiece tokenizer on the training texts, where the recipe names a folder for it."""
+    """Train a WordPiece tokenizer on the training texts, if the recipe names a folder for it."""
     folder = job.recipe.tokenizer
     if not folder or Path(folder).exists():
         return

@@ -1,9 +1,9 @@
-"""Makes a DistilBERT of a BERT, with its weights: the same but for the pooler.
+"""Makes a DistilBERT from a BERT with its weights, without the pooler.
 
     PYTHON -m bench.distilbert ENCODER
 
-writes it with the tokenizer into ENCODER/distilbert. DistilBERT has no token types: the first
-type's vector, as if all tokens had it, is added to those of positions.
+writes it with the tokenizer into ENCODER/distilbert. DistilBERT has no token types: the vector of
+the first type is added to all vectors of positions, as if all tokens had this type.
 """
 
 import sys
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, BertModel, DistilBertConfig, DistilBertModel
 
-NAMES = {  # of the layers of a block
+NAMES = {  # names of the layers of a block
     "attention.self.query": "attention.q_lin",
     "attention.self.key": "attention.k_lin",
     "attention.self.value": "attention.v_lin",
@@ -26,7 +26,7 @@ NAMES = {  # of the layers of a block
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]
 def distilbert_of(bert: BertModel) -> DistilBertModel:
-    """Raise ValueError if it would compute something else for texts of one type."""
+    """Raise ValueError if the result would differ for texts of one type."""
     own = bert.config
     model = DistilBertModel(
         DistilBertConfig(

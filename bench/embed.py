@@ -7,7 +7,7 @@
 from the repository's root, with the Python of the stack under --prefix and the code of this
 checkout. DIR of --data has the folder squad,
 whose questions and contexts are the pairs; --encoder is a model with its tokenizer, such as
-all-MiniLM-L6-v2. --site is a folder with sentence-transformers beside the stack's torch:
+all-MiniLM-L6-v2. --site is a folder with sentence-transformers for the stack's torch:
 
     pip install --target DIR --no-deps sentence-transformers accelerate psutil scikit-learn scipy
         joblib threadpoolctl cloudpickle narwhals
@@ -17,9 +17,9 @@ with MultipleNegativesRankingLoss, scale 20; a reranker (CrossEncoderTrainer) wi
 BinaryCrossEntropyLoss, each question with its own context, 1, and with another one, 0. Each run is
 a process, runs are interleaved, numbers are medians. `stock` has bf16, where --precision is not
 fp32, and of embeddings the batch sampler NO_DUPLICATES; `stock, fp32` is the same without bf16, and
-`tuned` with the allocator that planned runs, and so `ours`, have. --seeds also trains an epoch with
-ours and with stock by turns, and measures both models with the same code, beside the speed of the
-whole epoch; --turns 0 leaves out the rest.
+`tuned` with the allocator of planned runs, which `ours` has too. --seeds also trains an epoch with
+ours and with stock in turns, measures both models with the same code, and measures the speed of the
+whole epoch. --turns 0 skips everything else.
 """
 
 import json
@@ -51,20 +51,20 @@ def variants(precision: str) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs trainings of one prepared run; see bench.embed_run."""
+    """A runner of trainings from one prepared run; see bench.embed_run."""
 
     bench: Bench
     site: Path
     run_dir: Path
 
     def run(self, **options: Any) -> dict[str, Any]:
-        """One training."""
+        """Run one training."""
         variables = environment(self.bench.threads, options.get("tcmalloc", False), self.site)
         return run_module("bench.embed_run", self.bench.prefix, self.run_dir, options, variables)
 
 
 def main() -> int:
-    """Measure, print the tables and write the results; returns the exit code."""
+    """Measure, print the tables and write the results; return the exit code."""
     parser = arguments(__doc__, (), threads=2)
     parser.add_argument("--task", choices=RECIPES, default="embed")
     parser.add_argument("--encoder", type=Path, required=True)
@@ -112,7 +112,7 @@ def main() -> int:
 
 
 def labelled_pairs(squad: Path, folder: Path) -> Path:
-    """Write each question with its context and with that of the row before; returns the folder."""
+    """Write each question with its own context and with the previous row's; return the folder."""
     folder.mkdir()
     for split in ("train", "validation"):
         pairs, other = [], ""
@@ -133,7 +133,7 @@ def labelled_pairs(squad: Path, folder: Path) -> Path:
 def measure(
     runner: Runner, chosen: dict[str, dict[str, Any]], turns: int, steps: int
 ) -> dict[str, dict[str, Any]]:
-    """Run each variant `turns` times, interleaved; the medians by name."""
+    """Run each variant `turns` times, interleaved; return the medians by name."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in chosen}
     for _ in range(turns):
         for name, options in chosen.items():
@@ -141,7 +141,7 @@ def measure(
             found[name].append(done)
             print(f"{name}: {done['pairs_per_second']:.2f} pairs/s", file=sys.stderr)
     ratios = {
-        # of `ours` in the same turn
+        # relative to `ours` in the same turn
         f"{short}times_of_ours": {
             name: statistics.median(
                 ours[f"pairs_per_{short}second"] / one[f"pairs_per_{short}second"]
@@ -170,11 +170,11 @@ def measure(
 
 
 def table(task: str, found: dict[str, dict[str, Any]]) -> str:
-    """The variants as a Markdown table."""
+    """Format the variants as a Markdown table."""
     lines = [
         "",
-        f"| {task} | pairs/s | ours is so many times as fast | pairs/s of CPU time | likewise "
-        "| of the products' limit |",
+        f"| {task} | pairs/s | speed-up of ours | pairs/s of CPU time | speed-up in CPU time "
+        "| share of the matmul limit |",
         "|---|---|---|---|---|---|",
     ]  # fmt: skip
     for name, one in found.items():

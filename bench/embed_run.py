@@ -1,4 +1,4 @@
-"""One training of bench/embed, in a process of its own with the python of a host's stack.
+"""One training of bench/embed, in a separate process with the Python of a host's stack.
 
     PYTHON -m bench.embed_run RUN_DIR OPTIONS
 
@@ -41,7 +41,7 @@ from ftcluster_train.patching.unpadding import STACKS
 
 
 def main() -> int:
-    """Train once; returns the exit code."""
+    """Train once and return the exit code."""
     logging.set_verbosity_error()
     run_dir, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     job = read_job(run_dir)
@@ -66,7 +66,7 @@ def main() -> int:
         lengths = task.lengths(train_set)
         unpadded = model.base_model.config.model_type in STACKS
         met, epoch = batch_tokens(lengths, job.recipe, unpadded=unpadded)
-        # the few steps of a run meet longer or shorter batches than the epoch has
+        # the batches of a few steps may be longer or shorter than the epoch's
         share = length_share(met[WARM_UP:], epoch, len(lengths), job.recipe.batch_size)
         _, model = train(job, task, model, train_set, {}, WORLD, clock)
     else:
@@ -85,7 +85,7 @@ def main() -> int:
 
 
 def _stock(job: Job, clock: CpuClock, bf16: bool) -> Any:
-    """Train with sentence-transformers; returns the transformer inside its model."""
+    """Train with sentence-transformers; return the transformer inside its model."""
     from datasets import Dataset
     from sentence_transformers import (
         SentenceTransformer,
@@ -118,7 +118,7 @@ def _stock(job: Job, clock: CpuClock, bf16: bool) -> Any:
 
 
 def _stock_reranker(job: Job, clock: CpuClock, bf16: bool) -> Any:
-    """Train a cross-encoder likewise."""
+    """Train a cross-encoder with sentence-transformers."""
     from datasets import Dataset
     from sentence_transformers.cross_encoder import (
         CrossEncoder,

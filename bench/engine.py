@@ -13,10 +13,10 @@ process, runs are interleaved, numbers are medians. `stock` is Trainer with the 
 run_glue, run_ner, run_qa, run_mlm and run_clm: padded to the maximum. `tuned` is Trainer as far as
 its own options go: batches padded to their longest sample and grouped by length, and tcmalloc. Both
 have fused AdamW, and bf16 where the CPU has instructions for it. `ours` runs with tcmalloc, as
-planned runs do. Where batches differ in length, the speed is that of an epoch's mean batch
-(`length_share`), for each of them.
---ablation also measures ours without each optimization and with each alone, and `tuned` in fp32;
---profile the time by kind of work and its serial share. `--turns 1 --steps 6` takes minutes.
+planned runs do. If batches differ in length, each speed is converted to an epoch's mean batch
+(`length_share`). --ablation also measures ours without each optimization and with each alone, and
+`tuned` in fp32; --profile the time by kind of work and its serial share. `--turns 1 --steps 6`
+takes minutes.
 """
 
 import json
@@ -30,7 +30,7 @@ from typing import Any
 from bench.runs import Bench, arguments, machine, precision, write
 
 WITHOUT = "ours, attention_dropout=false"
-PROFILED_STEPS = 8  # the warm-up's and bench.engine_run's PROFILED, and one
+PROFILED_STEPS = 8  # the warm-up, PROFILED of bench.engine_run, and one more step
 OPTIMIZATIONS = (
     "dropout", "attention", "activations", "cross_entropy", "bf16_weights", "group_by_length",
     "tcmalloc",
@@ -63,7 +63,7 @@ CASES = {
         ("mrpc", *DISTILBERT, "data={data}/mrpc", "batch_size=32"),
         13, 6, ((1728, 768, 768), (1728, 768, 3072), (1728, 3072, 768)),
     ),
-    # the models of recipes that others have published minutes of
+    # the models of recipes for which others have published times
     "mrpc-bert": Case(
         ("mrpc", *BERT, "data={data}/mrpc", "batch_size=32"),
         9, 5, ((1728, 768, 768), (1728, 768, 3072), (1728, 3072, 768)),
@@ -89,7 +89,7 @@ CASES = {
          "training.gradient_accumulation_steps=1", "config_overrides={{vocab_size: 50257}}"),
         6, 5, ((2048, 768, 768), (2048, 768, 3072), (2048, 768, 50257)),
     ),
-    # T5-small writes the question to a context
+    # T5-small generates the question from a context
     "seq2seq": Case(
         ("seq2seq", "model=config:t5", "from_scratch=true", "tokenizer={encoder}",
          "data={data}/squad", "source_column=context", "target_column=question", "batch_size=16",
@@ -101,7 +101,7 @@ CASES = {
 
 
 def main() -> int:
-    """Measure, print the tables and write the results; returns the exit code."""
+    """Measure, print the tables and write the results; return the exit code."""
     parser = arguments(__doc__, CASES, threads=2)
     parser.add_argument("--encoder", type=Path, required=True)
     parser.add_argument("--turns", type=int, default=3)
@@ -137,7 +137,7 @@ def main() -> int:
 
 
 def write_tagged(pairs: Path, folder: Path) -> Path:
-    """Sentences of pairs as words, those with a capital letter tagged, for training alone."""
+    """Write sentences as words for training, with tags for words with a capital letter."""
     folder.mkdir()
     with pairs.open(encoding="utf-8") as lines, (folder / "train.jsonl").open("w") as file:
         for line in lines:
@@ -187,7 +187,7 @@ def measure(
     chosen: dict[str, dict[str, Any]],
     turns: int,
 ) -> dict[str, dict[str, Any]]:
-    """Run each variant `turns` times, interleaved; the medians by name."""
+    """Run each variant `turns` times, interleaved; return the medians by name."""
     found: dict[str, list[dict[str, Any]]] = {}
     for _ in range(turns):
         for name, options in chosen.items():
@@ -217,20 +217,20 @@ def measure(
 def add_profiles(
     bench: Bench, run_dir: Path, chosen: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]]
 ) -> None:
-    """Add where the time of a step goes."""
+    """Add the parts of a step's time to the results."""
     for name in ("stock", "tuned", "ours"):
         alone = found[f"{name}, one thread"]["samples_per_second"]
-        # Amdahl: two threads take (1 + serial) / 2 of the time of one
+        # Amdahl's law: two threads take (1 + serial) / 2 of one thread's time
         found[name]["serial_share"] = 2 * alone / found[name]["samples_per_second"] - 1
         options = {**chosen[name], "steps": PROFILED_STEPS, "profile": True}
         found[name]["profile"] = bench.run(run_dir, **options)["profile"]
 
 
 def table(case: str, found: dict[str, dict[str, Any]]) -> str:
-    """The variants of a case as a Markdown table."""
+    """Format the variants of a case as a Markdown table."""
     lines = [
         "",
-        f"| {case} | samples/s | ratio to tuned | ratio to stock | share of the products' limit |",
+        f"| {case} | samples/s | ratio to tuned | ratio to stock | share of the matmul limit |",
         "|---|---|---|---|---|",
     ]
     for name, numbers in found.items():

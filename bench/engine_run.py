@@ -1,4 +1,4 @@
-"""One training of bench/engine, in a process of its own with the python of a host's stack.
+"""One training of bench/engine, in a separate process with the Python of a host's stack.
 
     PYTHON -m bench.engine_run RUN_DIR OPTIONS
 
@@ -59,17 +59,17 @@ from ftcluster_train.patching.patch_model import Optimizations
 from ftcluster_train.patching.unpadding import STACKS
 
 TURNS = 7
-WARM_UP = 3  # steps that are not counted: their memory is new, and the kernel clears it
-PROFILED = 4  # steps after them
+WARM_UP = 3  # steps that are not counted, because their memory is new and the kernel clears it
+PROFILED = 4  # number of profiled steps after the warm-up
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm_", "mkldnn::_linear_pointwise")
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-# packages whose versions a result has
+# packages whose versions are in a result
 COMPARED = ("torch", "transformers", "accelerate", "trl", "peft", "sentence-transformers")
 WORLD = World(rank=0, size=1, backend="gloo")
 
 
 class Clock(ProgressLog, TrainerCallback):
-    """Records when each step ends, of the engine or of Trainer.
+    """A recorder of the end of each step, of the engine or of Trainer.
 
     Attributes:
         times: when it ended.
@@ -83,12 +83,12 @@ class Clock(ProgressLog, TrainerCallback):
         self._profiler, self._between = profiler, between
 
     def write(self, event: str, **_: Any) -> None:
-        """Called by the engine."""
+        """Record a step; the engine calls this method."""
         if event == "step":
             self.on_step_end()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Called by Trainer."""
+        """Record a step; Trainer calls this method."""
         self.times.append(time.perf_counter())
         if self._profiler:
             self._profiler.step()
@@ -98,7 +98,7 @@ class Clock(ProgressLog, TrainerCallback):
 
 
 def main() -> int:
-    """Train once; returns the exit code."""
+    """Train once and return the exit code."""
     logging.set_verbosity_error()
     run_dir, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     if "shapes" in options:
@@ -139,7 +139,7 @@ def main() -> int:
     seconds = counted_seconds(clock.begins, clock.times)
     found: dict[str, Any] = {
         "flop_per_sample": operations / len(lengths),
-        # the few steps of a run meet longer or shorter batches than the epoch has
+        # the batches of a few steps may be longer or shorter than the epoch's
         "samples_per_second": share * recipe.batch_size * len(met) / seconds,
         "length_share": share,
         "steps": len(clock.times),
@@ -149,7 +149,7 @@ def main() -> int:
     if limit.factors:
         found["limit"] = limit.rate(WARM_UP - 1)
     if options.get("evaluate"):
-        task = make_task(job.recipe, task.tokenizer)  # whose loss takes the logits
+        task = make_task(job.recipe, task.tokenizer)  # its loss is computed from the logits
         found["metrics"] = evaluate(task, model, samples, WORLD, False).metrics
     if options.get("profile"):
         found["profile"] = options["profile_found"]
@@ -158,7 +158,7 @@ def main() -> int:
 
 
 def counted_seconds(begins: list[float], ends: list[float]) -> float:
-    """The time of the steps after the warm-up.
+    """Return the time of the steps after the warm-up.
 
     Args:
         begins: when the step after each one began.
@@ -169,18 +169,18 @@ def counted_seconds(begins: list[float], ends: list[float]) -> float:
 
 
 def products_of(model: Any, train_set: Samples, recipe: Recipe) -> float:
-    """The products of a weight and a token in a pass over all samples."""
+    """Return the matmuls with weights in a pass over all samples."""
     read = sum(train_set.lengths("input_ids"))
     if not model.config.is_encoder_decoder:
         weights: float = weights_of(matmul_shapes(model))
-        if isinstance(recipe.options, MaskedLm):  # other tokens need no logits
+        if isinstance(recipe.options, MaskedLm):  # unmasked tokens need no logits
             head = model.get_output_embeddings().weight.numel()
             weights -= (1 - recipe.options.mlm_probability) * head
         return read * weights
     written, total = sum(train_set.lengths("labels")), 0.0
     for name, layer in model.named_modules():
         if isinstance(layer, torch.nn.Linear):
-            # keys and values of the decoder's other attention are of the encoder's tokens
+            # keys and values of the cross-attention belong to the encoder's tokens
             of_source = "decoder" not in name and "lm_head" not in name
             of_source |= name.endswith(("EncDecAttention.k", "EncDecAttention.v"))
             total += layer.weight.numel() * (read if of_source else written)
@@ -234,18 +234,18 @@ class Limit:
         ]
         if dtype == torch.float32 and has_onednn_linear(dtype):
             self._kernels.append(lambda x, w: onednn_linear(x, w, w.new_zeros(len(w))))
-        self._seconds: list[list[list[float]]] = []  # of each step, kernel and shape
+        self._seconds: list[list[list[float]]] = []  # seconds by step, kernel and shape
 
     def measure(self) -> None:
-        """Compute each of them once."""
+        """Compute each matmul once."""
         with torch.no_grad():
             self._seconds.append([[*map(partial(_seconds, kernel), self.factors)]
                                   for kernel in self._kernels])  # fmt: skip
 
     def rate(self, first: int) -> float:
-        """Operations per second, from a step on."""
+        """Return the operations per second, from a step on."""
         steps = torch.tensor(self._seconds[first:], dtype=torch.float64)
-        best = steps.sum(0).amin(0)  # of each shape
+        best = steps.sum(0).amin(0)  # the best time of each shape
         return self._work * len(steps) / float(best.sum())
 
 
@@ -258,7 +258,8 @@ def _seconds(
     return time.perf_counter() - began
 
 
-Trained = tuple[list[int], list[int], Any]  # padded tokens of the steps and of an epoch's; model
+# padded tokens of the steps and of the epoch's batches; model
+Trained = tuple[list[int], list[int], Any]
 
 
 def _ours(
@@ -284,7 +285,7 @@ def _ours(
 def batch_tokens(
     lengths: list[int], recipe: Recipe, grouped: bool = True, unpadded: bool = False
 ) -> tuple[list[int], list[int]]:
-    """The tokens of each batch of ours, in this training and in an epoch.
+    """Return the tokens of each of our batches, in this training and in an epoch.
 
     Args:
         lengths: lengths of the samples, in tokens.
@@ -301,12 +302,12 @@ def batch_tokens(
 
 
 def length_share(met: list[int], epoch: list[int], samples: int, batch_size: int) -> float:
-    """The padded tokens of a sample in these batches, by those in an epoch's."""
+    """Return the padded tokens per sample in these batches, relative to an epoch's batches."""
     return sum(met) / (len(met) * batch_size) / (sum(epoch) / samples)
 
 
 def _unmasked(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The loss of question answering with padding among what may be an answer, as in run_qa."""
+    """Compute the loss of question answering with padding among possible answers, as in run_qa."""
 
     def of_all(outputs: Any, targets: dict[str, torch.Tensor]) -> torch.Tensor:
         return loss(outputs, targets | {"tokens": torch.ones_like(targets["tokens"])})
@@ -317,7 +318,7 @@ def _unmasked(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 def _stock(
     job: Job, task: Task, model: Any, train_set: Samples, options: dict[str, Any], clock: Clock
 ) -> Trained:
-    """transformers' Trainer as run_glue and its like configure it, or `tuned`."""
+    """Train with transformers' Trainer as configured by run_glue and others, or `tuned`."""
     training, recipe, tuned = job.recipe.training, job.recipe, options.get("tuned", False)
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(job.run_dir / "stock"),
@@ -344,11 +345,11 @@ def _stock(
         remove_unused_columns=False,
     )
     causal, writes = (isinstance(recipe.options, kind) for kind in (CausalLm, Seq2SeqLm))
-    # run_summarization pads to the longest of a batch by default
+    # by default, run_summarization pads to the longest sample of a batch
     plain = causal or writes or tuned
     longest = 0 if plain else recipe.options.max_length  # type: ignore[attr-defined]
     masked = None
-    if isinstance(recipe.options, MaskedLm):  # draws its own
+    if isinstance(recipe.options, MaskedLm):  # the collator draws its own masks
         probability = recipe.options.mlm_probability
         masked = DataCollatorForLanguageModeling(task.tokenizer, mlm_probability=probability)
     of_pairs = DataCollatorForSeq2Seq(task.tokenizer, model)
@@ -373,7 +374,7 @@ def _stock(
         if short:
             pad = torch.nn.functional.pad
             inputs = {name: pad(values, (0, short)) for name, values in inputs.items()}
-            if isinstance(recipe.options, TokenClassification):  # a label a token
+            if isinstance(recipe.options, TokenClassification):  # a label per token
                 labels = {
                     name: pad(values, (0, short), value=-100) for name, values in labels.items()
                 }
@@ -393,7 +394,7 @@ def _stock(
 
 @contextmanager
 def _profiler(options: dict[str, Any]) -> Iterator[profile | None]:
-    """Profile the steps after the warm-up, if asked to; `profile_found` of `options` has them."""
+    """Profile the steps after the warm-up on request; the profile goes into `options`."""
     if not options.get("profile"):
         yield None
         return
@@ -404,7 +405,7 @@ def _profiler(options: dict[str, Any]) -> Iterator[profile | None]:
 
 
 def _profile_of_step(profiler: profile) -> dict[str, float]:
-    """Milliseconds of a step by kind of work, and of the slowest kernels."""
+    """Return milliseconds of a step by kind of work, and of the slowest kernels."""
     ops = [op for op in profiler.key_averages() if not op.key.startswith("ProfilerStep")]
 
     def milliseconds(*names: str) -> float:

@@ -1,12 +1,12 @@
-"""The memory of a rank while it trains, evaluates and saves, beside what the plan expects.
+"""The memory of a rank that trains, evaluates and saves, compared with the plan's estimate.
 
     PYTHONPATH=.:train:common:runner PREFIX/current/bin/python -m bench.evaluation_memory
         [--width N] [--layers N] [--vocabulary N] [--tokens N] [--samples N] [--precision bf16|fp32]
         [--masked]
 
-from the repository's root. A Llama with random weights and a vocabulary that is large beside its
-layers; with --masked a BERT, which learns 15 % of the tokens. Prints one JSON object: the peak of
-the whole process, and of each part of it.
+from the repository's root. The model is a Llama with random weights and a vocabulary that is large
+compared with its layers. With --masked it is a BERT that predicts 15 % of the tokens. Prints one
+JSON object: the peak of the whole process, and of each part of it.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from ftcluster_train.io.events import EventWriter
 
 STEPS = 2
 EVALUATED = 8192  # tokens
-RESET_PEAK = "5"  # proc(5), clear_refs
+RESET_PEAK = "5"  # resets the peak, see clear_refs in proc(5)
 
 
 class Tokenizer:
@@ -54,11 +54,11 @@ class Tokenizer:
         return self._vocabulary
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write nothing."""
+        """Write nothing, because there is no tokenizer."""
 
 
 def main() -> int:
-    """Train for a few steps; returns the exit code."""
+    """Train for a few steps and return the exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=2)
@@ -121,7 +121,7 @@ def main() -> int:
 
 @contextmanager
 def part(name: str, peaks: dict[str, int]) -> Iterator[None]:
-    """Write down the peak of what is within; that of before is the enclosing part's."""
+    """Record the peak within this context; an earlier peak counts for the enclosing part."""
     before = peak()
     Path("/proc/self/clear_refs").write_text(RESET_PEAK)
     yield
@@ -131,7 +131,7 @@ def part(name: str, peaks: dict[str, int]) -> Iterator[None]:
 
 
 def watched(function, name, peaks):
-    """A method whose peak is written down."""
+    """Return a method that also records its peak."""
 
     def call(*arguments, **options):
         with part(name, peaks):
@@ -141,7 +141,7 @@ def watched(function, name, peaks):
 
 
 def peak() -> int:
-    """The most bytes that this process has had in memory since the last reset."""
+    """Return the maximum resident memory of this process since the last reset, in bytes."""
     found = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
     assert found
     return int(found[1]) * 1024

@@ -5,7 +5,7 @@
 
 from the repository's root, after `ftcluster setup localhost`. --scripts has run_glue.py, run_qa.py
 with its two modules and run_clm.py, of the version of transformers in the stack or the one before;
---data and --encoder are those of bench.engine.
+--data and --encoder are the same as for bench.engine.
 
 The scripts run as they are, with --bf16 where the CPU has instructions for it: each run is a
 process of bench.fast_run, runs are interleaved, numbers are medians. `alone` is python SCRIPT;
@@ -38,12 +38,12 @@ WORDS = (
 )  # fmt: skip
 BF16_WORDS = {"bf16": ("--bf16",), "fp32": ()}
 LONGEST = ("--pad_to_max_length", "false", "--train_sampling_strategy", "group_by_length")
-SHAPES = {"glue": "mrpc", "qa": "squad", "clm": "gpt2"}  # of bench.engine's cases
+SHAPES = {"glue": "mrpc", "qa": "squad", "clm": "gpt2"}  # the cases of bench.engine
 
 
 @dataclass(frozen=True)
 class Case:
-    """A script with its arguments; its files are in the current folder.
+    """A script with its arguments, whose files are in the current folder.
 
     Attributes:
         tuned: further arguments that its users can give it.
@@ -100,7 +100,7 @@ class Bench:
     threads: int
 
     def process(self, *words: str, allocator: bool = False, fast: bool = False) -> str:
-        """The output of a module of bench, run by the stack's Python."""
+        """Return the output of a module of bench, run by the stack's Python."""
         variables = environment(self.threads, allocator, STARTUP)
         variables["HF_HOME"] = str(self.folder / "cache")
         if fast:
@@ -117,7 +117,7 @@ class Bench:
         return done.stdout
 
     def run(self, name: str, variant: str, *more: str, model: str = "") -> dict[str, Any]:
-        """One run of a case's script; see bench.fast_run."""
+        """Run a case's script once; see bench.fast_run."""
         case = SCRIPTS[name]
         way = case.variants()[variant]
         with tempfile.TemporaryDirectory() as output:
@@ -133,7 +133,7 @@ class Bench:
         return found
 
     def products(self, name: str) -> float:
-        """Operations per second of the products of a case's model."""
+        """Return the operations per second of the matmuls of a case's model."""
         shapes = CASES[SHAPES[name]].shapes
         options = {"shapes": shapes, "precision": precision()}
         out = self.process("bench.engine_run", ".", json.dumps(options))
@@ -142,7 +142,7 @@ class Bench:
 
 
 def main() -> int:
-    """Measure, print the tables and write the results; returns the exit code."""
+    """Measure, print the tables and write the results; return the exit code."""
     parser = arguments(__doc__, SCRIPTS, threads=2)
     parser.add_argument("--scripts", type=Path, required=True)
     parser.add_argument("--encoder", type=Path, required=True)
@@ -166,7 +166,7 @@ def main() -> int:
         for seed in range(1, options.seeds + 1):
             for title, variant in (("stock", "alone"), ("fast", "fast")):
                 more = ("--do_eval", "--num_train_epochs", "3", "--seed", str(seed))
-                more += ("--max_seq_length", "64")  # to take half of the time
+                more += ("--max_seq_length", "64")  # halves the time
                 found = bench.run("glue", variant, *more, model=str(encoder))["results"]
                 for metric in ("eval_accuracy", "eval_loss"):
                     quality.setdefault(title, {}).setdefault(metric, []).append(found[metric])
@@ -179,7 +179,7 @@ def main() -> int:
 
 
 def measure(bench: Bench, name: str, turns: int) -> dict[str, Any]:
-    """Run each variant `turns` times, interleaved; medians and all of them."""
+    """Run each variant `turns` times, interleaved; return the medians and all values."""
     found: dict[str, dict[str, list[float]]] = {
         variant: {"samples_per_second": [], "cpu_seconds_of_a_step": []}
         for variant in SCRIPTS[name].variants()
@@ -209,7 +209,7 @@ def measure(bench: Bench, name: str, turns: int) -> dict[str, Any]:
 
 
 def table(name: str, found: dict[str, Any]) -> str:
-    """The variants of a case as a Markdown table."""
+    """Format the variants of a case as a Markdown table."""
     rates = " to ".join(f"{rate / 1e12:.2f}" for rate in sorted(found["products_per_second"])[::2])
     lines = [
         "",

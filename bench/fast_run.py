@@ -21,7 +21,7 @@ WARM_UP = 3  # steps that are not counted, as in bench.engine_run
 
 
 def prepare(folder: Path, data: Path, encoder: Path) -> None:
-    """Write what the scripts read into `folder`."""
+    """Write the files that the scripts read into `folder`."""
     import torch
     import transformers as hf
 
@@ -39,7 +39,7 @@ def prepare(folder: Path, data: Path, encoder: Path) -> None:
     for split in ("train", "validation"):
         for name in ("mrpc", "squad"):
             text = (data / name / f"{split}.jsonl").read_text(encoding="utf-8")
-            if name == "squad":  # run_qa reads the field "data" of one document
+            if name == "squad":  # run_qa reads the field "data" of a document
                 text = json.dumps({"data": [json.loads(line) for line in text.splitlines()]})
             (folder / f"{name}-{split}.json").write_text(text, encoding="utf-8")
     text = (data / "shakespeare/input.txt").read_text(encoding="utf-8")
@@ -47,7 +47,7 @@ def prepare(folder: Path, data: Path, encoder: Path) -> None:
 
 
 def run(script: str, words: list[str]) -> None:
-    """Run a script, and print what was measured."""
+    """Run a script and print the measurements."""
     from transformers import TrainerCallback, trainer
 
     times: list[tuple[float, float]] = []

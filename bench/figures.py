@@ -36,14 +36,14 @@ RENEW = ".venv-dev/bin/python -m bench.figures"
 ALLOWED = Path(__file__).with_name("figures_allowed.yml")
 MIB = 2**20
 SPEED_UPS = {"vs_tuned": "tuned", "vs_default": "stock"}
-# what follows the name of a training that was measured with other instructions than AMX in bf16
+# suffixes of names of trainings that were measured with other instructions than AMX in bf16
 SUFFIXES = {"": "", "-fp32": "_fp32", "-avx512-bf16": "_avx512", "-avx2": "_avx2"}
 SCRIPT_WAYS = {"vs_tuned": ("fast", "allocator"), "vs_default": ("fast", "alone"),
                "padded_to_longest_vs_tuned": ("tuned, fast", "tuned")}  # fmt: skip
 
 FIGURE = re.compile(r"(<!--figure:([\w-]+)-->)(.*?)(<!--/figure-->)", re.DOTALL)
 TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-# ratios are measurements on each page; percentages and times are settings on most of them
+# ratios are always measurements; percentages and times are settings on most pages
 RATIO = r"\b\d+\.\d+ times\b|\b\d+(?:\.\d+)? times as (?:fast|long|many|much)\b"
 OTHERS = r"\b\d+(?:\.\d+)?(?: to \d+(?:\.\d+)?)? ?(?:%|(?:us|ms|s|min|minutes|hours|h)\b)"
 STRICT = {
@@ -86,11 +86,11 @@ Named = Iterator[tuple[str, Figure]]
 
 
 def _trainer() -> Named:
-    """Speed-ups over transformers' Trainer, and their ranges by instruction set."""
+    """Return speed-ups over transformers' Trainer, and their ranges by instruction set."""
     for section, suffix in SUFFIXES.items():
         files = speed_page.FILES[f"engine{section}"]
         over_tuned = {}
-        # the later files have those cases that were measured again
+        # later files have the cases that were measured again
         sources = {case: file for file in files for case in read(file)["speed"]}
         for case, found in speed_page.speeds(f"engine{section}").items():
             name = f"{case.replace('-', '_')}{suffix}"
@@ -110,7 +110,7 @@ def _trainer() -> Named:
 
 
 def _scripts() -> Named:
-    """Speed-ups of example scripts by `ftcluster run --fast`."""
+    """Return speed-ups of example scripts by `ftcluster run --fast`."""
     for file in speed_page.FILES["fast"]:
         for script, found in read(file)["speed"].items():
             rates = {way: of["samples_per_second"] for way, of in found["variants"].items()}
@@ -121,7 +121,7 @@ def _scripts() -> Named:
 
 
 def _sft() -> Named:
-    """Speed-ups over TRL's SFTTrainer."""
+    """Return speed-ups over TRL's SFTTrainer."""
     for section, suffix in SUFFIXES.items():
         for file in speed_page.FILES.get(f"sft{section}", ()):
             measured = read(file)
@@ -135,7 +135,7 @@ def _sft() -> Named:
 
 
 def _embeddings() -> Named:
-    """Speed-ups over sentence-transformers' trainers."""
+    """Return speed-ups over sentence-transformers' trainers."""
     for section, suffix in SUFFIXES.items():
         for file in speed_page.FILES.get(f"embed{section}", ()):
             found = read(file)
@@ -147,7 +147,7 @@ def _embeddings() -> Named:
 
 
 def _first_step() -> Named:
-    """Seconds from Enter to the first step."""
+    """Return the seconds from Enter to the first step."""
     file = "2026-11-27-first-step.json"
     seconds = read(file)["seconds"]
     for name, way in (("python", "plain Python"), ("first", "train, first"),
@@ -157,7 +157,7 @@ def _first_step() -> Named:
 
 
 def _setup() -> Named:
-    """Seconds of a first and of a second setup, with the wheels downloaded before."""
+    """Return the seconds of a first and a second setup, with the wheels downloaded before."""
     file = "2026-11-21-first-setup.json"
     for row in read(file)["rows"]:
         share = f"{row['cpu_percent']}_percent" if row["cpu_percent"] else "shared"
@@ -167,7 +167,7 @@ def _setup() -> Named:
 
 
 def _collectives() -> Named:
-    """Times of an all-reduce over impi, as a part of gloo's."""
+    """Return the times of an all-reduce over impi, relative to gloo."""
     file = "2026-11-26-allreduce.json"
     for row in read(file)["rows"]:
         if row["bytes"] >= MIB:
@@ -182,7 +182,7 @@ def _collectives() -> Named:
 
 
 def _memory() -> Named:
-    """The largest error of the plan's memory estimate, which is computed here."""
+    """Return the largest error of the plan's memory estimate, which is computed here."""
     file = "2026-11-22-memory-peaks.json"
     errors = []
     for row in read(file)["rows"]:
@@ -197,7 +197,7 @@ def _memory() -> Named:
 
 
 def _faults() -> Named:
-    """Results of the fault injection."""
+    """Return results of the fault injection."""
     results = fault_tables.read(FAULTS)
     faults = [one for one in results if one["kind"] == "fault"]
     runs = [one for one in results if one["kind"] == "run"]
@@ -221,7 +221,7 @@ def _faults() -> Named:
 
 
 def _scale() -> Named:
-    """Costs of a run by its ranks."""
+    """Return the costs of a run by its number of ranks."""
     source = str(scale_page.RESULTS.relative_to(ROOT))
     found = scale_page.read()
     ranks, lines = found["ranks"][-1], found["lines"][-1]
@@ -237,7 +237,7 @@ def _scale() -> Named:
 
 
 def _networks() -> Named:
-    """Efficiency over several hosts, and traffic of local steps."""
+    """Return the efficiency on several hosts, and the traffic of local steps."""
     file = "2026-11-23-local-sync.json"
     for case, ways in read(file)["trainings"].items():
         fp32, local = (
@@ -254,7 +254,7 @@ def _networks() -> Named:
 
 
 def _shorter_schedules() -> Named:
-    """Speed-ups of shorter schedules that end as well as the stock recipe."""
+    """Return speed-ups of shorter schedules with the same final quality as the stock recipe."""
     for file in speed_page.FILES["time"]:
         for case, ways in read(file)["trainings"].items():
             over = ways["short"]["seconds"]["stock_over_this"]
@@ -263,7 +263,7 @@ def _shorter_schedules() -> Named:
 
 
 def _quality() -> Named:
-    """The difference of SQuAD's F1 to the tuned Trainer, in bf16."""
+    """Return the difference of SQuAD's F1 to the tuned Trainer in bf16."""
     [file] = speed_page.FILES["quality"]
     wanted = ("squad", "bf16", "f1")
     [row] = (row for row in read(file)["quality"]
@@ -273,14 +273,14 @@ def _quality() -> Named:
 
 
 def _peak() -> Named:
-    """The multiply-add peak of a core by instruction set, TFLOP/s."""
+    """Return the multiply-add peak of a core by instruction set, in TFLOP/s."""
     file = "2026-11-27-peak.json"
     for instructions, rate in read(file)["peaks"].items():
         yield f"peak_{instructions}", Figure(f"{rate / 1e12:.2g}", f"bench/results/{file}")
 
 
 def _published() -> Named:
-    """The largest factor between predicted and published times of Trainer."""
+    """Return the largest factor between predicted and published times of Trainer."""
     results = speed_page.by_precision()
     off = [
         factor
@@ -360,7 +360,7 @@ def allowed_texts() -> dict[str, list[str]]:
 
 
 def problems() -> Iterator[str]:
-    """Yield what differs between pages and measurements."""
+    """Yield the differences between pages and measurements."""
     values, made, allowed = figures(), tables(), allowed_texts()
     for path in pages():
         name, page = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
@@ -379,7 +379,7 @@ def problems() -> Iterator[str]:
 
 
 def main() -> int:
-    """Entry point; returns the exit code."""
+    """Run the program and return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

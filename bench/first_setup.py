@@ -1,15 +1,15 @@
-"""A comparison of the first setup of several hosts with that of one.
+"""Compares the first setup of several hosts with the first setup of one host.
 
     sudo .venv-dev/bin/python -m bench.first_setup [--hosts N] [--cpu PERCENT ...] [--turns N]
 
 from the repository's root.
 
-Boots bare hosts with tests/testbed, and times `ftcluster setup` of one of them and of N of them,
-interleaved, each time on hosts that have never been set up, with the wheels downloaded before. All
-hosts and the control node share the cores of this machine. So that N hosts have N times the
-processor of one host, as real ones do, each can be held to a share of a core (--cpu 40); with
---cpu 0 they take what they get, and N hosts contend for what one host has to itself. A second run
-on the same hosts is timed as well.
+Boots bare hosts with tests/testbed, and times `ftcluster setup` for one host and for N hosts,
+interleaved, always on new hosts and with the wheels downloaded before. All hosts and the control
+node share the cores of this machine. So that N hosts have N times the processor of one host, as
+real ones do, each can be held to a share of a core (--cpu 40); with --cpu 0 there is no limit, and
+N hosts compete for the cores that one host has alone. A second run on the same hosts is timed as
+well.
 """
 
 import argparse
@@ -30,7 +30,7 @@ SECONDS = 1200
 
 
 def main() -> int:
-    """Measure, and print one JSON document; returns the exit code."""
+    """Measure, print one JSON document, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--cpu", type=int, nargs="*", default=[0, 40])
@@ -53,12 +53,12 @@ def main() -> int:
 
 
 def warm(folder: Path) -> None:
-    """Download the wheels: a dry run would not, so a bare host is set up and thrown away."""
+    """Download the wheels by setting up a bare host that is then removed; a dry run would not."""
     measure(folder, 1, 0, "warm")
 
 
 def measure(folder: Path, count: int, percent: int, name: str) -> tuple[float, float]:
-    """Seconds of the first and a second setup of fresh hosts, each held to `percent` of a core."""
+    """Return the seconds of the first and second setup of fresh hosts with a limited CPU."""
     with Testbed() as bed:
         bed.up(count)
         (folder / "hosts.ini").write_text(bed.inventory())
@@ -79,7 +79,7 @@ def measure(folder: Path, count: int, percent: int, name: str) -> tuple[float, f
 
 
 def report(times: list[dict[str, float]], hosts: int) -> None:
-    """A table on stderr, everything on stdout."""
+    """Print a table to stderr, and all results to stdout."""
     for percent in sorted({int(t["cpu"]) for t in times}):
         by = {
             (count, what): statistics.median(

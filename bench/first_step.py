@@ -1,4 +1,4 @@
-"""From Enter to the first step on a warm cluster, beside plain Python that does the same.
+"""Time from Enter to the first step on a warm cluster, compared with plain Python.
 
     .venv-dev/bin/python -m bench.first_step --data DIR --encoder DIR [--turns N] [--prefix DIR]
         [--results FILE]
@@ -44,7 +44,7 @@ PARTS = {"phase": "ranks started", "placement": "torch there", "start": "model a
 
 
 def main() -> int:
-    """Measure, and print a table and one JSON document; returns the exit code."""
+    """Measure, print a table and one JSON document, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--encoder", type=Path, required=True)
@@ -55,12 +55,12 @@ def main() -> int:
     encoder = options.encoder.absolute()
     recipe = ["mrpc", "--data", str((options.data / "mrpc").absolute()), "--model", str(encoder)]
     found: dict[str, list[dict[str, float]]] = {}
-    lengths = itertools.count(80)  # a recipe with another `max_length` is new
+    lengths = itertools.count(80)  # with another `max_length`, a recipe counts as new
     with tempfile.TemporaryDirectory() as folder:
         rows = (options.data / "mrpc/validation.jsonl").read_text(encoding="utf-8").splitlines()
         (Path(folder) / "rows.jsonl").write_text("\n".join(rows[:40]) + "\n", encoding="utf-8")
         model = ""
-        for turn in range(options.turns + 1):  # the first turn fills caches, and does not count
+        for turn in range(options.turns + 1):  # the first turn fills caches and does not count
             length = f"max_length={next(lengths)}"
             python = [options.prefix / "current/bin/python", "-c", PLAIN, encoder]
             one = {"plain Python": {"first step": seconds(python)}}
@@ -101,7 +101,7 @@ def seconds(command: Sequence[str | Path]) -> float:
 
 def trained(words: list[str], prefix: Path) -> tuple[dict[str, float], str]:
     """Return the seconds until each stage of a one-step training, and its model."""
-    began = time.time()  # as events have it
+    began = time.time()  # the clock that events use
     done = subprocess.run(
         [FTCLUSTER, "train", *words, "training.max_steps=1", "training.eval_strategy=no", "--json"],
         stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT,

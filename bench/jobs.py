@@ -1,14 +1,14 @@
-"""Fourteen usual fine-tunings, each one command on one host, from a home that has none of it.
+"""Fourteen common fine-tunings, each a single command on one host with empty caches.
 
     .venv-dev/bin/python -m bench.jobs --data DIR --encoder DIR [JOB ...] [--results FILE]
         [--home DIR]
 
 from the repository's root, after `scripts/environment control`. This machine is set up in a folder
 (with --home: in DIR, and kept). DIR of --data has the folders mrpc,
-squad and shakespeare; --encoder is a small BERT with its tokenizer. What each job trains on is made
-of these rows: what people wrote, with labels that follow from it. Some jobs begin with the model of
-another. Each command is timed as its user waits for it, with empty caches of models, data and
-tokens; the metric is that of the validation set.
+squad and shakespeare; --encoder is a small BERT with its tokenizer. The data of each job are made
+from these rows: texts that people wrote, with labels that follow from them. Some jobs begin with
+the model of another job. Each command is timed as its user waits for it, with empty caches of
+models, data and tokens; the metric is computed on the validation set.
 """
 
 import argparse
@@ -33,19 +33,19 @@ WORDS = ("what", "who", "when", "where", "how")
 
 
 def squad(data: Path, split: str) -> Iterator[Row]:
-    """Rows of SQuAD that have an answer."""
+    """Read rows of SQuAD that have an answer."""
     with (data / "squad" / f"{split}.jsonl").open(encoding="utf-8") as lines:
         yield from (row for row in map(json.loads, lines) if row["answers"]["text"])
 
 
 def pairs(data: Path, split: str) -> Iterator[Row]:
-    """Rows of MRPC."""
+    """Read rows of MRPC."""
     with (data / "mrpc" / f"{split}.jsonl").open(encoding="utf-8") as lines:
         yield from map(json.loads, lines)
 
 
 def question_words(data: Path, split: str) -> Iterator[Row]:
-    """Questions without their first word, which is the class."""
+    """Yield questions without their first word, which is the class."""
     for row in squad(data, split):
         first, _, rest = row["question"].strip().partition(" ")
         if first.lower() in WORDS:
@@ -53,7 +53,7 @@ def question_words(data: Path, split: str) -> Iterator[Row]:
 
 
 def traits(data: Path, split: str) -> Iterator[Row]:
-    """Questions, and which of three things are in them."""
+    """Yield questions, and which of three traits they have."""
     for row in squad(data, split):
         text = row["question"]
         found = {
@@ -65,7 +65,7 @@ def traits(data: Path, split: str) -> Iterator[Row]:
 
 
 def similarity(data: Path, split: str) -> Iterator[Row]:
-    """Two sentences, and the share of their words that both have."""
+    """Yield two sentences, and the share of words that both have."""
     for row in pairs(data, split):
         one, other = (set(row[name].lower().split()) for name in ("sentence1", "sentence2"))
         yield {
@@ -76,7 +76,7 @@ def similarity(data: Path, split: str) -> Iterator[Row]:
 
 
 def entities(data: Path, split: str) -> Iterator[Row]:
-    """Words, and tags of names within a sentence and of numbers."""
+    """Yield words, with tags for names within a sentence and for numbers."""
     for row in pairs(data, split):
         words, tags, inside = row["sentence1"].split(), [], ""
         for place, word in enumerate(words):
@@ -87,7 +87,7 @@ def entities(data: Path, split: str) -> Iterator[Row]:
 
 
 def passages(data: Path, split: str, negatives: int = 0) -> Iterator[Row]:
-    """A question, the sentence with its answer, and sentences of other texts."""
+    """Yield a question, the sentence with its answer, and sentences of other texts."""
     others: list[str] = []
     for row in squad(data, split):
         start = row["answers"]["answer_start"][0]
@@ -102,13 +102,13 @@ def passages(data: Path, split: str, negatives: int = 0) -> Iterator[Row]:
 
 
 def answers(data: Path, split: str) -> Iterator[Row]:
-    """A question and its answer as a conversation."""
+    """Yield a question and its answer as a conversation."""
     for row in squad(data, split):
         yield {"prompt": row["question"], "completion": row["answers"]["text"][0]}
 
 
 def preferences(data: Path, split: str) -> Iterator[Row]:
-    """A question with its answer, and the answer of the question before as the worse one."""
+    """Yield a question with its answer, and the previous question's answer as the worse one."""
     worse = ""
     for row in squad(data, split):
         answer = row["answers"]["text"][0]
@@ -118,7 +118,7 @@ def preferences(data: Path, split: str) -> Iterator[Row]:
 
 
 def paraphrases(data: Path, split: str) -> Iterator[Row]:
-    """Sentences that say the same."""
+    """Yield sentences with the same meaning."""
     for row in pairs(data, split):
         if row["label"] in (1, "1", "equivalent"):
             yield {"source": row["sentence1"], "target": row["sentence2"]}
@@ -191,7 +191,7 @@ JOBS = {
 
 
 def folder_of(job: Job, data: Path, folder: Path) -> Path:
-    """The job's data, as a user has it."""
+    """Write the job's data as a user would have it."""
     folder.mkdir()
     if job.rows is None:
         shutil.copy(data / "shakespeare/input.txt", folder)
@@ -206,7 +206,7 @@ def folder_of(job: Job, data: Path, folder: Path) -> Path:
 
 
 def run(name: str, home: Home, data: Path, models: dict[str, str], folder: Path) -> Row:
-    """Run a job's command; its seconds and its metrics.
+    """Run a job's command; return its seconds and its metrics.
 
     Raises:
         SystemExit: it fails.
@@ -236,7 +236,7 @@ def run(name: str, home: Home, data: Path, models: dict[str, str], folder: Path)
 
 
 def main() -> int:
-    """Measure, print the table and write the results; returns the exit code."""
+    """Measure, print the table and write the results; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

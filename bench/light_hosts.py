@@ -2,12 +2,12 @@
 
     sudo .venv-dev/bin/python -m bench.light_hosts --results FILE [HOSTS ...]
 
-from the repository's root, after `scripts/environment control`; what the FILE has of other numbers
-stays. For each number of hosts tests/testbed boots containers with systemd and sshd of their own.
-Measured are the first setup; each stage of a second one, which changes nothing; and a run of a
-script that computes nothing (`bench.light_rank`), with real SSH and mpirun: how long it takes to
-start, what the supervisor uses, how long until a rank that hangs and a host that loses its power
-are named and the ranks are started again, and to stop. The stack is installed once, on this
+from the repository's root, after `scripts/environment control`; the FILE keeps results for other
+numbers of hosts. For each number of hosts tests/testbed boots containers with systemd and sshd of
+their own. Measured are the first setup; each stage of a second one, which changes nothing; and a
+run of a script that computes nothing (`bench.light_rank`), with real SSH and mpirun: how long it
+takes to start, what the supervisor uses, how long until a rank that hangs and a host that loses its
+power are named and the ranks are started again, and to stop. The stack is installed once, on this
 machine, and lies below each host's disk: what is measured is what grows with the hosts. All of them
 share this machine's cores, as real hosts do not.
 """
@@ -39,7 +39,7 @@ SECONDS = 3600
 LIMIT_SECONDS = 300.0
 STEADY_SECONDS = 10.0
 HANG_SECONDS, HANG_STEP = 10, 30
-# all CPU time of a unit's main process, in nanoseconds
+# total CPU time of a unit's main process, in nanoseconds
 CPU_TIME = "cat /proc/$(systemctl show --property MainPID --value ftcluster-{run})/task/*/schedstat"
 MPIRUN = "pgrep -o -u ftcluster mpiexec"
 
@@ -59,7 +59,7 @@ class Hosts:
         self.inventory.write_text("\n".join([*lines, ""]))
 
     def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        """One command; its failure ends the measurement with its words."""
+        """Run a command; if it fails, end the measurement with its error."""
         done = self.bed.run(
             FTCLUSTER, *words, env={"XDG_STATE_HOME": str(self.folder)}, cwd=self.folder,
             timeout=SECONDS,
@@ -75,7 +75,7 @@ class Hosts:
         return round(time.monotonic() - began, 1)
 
     def on_head(self, command: str) -> str:
-        """The output of a shell command of root, whatever becomes of it."""
+        """Return the output of a root shell command on the head, even if the command fails."""
         return self.bed.exec_(self.names[0], "sh", "-c", command).stdout
 
 
@@ -112,7 +112,7 @@ class LightRun:
             time.sleep(1)
 
     def started(self, start: int, ranks: int) -> dict[str, float]:
-        """Wait for all ranks of a start; how long after mpirun's they began."""
+        """Wait for all ranks of a start; return the seconds after mpirun's start."""
         self.until(lambda: len(self.times("start", start)) == ranks, f"not all of start {start}")
         began = [one for one in self.events("phase") if one["doing"] == "starting the ranks"]
         return {"all_began": round(max(self.times("start", start)) - began[start]["time"], 1)}
@@ -157,7 +157,7 @@ class LightRun:
 
 
 def measure_run(hosts: Hosts, script: Path) -> dict[str, Any]:
-    """A run from its launch to its end."""
+    """Measure a run from its launch to its end."""
     run = LightRun(hosts, script)
     ranks, last = run.ranks, hosts.names[-1]
     found: dict[str, Any] = {"launched": run.launched, **run.started(0, ranks)}
@@ -179,7 +179,7 @@ def measure_run(hosts: Hosts, script: Path) -> dict[str, Any]:
 
 
 def measure(bed: Testbed, folder: Path, count: int) -> dict[str, Any]:
-    """One number of hosts, of which those of the number before are set up already."""
+    """Measure one number of hosts; some of the hosts are set up already."""
     began = time.monotonic()
     bed.up(count)
     found: dict[str, Any] = {"hosts": count, "up": round(time.monotonic() - began, 1)}
@@ -193,11 +193,11 @@ def measure(bed: Testbed, folder: Path, count: int) -> dict[str, Any]:
 
 @contextmanager
 def light_hosts(folder: Path) -> Iterator[Testbed]:
-    """A testbed with the stack below the disk of each host; install it on this machine first."""
+    """Yield a testbed whose hosts have the stack below their disks; install it here first."""
     argv = [
         FTCLUSTER, "setup", "localhost", "--tags", "preflight,stack",
         "-e", f"ftcluster_prefix={PREFIX}",
-        "-e", "ansible_python_interpreter=/usr/bin/python3",  # the hosts have it at this place too
+        "-e", "ansible_python_interpreter=/usr/bin/python3",  # this path exists on the hosts too
     ]  # fmt: skip
     environment = os.environ | {"XDG_STATE_HOME": str(folder / "here")}
     layer = folder / "layer"
@@ -207,7 +207,7 @@ def light_hosts(folder: Path) -> Iterator[Testbed]:
         subprocess.run(argv, env=environment, cwd=folder, check=True)
         (PREFIX / "stacks").rename(below / "stacks")
         for stack in (below / "stacks").glob("native-*"):
-            stack.chmod(0o755)  # the hosts have an account, which locks it
+            stack.chmod(0o755)  # the hosts have an account, which locks the stack
     finally:
         shutil.rmtree(PREFIX, ignore_errors=True)
     settings = Settings.from_environment()
@@ -217,7 +217,7 @@ def light_hosts(folder: Path) -> Iterator[Testbed]:
 
 
 def main() -> int:
-    """Measure, and write what was measured so far; returns the exit code."""
+    """Measure, and write the results so far; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -226,7 +226,7 @@ def main() -> int:
     options = parser.parse_args()
     there = options.results.exists()
     results = json.loads(options.results.read_text()) if there else {"machine": cpu(), "rows": []}
-    # below /var/tmp: a memory file system has no room for a stack
+    # below /var/tmp, because a file system in memory has no space for a stack
     folder = Path(tempfile.mkdtemp(prefix="ftcluster-light-", dir="/var/tmp"))
     try:
         (folder / "script").mkdir()

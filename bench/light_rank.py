@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 
-SIZE = 4096  # bytes that a rank sends and gets in a step
+SIZE = 4096  # bytes that a rank sends and receives in a step
 STEP_SECONDS = 1.0
 LIMIT_SECONDS = 120.0
 
@@ -25,7 +25,7 @@ def receive(connection: socket.socket) -> None:
 
 
 def connections(rank: int, ranks: int, address: tuple[str, int]) -> list[socket.socket]:
-    """Open the connections from rank 0 to all others, and from each of them to rank 0."""
+    """Open connections from rank 0 to all other ranks, and from each of them to rank 0."""
     if rank == 0:
         with socket.create_server(("", address[1]), backlog=ranks) as listener:
             return [listener.accept()[0] for _ in range(ranks - 1)]

@@ -6,12 +6,12 @@
 from the repository's root as root, after `ftcluster setup localhost`. DIR has the folders mrpc and
 squad; --encoder is a small BERT with its tokenizer, such as all-MiniLM-L6-v2.
 
-Two ranks of one thread, each of them a worker, fine-tune the encoder in a network namespace of
-their own. The first seed does so by gloo, so what the loopback has carried is what the ranks have
-sent; the others by impi, which takes less of the shared cores. With --rates, each
-way also trains some steps over a loopback that carries twice as many megabits a second, as
-much as two hosts of that speed send at once. Every training adds a line to FILE and is not
-repeated when the command is started again.
+Two ranks of one thread, each of them a worker, fine-tune the encoder in a separate network
+namespace. The first seed uses gloo, so the traffic of the loopback interface is the traffic of the
+ranks. The other seeds use impi, which needs less of the shared cores. With --rates, each way also
+trains some steps over a loopback that carries twice as many megabits a second, as much as two hosts
+of that speed send at once. Every training adds a line to FILE and is not repeated when the command
+is started again.
 """
 
 import json
@@ -39,7 +39,8 @@ WAYS: dict[str, tuple[str, ...]] = {
     "local, 32 steps, int8": (LOCAL, "training.sync_steps=32", "training.sync_dtype=int8"),
     "local, 64 steps, int8": (LOCAL, "training.sync_steps=64", "training.sync_dtype=int8"),
 }
-FEW, MANY = 32, 96  # steps of a training that measures speed: each exchanges, or local
+# steps of a training that measures speed, with an exchange in each step, or with local steps
+FEW, MANY = 32, 96
 METRICS = {
     "mrpc": ("accuracy", "f1"),
     "squad": ("exact_match", "f1"),
@@ -50,7 +51,7 @@ Run = dict[str, Any]
 
 
 def main() -> int:
-    """Do the missing runs, print the tables; returns the exit code."""
+    """Do the missing runs and print the tables; return the exit code."""
     parser = arguments(__doc__, TUNED, threads=1)
     parser.add_argument("--encoder", type=Path, required=True)
     parser.add_argument("--runs", type=Path, required=True)
@@ -92,7 +93,7 @@ def main() -> int:
 
 
 def train(bench: Bench, run_dir: Path, key: Run, way: tuple[str, ...]) -> Run:
-    """One training by the programs that `ftcluster train` starts on hosts."""
+    """Run one training with the programs that `ftcluster train` starts on hosts."""
     words = [*TUNED[key["case"]], *way, f"training.seed={key['seed']}"]
     if key["mbits"]:
         steps = MANY if LOCAL in way else FEW
@@ -129,18 +130,18 @@ def train(bench: Bench, run_dir: Path, key: Run, way: tuple[str, ...]) -> Run:
         "samples_per_second": result["samples_per_second"],
         "steps": start["steps"],
         "samples": round(start["epochs"] * start["train_samples"]),
-        "sent_bytes": int(loopback.split()[9]) / RANKS,  # of a rank
+        "sent_bytes": int(loopback.split()[9]) / RANKS,  # bytes per rank
         "load": os.getloadavg()[0],
     }
 
 
 def summary(runs: list[Run]) -> dict[str, dict[str, Run]]:
-    """Metrics, bytes and times of all seeds by case and way."""
+    """Return metrics, bytes and times of all seeds by case and way."""
     found: dict[str, dict[str, Run]] = {}
     for case, way in dict.fromkeys((run["case"], run["way"]) for run in runs):
         own = [run for run in runs if (run["case"], run["way"]) == (case, way)]
         whole = [run for run in own if run["mbits"] is None]
-        if not whole:  # only its speed was measured
+        if not whole:  # only the speed was measured
             continue
         numbers: Run = {
             "steps": whole[0]["steps"],
@@ -160,7 +161,7 @@ def summary(runs: list[Run]) -> dict[str, dict[str, Run]]:
 
 
 def table(found: dict[str, dict[str, Run]]) -> str:
-    """The metrics, what a rank has sent, and the minutes of a training at each rate."""
+    """Format the metrics, a rank's sent bytes, and the minutes of a training at each rate."""
     lines = []
     for case, ways in found.items():
         rates = list(

@@ -1,11 +1,11 @@
-"""The memory of a LoRA step of a large model, beside what the plan expects.
+"""The memory of a LoRA step of a large model, compared with the plan's estimate.
 
     PYTHONPATH=.:train:common:runner PREFIX/current/bin/python -m bench.lora_memory
         [--shape NAME] [--tokens N] [--rank N] [--checkpointing] [--folder DIR [--in-4bit]]
 
 from the repository's root. The weights are random, in bf16, and never in fp32. Prints one JSON
-object: the peak of the process, and the plan's estimate. Run it alone: that of 8 billion weights
-takes 16 GB and more. With --folder the model is loaded from DIR, as a training loads it; another
+object: the peak of the process, and the plan's estimate. Run it alone, because 8 billion weights
+    need 16 GB and more. With --folder the model is loaded from DIR, as a training loads it; another
 process writes it there first.
 """
 
@@ -38,7 +38,7 @@ from ftcluster_train.engine.optim.flat_params import fp32_parameters
 from ftcluster_train.engine.tasks.chat.instruction_tuning import InstructionTuningTask
 
 STEPS = 2
-SHAPES: dict[str, dict[str, Any]] = {  # Llama 3's
+SHAPES: dict[str, dict[str, Any]] = {  # shapes of Llama 3
     "1b": {
         "hidden_size": 2048, "num_hidden_layers": 16, "intermediate_size": 8192,
         "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
@@ -52,7 +52,7 @@ SHAPES: dict[str, dict[str, Any]] = {  # Llama 3's
 
 
 def main() -> int:
-    """Train for a few steps; returns the exit code."""
+    """Train for a few steps and return the exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--shape", choices=SHAPES, default="8b")
     parser.add_argument("--tokens", type=int, default=512)
@@ -110,12 +110,12 @@ def main() -> int:
 
 
 def peak() -> int:
-    """The most bytes that this process has had in memory."""
+    """Return the maximum resident memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def loaded(recipe: Recipe, folder: Path, shape: str) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """A random model from a folder, and what loading it took."""
+    """Load a random model from a folder; return it with the costs of loading."""
     if not (folder / "config.json").exists():
         writer = mp.get_context("spawn").Process(target=write, args=(folder, shape))
         writer.start()
@@ -135,7 +135,7 @@ def write(folder: Path, shape: str) -> None:
 
 
 def random_model(shape: str) -> PreTrainedModel:
-    """A Llama in bf16, with norms in fp32."""
+    """Return a Llama in bf16, with norms in fp32."""
     config = LlamaConfig(**SHAPES[shape], max_position_embeddings=8192)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)

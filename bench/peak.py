@@ -1,4 +1,4 @@
-"""The CPU's peak rate of multiply-adds, and the share that matrix multiplications reach.
+"""The CPU's peak rate of multiply-adds, and the share of it that matmuls reach.
 
     PYTHONPATH=.:train:common PREFIX/current/bin/python -m bench.peak [--threads N] [--turns N]
         [--results FILE]
@@ -25,11 +25,11 @@ from ftcluster_kernels.cpu import cpuinfo_field
 from ftcluster_train.health.peak import LOOPS, best_seconds, instruction_sets, peak_rate
 
 ROWS, SHAPES = 1760, ((768, 768), (3072, 768), (768, 3072))  # outputs and inputs of the layers
-SECONDS = 0.2  # of a turn
+SECONDS = 0.2  # seconds per turn
 
 
 def main() -> int:
-    """Measure, print the table and write the results; returns the exit code."""
+    """Measure, print the table and write the results; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--turns", type=int, default=5)
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def rates(dtype: torch.dtype, seconds: float) -> dict[str, dict[str, float]]:
-    """Operations per second by shape and kind of product."""
+    """Return the operations per second by shape and kind of matmul."""
     found = {}
     tiles = dtype == torch.bfloat16 and products.has_amx()
     by_fma = dtype in products.fma_dtypes() or (dtype == torch.float32 and simd.is_available())
@@ -93,7 +93,7 @@ def rates(dtype: torch.dtype, seconds: float) -> dict[str, dict[str, float]]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """The rates in TFLOP/s as Markdown, products with their part of the highest peak."""
+    """Format the rates in TFLOP/s as Markdown; matmuls with their share of the highest peak."""
     lines = ["| instructions | peak, TFLOP/s |", "|---|---|"]
     peaks = results["peaks"]
     lines += [f"| {name} | {value / 1e12:.3f} |" for name, value in peaks.items()]

@@ -1,8 +1,8 @@
-"""Trainings that others have published the minutes of, predicted from samples/s of this machine.
+"""Predicted times of trainings whose times others have published, from this machine's samples/s.
 
-The prediction is the speed of Trainer with its default settings, per core, times their cores and
-hosts, as if nothing were lost between cores or hosts. Its distance from the published time is the
-error of the method; the errors in a precision are the range of ftcluster's own predictions.
+The prediction is the speed of Trainer with its default settings per core, times the cores and hosts
+of the publication, without any loss between cores or hosts. Its distance from the published time is
+the error of the method. The errors in a precision are the range of ftcluster's own predictions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,20 +13,21 @@ ICE_LAKE, SAPPHIRE_RAPIDS = (
     "[2021](https://huggingface.co/blog/accelerating-pytorch)",
     "[2022](https://huggingface.co/blog/intel-sapphire-rapids)",
 )
-MRPC, QQP, SQUAD = 3668, 363_846, 88_524  # training samples; of SQuAD, parts of 384 tokens
+# numbers of training samples; for SQuAD, parts with 384 tokens
+MRPC, QQP, SQUAD = 3668, 363_846, 88_524
 
 
 @dataclass(frozen=True)
 class Published:
-    """A training.
+    """A published training.
 
     Attributes:
         case: case of `bench.engine`.
         samples: samples of all epochs.
         cores: cores of a host.
-        minutes: published; None: nobody has.
-        ours: whether the case's mean length is that of these samples, too. Trainer pads all to the
-            maximum, so its time does not depend on that.
+        minutes: published minutes; None if not published.
+        ours: True if the case's mean length is also the mean length of these samples. Trainer pads
+            all to the maximum, so its time does not depend on that.
     """
 
     work: str
@@ -59,7 +60,7 @@ CPUS = {"fp32": "Ice Lake", "bf16": "Sapphire Rapids"}
 
 
 def minutes(training: Published, samples_per_second: float, cores: int) -> float:
-    """Predicted minutes.
+    """Return the predicted minutes.
 
     Args:
         samples_per_second: rate on so many cores.
@@ -69,7 +70,7 @@ def minutes(training: Published, samples_per_second: float, cores: int) -> float
 
 
 def errors(results: Mapping[tuple[str, str], Any], cores: int, precision: str) -> list[float]:
-    """Predicted over published minutes of Trainer, of all that were published in a precision."""
+    """Return predicted over published minutes of Trainer, for all times in a precision."""
     return [
         minutes(one, found["stock"]["samples_per_second"], cores) / one.minutes
         for one in TRAININGS
@@ -79,7 +80,7 @@ def errors(results: Mapping[tuple[str, str], Any], cores: int, precision: str) -
 
 
 def table(results: Mapping[tuple[str, str], Any], cores: int) -> str:
-    """All that were measured here, as a Markdown table.
+    """Return all trainings that were measured here, as a Markdown table.
 
     Args:
         results: results of `bench.engine`, by case and precision.
@@ -110,7 +111,7 @@ def table(results: Mapping[tuple[str, str], Any], cores: int) -> str:
 
 
 def _range(value: float, off: Sequence[float]) -> str:
-    """A prediction with what it would be with the largest and the least error, or none."""
+    """Format a prediction, with its values for the largest and smallest error."""
     least, most = value / max(1.0, *off), value / min(1.0, *off)
     return f"**{_text(value)}** ({_text(least)} to {_text(most)})"
 

@@ -30,12 +30,12 @@ from bench.curves import CASES as CURVES
 from bench.curves import done, mean_and_spread, spread
 from bench.runs import Bench, arguments, environment, machine, precision, write
 
-# A part of SQuAD that takes hours on two cores: 2,000 questions, features of 192 tokens.
+# A part of SQuAD that takes hours on two cores: 2,000 questions, with features of 192 tokens.
 TUNED = {
     "mrpc": ("mrpc", "model={encoder}", "data={data}/mrpc"),
     "squad": ("squad", "model={encoder}", "data={data}/squad", "batch_size=16", "max_length=192",
               "doc_stride=64", "training.learning_rate=3e-4"),
-    # as for MRPC, which is as small as the part of QQP that is taken here
+    # the same values as for MRPC, which is as small as the used part of QQP
     "qqp": ("qqp", "model={encoder}", "data={data}/qqp", "batch_size=32",
             "training.learning_rate=1e-4"),
 }  # fmt: skip
@@ -50,7 +50,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "trainer": {"engine": "stock", "tuned": True, "tcmalloc": True},
     "ours": {"engine": "ours", "tcmalloc": True},
 }
-# to find what makes a difference
+# variants to find the causes of differences
 SWITCHED: dict[str, dict[str, Any]] = {
     "trainer, any order": WAYS["trainer"] | {"tuned": "random"},
     "ours, any order": WAYS["ours"] | {"leave_out": ["group_by_length"]},
@@ -62,7 +62,7 @@ Run = dict[str, Any]
 
 
 def main() -> int:
-    """Do the missing trainings, print the table; returns the exit code."""
+    """Do the missing trainings and print the table; return the exit code."""
     parser = arguments(__doc__, CASES, threads=1)
     parser.add_argument("--encoder", type=Path, required=True)
     parser.add_argument("--runs", type=Path, required=True)
@@ -114,7 +114,7 @@ def prepared(folder: Path, options: Any) -> Bench:
 
 
 def first_rows(source: Path, folder: Path) -> Path:
-    """Copy a case's data into `folder`, with the TUNED_ROWS first rows of its training split."""
+    """Copy a case's data into `folder`, with the first TUNED_ROWS rows of its training split."""
     copy = folder / source.name
     shutil.copytree(source, copy)
     rows = (source / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
@@ -123,7 +123,7 @@ def first_rows(source: Path, folder: Path) -> Path:
 
 
 def summary(runs: list[Run]) -> list[Run]:
-    """The values of both ways by case, precision and metric, and how far their means are apart."""
+    """Return the values of both ways by case, precision and metric, and the difference of means."""
     values: dict[tuple[str, str, str], dict[str, list[float]]] = {}
     for run in runs:
         for metric, value in run["metrics"].items():
@@ -143,7 +143,7 @@ def summary(runs: list[Run]) -> list[Run]:
 
 
 def table(found: list[Run]) -> str:
-    """Means and standard deviations over the seeds, and whether they agree, as Markdown."""
+    """Format means and deviations over the seeds, and if they agree, as Markdown."""
     lines = ["| case | seeds | metric | trainer | ours | ours - trainer | |", "|---" * 7 + "|"]
     for one in found:
         seeds = " and ".join(str(count) for count in {len(one[w]) for w in WAYS if w in one})
@@ -162,14 +162,14 @@ def table(found: list[Run]) -> str:
 
 
 def verdict(difference: float, error: float, deviation: float) -> str:
-    """Return in words how far means are apart. Of two equal means a third differ by more."""
+    """Describe how far two means are apart; a third of equal means would differ by more."""
     if abs(difference) <= error:
         return "within a standard error"
     return "within a deviation" if abs(difference) <= deviation else "apart"
 
 
 def quality_table(case: str, found: dict[str, dict[str, list[float]]]) -> str:
-    """Mean and standard deviation of each metric by way, as a Markdown table."""
+    """Format mean and standard deviation of each metric by way as a Markdown table."""
     metrics = list(next(iter(found.values())))
     lines = ["", f"| {case} | {' | '.join(metrics)} |", "|---" * (len(metrics) + 1) + "|"]
     for name, values in found.items():

@@ -2,7 +2,8 @@
 
     sudo env FTCLUSTER_TESTBED_NAME=k .venv-dev/bin/python -m bench.real_scaling VERB --results FILE
 
-after `testbed up 4` and `ftcluster setup` of these hosts; XDG_STATE_HOME is that of the setup.
+after `testbed up 4` and `ftcluster setup` of these hosts; XDG_STATE_HOME is the same as for the
+setup.
 
     measure   steps of `bench.real_steps` on 2 and 4 hosts, every other one without an exchange;
               each host has half a core and a cable of 10 Gbit/s
@@ -36,7 +37,7 @@ from tests.testbed import Testbed
 
 HOSTS, TURNS, STEPS = (2, 4), 2, 14
 SAMPLES, TOKENS = 32, 128
-SHARE, RATE = 50, "10gbit"  # percent of a core; of a cable
+SHARE, RATE = 50, "10gbit"  # percent of a core, and speed of a cable
 TRACE_SHARE, TRACE_RATE = 100, "1gbit"
 PICTURE = ROOT / "docs/overlap.svg"
 SHADES = {"forward": COMPUTE, "backward": COMPUTE, "optimizer": INPUT, "exchange": COMMUNICATION}
@@ -45,7 +46,7 @@ Line = dict[str, Any]
 
 
 def steps_on(bed: Testbed, hosts: int, share: int, rate: str) -> list[Line]:
-    """Steps on the first hosts; hosts are slowed down once the ranks have taken the first one."""
+    """Run steps on the first hosts; limit the hosts once the ranks have done the first step."""
     for number in range(hosts):
         bed.shape(f"node{number}", "off")
         bed.cpu(f"node{number}", None)
@@ -72,16 +73,16 @@ def steps_on(bed: Testbed, hosts: int, share: int, rate: str) -> list[Line]:
             print(f"{hosts} hosts: {slowest(found[-1]):.2f} s", file=sys.stderr)
         if command.wait() != 0:
             raise SystemExit(f"{argv} failed; see ftcluster logs")
-    return found[2:]  # the first is unlimited, and the second began before the limits
+    return found[2:]  # the first step is unlimited, and the second began before the limits
 
 
 def slowest(line: Line) -> float:
-    """Seconds of a step."""
+    """Return the seconds of the slowest rank in a step."""
     return max(float(seconds) for seconds, _ in line["ranks"])
 
 
 def table(turns: Sequence[Line]) -> list[str]:
-    """A row for each number of hosts: the median of all pairs of steps, one alone and one not."""
+    """Format a row for each number of hosts: medians of all pairs of steps."""
     rows = [
         "| hosts | a step alone, s | with exchange, s | efficiency | of the turns | blocked |",
         "|---|---|---|---|---|---|",
@@ -100,17 +101,17 @@ def table(turns: Sequence[Line]) -> list[str]:
 
 
 def pairs(steps: Sequence[Line]) -> list[tuple[Line, Line]]:
-    """Each step without an exchange, and the one after it."""
+    """Yield each step without an exchange, and the next step."""
     return list(zip(steps[::2], steps[1::2], strict=True))
 
 
 def efficiency(found: Sequence[tuple[Line, Line]]) -> float:
-    """The median over pairs of the time alone by that with the exchange."""
+    """Return the median over pairs of the time alone divided by the time with the exchange."""
     return statistics.median(slowest(alone) / slowest(other) for alone, other in found)
 
 
 def picture(spans: Sequence[tuple[str, str, float, float]]) -> str:
-    """The parts of a step as bars: what is computed above what is exchanged."""
+    """Draw the parts of a step as bars: computation above communication."""
     rows = [
         {"row": "network" if row == "exchange" else "cores", "kind": row, "part": part,
          "from": first, "to": last}
@@ -139,7 +140,7 @@ def picture(spans: Sequence[tuple[str, str, float, float]]) -> str:
 
 
 def main() -> int:
-    """Measure, or write the picture; returns the exit code."""
+    """Measure, or write the picture; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

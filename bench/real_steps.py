@@ -1,4 +1,4 @@
-"""Training steps of BERT-base with real computing, and when each part of the last one ran.
+"""Training steps of BERT-base with real computation, and the times of the last step's parts.
 
     ftcluster run -- real_steps.py '{"backend": "impi", "steps": 8, "samples": 32, "tokens": 128}'
 
@@ -34,7 +34,7 @@ Span = tuple[str, str, float, float]  # row, part, begin, end
 
 
 class Spans:
-    """Times of each part of a step, by `time.perf_counter`."""
+    """Times of each part of a step, from `time.perf_counter`."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.found: list[Span] = []
@@ -43,7 +43,7 @@ class Spans:
         self._send, self._add = all_reduce.all_reduce_bf16, GradientBuckets._add_gradient
 
     def watch(self) -> None:
-        """Note gradients when they are ready, and each exchange in its thread."""
+        """Record when gradients are ready, and each exchange in its thread."""
 
         def send(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
             began = time.perf_counter()
@@ -65,7 +65,7 @@ class Spans:
         self._since = time.perf_counter()
 
     def until(self, row: str, part: str) -> None:
-        """Note what has been done since the last call."""
+        """Record the work done since the last call."""
         now = time.perf_counter()
         if self.found and self.found[-1][:2] == (row, part):
             self.found[-1] = (row, part, self.found[-1][2], now)
@@ -75,7 +75,7 @@ class Spans:
 
 
 def layer_of(name: str) -> str:
-    """A parameter's layer, as in a picture.
+    """Return a parameter's layer as named in a picture.
 
     >>> layer_of("bert.encoder.layer.11.output.dense.weight"), layer_of("classifier.weight")
     ('layer 11', 'head')
@@ -87,12 +87,12 @@ def layer_of(name: str) -> str:
 
 
 def exchange(buckets: GradientBuckets, ranks: int, tables: dict[Any, Any]) -> None:
-    """Have buckets exchange gradients with so many ranks from the next step on."""
+    """Make buckets exchange gradients among `ranks` ranks from the next step on."""
     buckets._world_size, buckets._tables = ranks, tables
 
 
 def main(words: Sequence[str]) -> int:
-    """Take the steps; returns the exit code."""
+    """Run the steps and return the exit code."""
     options = json.loads(words[0])
     torch.set_num_threads(1)
     dist.init_process_group(options["backend"])
@@ -108,7 +108,7 @@ def main(words: Sequence[str]) -> int:
     model.train()
     torch.manual_seed(rank)
     for step in range(options["steps"]):
-        alone = step % 2 == 0  # the last one is not
+        alone = step % 2 == 0  # the last step exchanges gradients
         exchange(buckets, 1 if alone else ranks, {} if alone else tables)
         tokens = torch.randint(VOCABULARY, (options["samples"], options["tokens"]))
         dist.barrier()

@@ -19,7 +19,7 @@ KERNELS = ROOT / "train/ftcluster_kernels"
 TCMALLOC = ("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "/usr/lib64/libtcmalloc.so.4")
 BF16 = ("amx_bf16", "avx512_bf16")  # CPU flags
 INSTRUCTIONS = (*BF16, "avx512f", "avx2")
-# of the products by which machines are compared: rows, inner size and columns
+# shapes of the matmuls by which machines are compared: rows, inner size and columns
 SHAPES = ((1024, 768, 768), (1024, 768, 3072), (1024, 3072, 768))
 
 
@@ -45,14 +45,14 @@ def arguments(
     parser.add_argument("--results", type=Path)
     if not (KERNELS / "libavx2.so").exists():
         raise SystemExit(
-            f"{KERNELS} has no loops in C, so the engine would be slower than that of a wheel; "
+            f"{KERNELS} has no loops in C, so the engine would be slower than in a wheel; "
             "build the wheel in this checkout first: scripts/environment"
         )
     return parser
 
 
 def write(path: Path | None, results: dict[str, Any]) -> None:
-    """Write what was measured so far."""
+    """Write the results so far."""
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
@@ -71,7 +71,7 @@ def environment(threads: int, tcmalloc: bool = False, site: Path | None = None) 
 
 
 def rank_variables() -> dict[str, str]:
-    """Variables for memory that planned ranks have.
+    """Return the variables for memory that planned ranks have.
 
     Raises:
         SystemExit: tcmalloc is not installed.
@@ -85,7 +85,7 @@ def rank_variables() -> dict[str, str]:
 def run_module(
     module: str, prefix: Path, run_dir: Path, options: dict[str, Any], variables: dict[str, str]
 ) -> dict[str, Any]:
-    """Run a module with the Python of the current stack; the last line that it prints, as JSON."""
+    """Run a module with the Python of the current stack; return its last line as JSON."""
     done = subprocess.run(
         [prefix / "current/bin/python", "-m", module, str(run_dir), json.dumps(options)],
         env=variables,
@@ -101,7 +101,7 @@ def run_module(
 
 @dataclass(frozen=True)
 class Bench:
-    """Runs trainings."""
+    """A runner of trainings."""
 
     prefix: Path
     data: Path
@@ -125,13 +125,13 @@ class Bench:
     def run(
         self, run_dir: Path, *, threads: int = 0, tcmalloc: bool = False, **options: Any
     ) -> dict[str, Any]:
-        """One training; see bench.engine_run."""
+        """Run one training; see bench.engine_run."""
         variables = environment(threads or self.threads, tcmalloc)
         return run_module("bench.engine_run", self.prefix, run_dir, options, variables)
 
 
 def machine(prefix: Path, threads: int, site: Path | None = None) -> dict[str, Any]:
-    """CPU, load and products of this machine, and the versions of all that is compared on it."""
+    """Return CPU, load and matmul speed of this machine, and versions of compared packages."""
     options = {"shapes": SHAPES, "precision": precision(), "versions": True}
     variables = environment(threads, site=site)
     measured = run_module("bench.engine_run", prefix, Path(), options, variables)
@@ -145,7 +145,7 @@ def machine(prefix: Path, threads: int, site: Path | None = None) -> dict[str, A
 
 
 def cpu() -> dict[str, Any]:
-    """CPU and load of this machine."""
+    """Return the CPU and the load of this machine."""
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "cpu": _cpuinfo().get("model name", ""),

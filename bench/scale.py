@@ -1,8 +1,8 @@
-"""Growth of a run's costs with its ranks, its events and the runs beside it.
+"""Growth of a run's costs with the number of its ranks, of its events and of other runs.
 
     .venv-dev/bin/python -m bench.scale --results FILE [--ranks N ...] [--lines N ...]
 
-from the repository's root; what the FILE has of other numbers stays. For each number of ranks (8 a
+from the repository's root; the FILE keeps results for other numbers. For each number of ranks (8 a
 host) the real supervisor starts real guardians on this machine, with ranks that compute nothing
 (`bench.scale_ranks`), and of the other hosts only their leases are stand-ins. Measured are the time
 until all guardians are greeted, which connect at the same moment; CPU time, memory and files of the
@@ -36,7 +36,7 @@ RANKS = (8, 64, 256, 512)
 LINES = (512, 1024, 2048, 4096)
 RUNS = (100, 1000, 10_000)
 EVENT_COUNTS = (10_000, 100_000, 1_000_000)
-A_HOST = 8  # ranks
+A_HOST = 8  # ranks per host
 STEADY_SECONDS = 10.0
 LIMIT_SECONDS = 180.0
 SSH = """#!/bin/sh
@@ -45,7 +45,7 @@ case "$*" in *host.lease*) while read -r _; do echo held; done; exit;; esac
 
 
 class Run:
-    """A run of the real supervisor, in a folder of its own."""
+    """A run of the real supervisor in a separate folder."""
 
     def __init__(self, folder: Path, ranks: int, kind: str) -> None:
         self.ranks = ranks
@@ -75,7 +75,7 @@ class Run:
         )  # fmt: skip
 
     def greeted(self, start: int) -> dict[str, float]:
-        """Wait for the ranks of a start, from 0; how long mpirun and their guardians took."""
+        """Wait for the ranks of a start, from 0; return the times of mpirun and guardians."""
         self.until(lambda: len(self.lines(RANKS_FILE)) == self.ranks * (start + 1), "greetings")
         gate = float(self.lines(GATE_FILE)[start][-1])
         last = max(float(words[-1]) for words in self.lines(RANKS_FILE)[-self.ranks :])
@@ -106,7 +106,7 @@ class Run:
             time.sleep(0.05)
 
     def steady(self) -> dict[str, float]:
-        """Shares of a core that the supervisor and a guardian use, and what the former has open."""
+        """Return CPU shares of the supervisor and a guardian, and the supervisor's open files."""
         guardians = children(int(self.lines(GATE_FILE)[-1][0]))
         pids = (self.process.pid, *guardians)
         before, began = {pid: cpu_seconds(pid) for pid in pids}, time.monotonic()
@@ -136,7 +136,7 @@ class Run:
         }
 
     def stop(self, times: int = 1) -> float:
-        """End it; the seconds that takes."""
+        """Stop the run; return the seconds that this takes."""
         began = time.monotonic()
         for _ in range(times):
             self.process.send_signal(signal.SIGTERM)
@@ -145,14 +145,14 @@ class Run:
         return round(time.monotonic() - began, 1)
 
     def kill(self) -> None:
-        """End what a failed measurement has left."""
+        """End the remains of a failed measurement."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started."""
+    """Return the processes that a process has started."""
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
@@ -163,7 +163,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def with_guardians(folder: Path, ranks: int) -> dict[str, Any]:
-    """Start, steady state, a rank that hangs, one that is stopped, and the end."""
+    """Measure the start, the steady state, a hanging rank, a stopped rank, and the end."""
     run = Run(folder, ranks, "mpirun")
     try:
         started = run.greeted(0)
@@ -173,7 +173,7 @@ def with_guardians(folder: Path, ranks: int) -> dict[str, Any]:
         victim = ranks // 3
         pid = next(int(words[1]) for words in run.lines(RANKS_FILE)[-ranks:]
                    if int(words[0]) == victim)  # fmt: skip
-        time.sleep(3)  # its first heartbeats
+        time.sleep(3)  # time for the first heartbeats
         stopped = run.named(victim, lambda: os.kill(pid, signal.SIGSTOP))
         time.sleep(3)
         ended = run.stop()
@@ -184,7 +184,7 @@ def with_guardians(folder: Path, ranks: int) -> dict[str, Any]:
 
 
 def with_lines(folder: Path, ranks: int) -> dict[str, Any]:
-    """Start and steady state of the supervisor alone."""
+    """Measure start and steady state of the supervisor alone."""
     run = Run(folder, ranks, "lines")
     try:
         started, steady = run.greeted(0), run.steady()
@@ -215,7 +215,7 @@ def listing(folder: Path, runs: int) -> dict[str, float]:
 
 
 def replay(folder: Path, events: int) -> dict[str, float]:
-    """Measure a supervisor that takes a run up: it reads all events for the file of metrics."""
+    """Measure a restarted supervisor, which reads all events for the metrics file."""
     folder = folder / "runs" / "replay"  # the metrics are beside `runs`
     folder.mkdir(parents=True)
     with (folder / EVENTS).open("w", encoding="utf-8") as file:
@@ -228,7 +228,7 @@ def replay(folder: Path, events: int) -> dict[str, float]:
     launch = Launch(str(folder), (), {}, (RankHost("xeon1", "127.0.0.1", (RankCores("0", 1),)),),
                     "", "/none")  # fmt: skip
     read, write_end = os.pipe()
-    if (pid := os.fork()) == 0:  # a process of its own, for its memory
+    if (pid := os.fork()) == 0:  # a separate process, to measure its memory
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began = time.monotonic()
         MetricsFile(folder).write(launch)
@@ -244,7 +244,7 @@ def replay(folder: Path, events: int) -> dict[str, float]:
 
 
 def main() -> int:
-    """Measure, and write what was measured so far; returns the exit code."""
+    """Measure, and write the results so far; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -268,7 +268,7 @@ def main() -> int:
             for count in counts:
                 found = measure(count)
                 print(name, json.dumps(found), flush=True)
-                [key, *_] = found  # the count
+                [key, *_] = found  # the number of ranks or lines
                 others = [one for one in results.get(name, []) if one[key] != count]
                 results[name] = sorted((*others, found), key=lambda one: one[key])
                 write(options.results, results)

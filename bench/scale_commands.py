@@ -29,14 +29,15 @@ from tests.programs import FTCLUSTER, Home
 
 RUNS, EVENT_COUNT, LOG_BYTES = 10_000, 10_000_000, 20 << 30
 DAY = 86400.0
-ENDED = 30 * DAY  # ago
-AGAIN = 5  # times that each command is called, of which the fastest counts: others use the cores
+ENDED = 30 * DAY  # 30 days ago
+# repetitions of each command, of which the fastest counts, because other programs use the cores
+AGAIN = 5
 HOST = RankHost("localhost", "127.0.0.1", (RankCores("0", 1),))
 LONG = "long-20260101-000000-0000"
 
 
 def add_runs(home: Home, count: int) -> str:
-    """Runs that have ended, and their records; returns the id of one that has a model."""
+    """Write ended runs and their records; return the id of a run with a model."""
     began = time.time() - ENDED - count
     run = ""
     for number in range(count):
@@ -69,7 +70,7 @@ def add_run(folder: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def add_long_run(home: Home) -> None:
-    """A run of weeks; of its log only the end is more than a hole."""
+    """Write a run of several weeks; only the end of its log has data, the rest is a hole."""
     folder = home.prefix / "runs" / LONG
     began = time.time() - ENDED
     add_run(folder, [{"event": "start", "time": began, "world_size": 1, "steps": EVENT_COUNT,
@@ -93,7 +94,7 @@ def add_long_run(home: Home) -> None:
 
 
 METRICS_FILE = "the supervisor's file of metrics, as a new supervisor writes it"
-# what the supervisor does every few seconds
+# the supervisor does this every few seconds
 WRITE_METRICS = """
 import sys
 from pathlib import Path
@@ -106,14 +107,14 @@ MetricsFile(run).write(read_launch(run))
 
 
 def call(home: Home, *words: str, program: Path = FTCLUSTER) -> dict[str, Any]:
-    """A command of the control node; the fastest of some calls.
+    """Return the fastest of several calls of a command on the control node.
 
     Raises:
         SystemExit: it failed; says how.
     """
     found = []
     for _ in range(AGAIN):
-        shutil.rmtree("model", ignore_errors=True)  # of `fetch`
+        shutil.rmtree("model", ignore_errors=True)  # written by `fetch`
         with (home.folder / "said").open("w+b") as said:
             began = time.monotonic()
             pid = os.posix_spawn(
@@ -136,7 +137,7 @@ def call(home: Home, *words: str, program: Path = FTCLUSTER) -> dict[str, Any]:
 
 @contextmanager
 def this_machine(kept: Path | None) -> Iterator[Home]:
-    """This machine, set up in a folder."""
+    """Set up this machine in a folder."""
     folder = kept or Path(tempfile.mkdtemp(prefix="ftcluster-scale-"))
     folder.mkdir(parents=True, exist_ok=True)
     home = Home(folder, folder / "ftcluster")
@@ -152,14 +153,14 @@ def this_machine(kept: Path | None) -> Iterator[Home]:
 
 
 def measure(home: Home) -> Iterator[dict[str, Any]]:
-    """The commands, with many runs and then with the long one too."""
+    """Measure the commands with many runs, and then with the long run too."""
     os.chdir(home.folder)
     for runs in (home.prefix / "runs", home.folder / "state/ftcluster/runs"):
-        shutil.rmtree(runs, ignore_errors=True)  # of a measurement that was ended
+        shutil.rmtree(runs, ignore_errors=True)  # remains of an interrupted measurement
     for word in ("version", "ps"):
         yield {"runs": 0, **call(home, word)}
     run = add_runs(home, RUNS)
-    home.run("ps")  # the head writes down what it has read
+    home.run("ps")  # the head caches what it has read
     for words in (
         ("ps",), ("ps", "--all"), ("logs", run), ("stop", run), ("fetch", run, "model"),
         ("report", run), ("clean", "--done", "--older-than", "7d", "--dry-run"),
@@ -177,7 +178,7 @@ def measure(home: Home) -> Iterator[dict[str, Any]]:
 
 
 def main() -> int:
-    """Measure, and add it to the results; returns the exit code."""
+    """Measure and add the results to the file; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -27,13 +27,13 @@ def read() -> dict[str, Any]:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Rows as a Markdown table."""
+    """Format rows as a Markdown table."""
     lines = [f"| {' | '.join(map(str, row))} |" for row in (heads, *rows)]
     return "\n".join((lines[0], "|" + "---|" * len(heads), *lines[1:]))
 
 
 def tables(found: dict[str, Any]) -> str:
-    """All tables, with the machine that they are of."""
+    """Return all tables, each with its machine."""
     machine = found["machine"]
     loads = [one["load"] for one in (*found["ranks"], *found["lines"])]
     ranks = [
@@ -87,7 +87,7 @@ def tables(found: dict[str, Any]) -> str:
 
 
 def _called(command: str) -> str:
-    # what the supervisor does is no command
+    # the supervisor's work is not a command
     return command if command == METRICS_FILE else f"`ftcluster {command}`"
 
 
@@ -96,7 +96,7 @@ def _with(row: dict[str, Any]) -> str:
 
 
 def picture(found: dict[str, Any]) -> str:
-    """The costs as SVG, both axes logarithmic."""
+    """Draw the costs as SVG with logarithmic axes."""
 
     def chart(title: str, x: str, curves: dict[str, Rows], y: str, scale: float = 1.0) -> alt.Chart:
         rows = [

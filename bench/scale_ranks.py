@@ -33,12 +33,12 @@ from ftcluster_train.supervisor.heartbeats import StopRequest
 STEP_SECONDS = 1.0
 LAST_STEP = 1_000_000
 GATE_FILE, RANKS_FILE = "gate", "ranks"
-# of a guardian on a busy host
+# a guardian's CPU time on a busy host
 LINE = {"step": 0, "doing": "forward", "state": "S", "sleep": None, "cpu": 0.0, "wire": 0}
 
 
 def supervise(run_dir: Path) -> int:
-    """Be the run's supervisor; returns its exit code."""
+    """Run as the run's supervisor; return its exit code."""
     real = rank_launch.mpirun_command
 
     def ours(launch: Launch) -> MpirunCommand:
@@ -52,21 +52,21 @@ def supervise(run_dir: Path) -> int:
 
 
 def write(path: Path, *words: object) -> None:
-    """Append a line with the time, which all processes of this machine share."""
+    """Append a line with the time, from a clock that all processes of this machine share."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.write(descriptor, f"{' '.join(map(str, words))} {time.monotonic()}\n".encode())
     os.close(descriptor)
 
 
 def mpirun(ranks: int, run_dir: Path) -> int:
-    """Start the guardians, and end all where one ends badly, as Hydra does."""
+    """Start the guardians; if one fails, end all, as Hydra does."""
     hung = mmap.mmap(-1, 1)
     waits, gate = os.pipe()
     pids = []
     for rank in range(ranks):
         if (pid := os.fork()) == 0:
             os.close(gate)
-            os.read(waits, 1)  # until the gate is closed: all are there
+            os.read(waits, 1)  # until the gate is closed, when all guardians exist
             be_guardian(rank, ranks, run_dir, hung)
         pids.append(pid)
     signal.signal(signal.SIGUSR1, lambda *_: hung.__setitem__(0, 1))
@@ -85,7 +85,7 @@ def mpirun(ranks: int, run_dir: Path) -> int:
 
 
 def be_guardian(rank: int, ranks: int, run_dir: Path, hung: mmap.mmap) -> NoReturn:
-    """The guardian of a rank that computes nothing."""
+    """Run as the guardian of a rank that computes nothing."""
 
     def be_rank(_program: Sequence[str]) -> NoReturn:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -96,13 +96,13 @@ def be_guardian(rank: int, ranks: int, run_dir: Path, hung: mmap.mmap) -> NoRetu
             step += 1
             rank_status.report(step, "forward")
             time.sleep(STEP_SECONDS)
-        # all are in one step, as collectives have them
+        # all ranks are in the same step, as with collectives
         rank_status.report(LAST_STEP, "forward" if rank == ranks // 2 else "all-reduce")
         while True:
             signal.pause()
 
     guardian.execute = be_rank  # type: ignore[assignment]
-    os.environ["LOCAL_RANK"] = str(rank)  # the first rank reads what this host is like
+    os.environ["LOCAL_RANK"] = str(rank)  # the first rank also reads the state of this host
     code = 1
     try:
         code = guardian.guard((), rank)
@@ -111,7 +111,7 @@ def be_guardian(rank: int, ranks: int, run_dir: Path, hung: mmap.mmap) -> NoRetu
 
 
 def lines(ranks: int, run_dir: Path) -> int:
-    """Send what as many guardians send, from one process."""
+    """Send the lines of many guardians from one process."""
     host, _, port = os.environ[guardian.ADDRESS].rpartition(":")
     secret = Path(os.environ[guardian.SECRET]).read_text(encoding="ascii").strip()
     with selectors.DefaultSelector() as selector:
@@ -136,7 +136,7 @@ def lines(ranks: int, run_dir: Path) -> int:
 
 
 def main() -> int:
-    """Entry point; returns the exit code."""
+    """Run the program and return the exit code."""
     verb, word = sys.argv[1:]
     if verb == "supervise":
         return supervise(Path(word))

@@ -3,7 +3,8 @@
     sudo env FTCLUSTER_TESTBED_NAME=k .venv-dev/bin/python -m bench.scaling_proof VERB ...
         --results FILE
 
-after `testbed up 4` and `ftcluster setup` of these hosts; XDG_STATE_HOME is that of the setup.
+after `testbed up 4` and `ftcluster setup` of these hosts; XDG_STATE_HOME is the same as for the
+setup.
 
     rate    finds the rate at which DistributedDataParallel with gloo has 87 % at 4 hosts
     replay  measures modes at that rate: --hosts N --backend NAME --modes NAMES
@@ -34,22 +35,22 @@ from tests.testbed import Testbed
 
 FTCLUSTER = ROOT / ".venv/bin/ftcluster"
 PARAMETERS = 66_955_010  # DistilBERT-base with two classes
-ROWS = 900  # of the embedding in a batch of 32 pairs of MRPC
-PERCENT = 50  # of a core
+ROWS = 900  # rows of the embedding in a batch of 32 pairs of MRPC
+PERCENT = 50  # percent of a core
 EVERY = 4  # steps between two exchanges of local steps; the default of 32 would take long
-STEPS = 5  # of each mode; the first one is not counted
-RATES = (0, 2000, 1400, 1000, 700)  # Mbit/s that are tried; 0: not shaped
-STEPS_A_RATE = 3  # the first one is not counted
+STEPS = 5  # steps of each mode, of which the first is not counted
+RATES = (0, 2000, 1400, 1000, 700)  # rates to try in Mbit/s; 0: no limit
+STEPS_A_RATE = 3  # steps at each rate, of which the first is not counted
 WANTED = 0.87  # efficiency of the stock recipe at 4 hosts
 DDP = Mode("gloo", "fp32", "ddp")
-DDP_BUCKETS = 12  # of 25 MiB, and a first one of 1 MiB
+DDP_BUCKETS = 12  # buckets of 25 MiB, plus a first bucket of 1 MiB
 PREDICTED = (8, 16, 32, 64, 128, 256)
 
 Line = dict[str, Any]
 
 
 def main() -> int:
-    """Measure or print; returns the exit code."""
+    """Measure or print; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("verb", choices=("rate", "replay", "table"))
     parser.add_argument("--results", type=Path, required=True)
@@ -74,7 +75,7 @@ def main() -> int:
 
 
 def find_rate(options: argparse.Namespace, alone: float) -> Iterator[list[Line]]:
-    """Steps of the stock recipe on 4 hosts at each of RATES, and the rate for WANTED."""
+    """Run steps of the stock recipe on 4 hosts at each of RATES; find the rate for WANTED."""
     bed, steps = Testbed(), 0
 
     def on_step(_: Line) -> None:
@@ -95,7 +96,7 @@ def find_rate(options: argparse.Namespace, alone: float) -> Iterator[list[Line]]
 
 
 def interpolate(points: Sequence[tuple[float, float]], wanted: float) -> float:
-    """The rate for an efficiency; between two points it changes with 1 / rate.
+    """Return the rate for an efficiency; between two points, efficiency changes with 1 / rate.
 
     >>> round(interpolate([(1000, 0.9), (500, 0.8)], 0.85))
     667
@@ -117,7 +118,7 @@ def replay(
     rate: float,
     on_step: Callable[[Line], None] = lambda _: None,
 ) -> list[Line]:
-    """Run some modes on the testbed's first hosts; a line for each mode.
+    """Run some modes on the testbed's first hosts; yield a line for each mode.
 
     Args:
         rate: Mbit/s; 0: not shaped.
@@ -164,7 +165,7 @@ def replay(
 
 
 def shape(bed: Testbed, hosts: int, rate: float) -> None:
-    """Limit the cables of the first hosts to so many Mbit/s; 0: not at all."""
+    """Limit the cables of the first hosts to a rate in Mbit/s; 0: no limit."""
     for number in range(hosts):
         bed.shape(f"node{number}", f"{rate:.0f}mbit" if rate else "off")
 
@@ -176,31 +177,31 @@ def limit(bed: Testbed, hosts: int, percent: float | None) -> None:
 
 
 def slowest(ranks: Sequence[Line]) -> float:
-    """Seconds of a step."""
+    """Return the seconds of the slowest rank in a step."""
     return float(max(rank["seconds"] for rank in ranks))
 
 
 def seconds_of(lines: Sequence[Line]) -> float:
-    """The median step of a measurement; the mean where not every one exchanges something."""
+    """Return the median step of a measurement, or the mean if only some steps exchange data."""
     mean = statistics.mean if lines[0]["mode"].endswith("local") else statistics.median
     return mean(slowest(ranks) for line in lines for ranks in counted(line))
 
 
 def counted(line: Line) -> list[list[Line]]:
-    """The steps of a measurement without the first one, or the first ones up to an exchange."""
+    """Return the steps without the first, or without the steps up to the first exchange."""
     steps: list[list[Line]] = line["steps"]
     return steps[EVERY:] if line["mode"].endswith("local") else steps[1:]
 
 
 def write(path: Path, lines: Sequence[Line]) -> None:
-    """Add lines to the results."""
+    """Append lines to the results."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 def read(path: Path) -> list[Line]:
-    """The results."""
+    """Read the results."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -210,7 +211,7 @@ def chosen_rate(lines: Sequence[Line]) -> float:
 
 
 def step_of(line: Line) -> Step:
-    """A measurement, for the model."""
+    """Convert a measurement to a step of the model."""
     if line["mode"] == "ddp":
         latency = DDP_BUCKETS * line["latency"]
         return Step(DDP, line["hosts"], seconds_of([line]), 8.0 * PARAMETERS, latency=latency)
@@ -224,7 +225,7 @@ def step_of(line: Line) -> Step:
 
 
 def merged(lines: Sequence[Line], rate: float) -> list[Line]:
-    """Measurements at a rate, those that were repeated as one."""
+    """Return the measurements at a rate, with repeated ones merged."""
     found: dict[tuple[Any, ...], Line] = {}
     for line in lines:
         if "steps" in line and (line["hosts"] == 1 or line["rate"] == rate):

@@ -1,14 +1,14 @@
-"""Training steps whose computing is a pause, and whose exchange of gradients is real.
+"""Training steps with simulated computation (pauses) and a real exchange of gradients.
 
     ftcluster run -- scaling_replay.py '{"backend": "impi", "modes": ["bf16-whole"], "steps": 6,
         "forward": 1.0, "backward": 2.0, "rows": 900, "every": 4}'
 
-So hosts that share a few cores behave as hosts of their own whose forward and backward passes take
-so many seconds (measured before): each layer waits for its part of them and then has gradients,
-which are summed as the training loop or DistributedDataParallel (the mode `ddp`) sums them, over
-the network. AdamW's step is real too. The model is DistilBERT-base; `rows` of its embedding's
-30,522 have gradients, and local steps are exchanged after `every` steps. Rank 0 prints a line of
-JSON for each step of each mode.
+In this way, hosts that share a few cores behave like separate hosts whose forward and backward
+passes take the given, previously measured seconds: each layer waits for its part of them and then
+has gradients, which are summed as the training loop or DistributedDataParallel (the mode `ddp`)
+sums them, over the network. AdamW's step is real too. The model is DistilBERT-base; `rows` of its
+embedding's 30,522 have gradients, and local steps are exchanged after `every` steps. Rank 0 prints
+a line of JSON for each step of each mode.
 """
 
 import json
@@ -37,7 +37,7 @@ VOCABULARY = 30522
 
 
 class Layer(torch.autograd.Function):
-    """A layer that only takes time; its parameters' gradients are zeros."""
+    """A layer that only waits; its parameters' gradients are zeros."""
 
     @staticmethod
     def forward(
@@ -63,7 +63,7 @@ def _gradient(parameter: torch.nn.Parameter, rows: int) -> torch.Tensor | None:
 
 
 class Replay(torch.nn.Module):
-    """DistilBERT's parameters, in the layers whose passes take their parts of the time."""
+    """DistilBERT's parameters in layers whose passes take their share of the time."""
 
     def __init__(self, forward: float, backward: float, rows: int) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Replay(torch.nn.Module):
         self._rows, self._seconds = rows, (forward, backward)
 
     def layers(self) -> Iterator[tuple[tuple[float, float], list[torch.nn.Parameter]]]:
-        """The parameters of each layer, and the seconds of its passes; the first layer first."""
+        """Return the parameters of each layer and the seconds of its passes, in order."""
         named = list(self.model.named_parameters())
         size = sum(p.numel() for name, p in named if not name.startswith(EMBEDDINGS))
 
@@ -90,7 +90,7 @@ class Replay(torch.nn.Module):
             yield (part * self._seconds[0], part * self._seconds[1]), found
 
     def forward(self) -> torch.Tensor:
-        """The loss."""
+        """Return the loss."""
         chain = torch.zeros(1, requires_grad=True)
         for seconds, parameters in self.layers():
             chain = Layer.apply(chain, seconds, self._rows, *parameters)
@@ -98,7 +98,7 @@ class Replay(torch.nn.Module):
 
 
 def optimizer_of(mode: str, model: Any, options: dict[str, Any]) -> Any:
-    """The training loop's own for a mode."""
+    """Return the training loop's optimizer for a mode."""
     dtype, optimizer = mode.split("-")
     settings = Training(learning_rate=1e-5)
     if optimizer == "local":
@@ -111,7 +111,7 @@ def optimizer_of(mode: str, model: Any, options: dict[str, Any]) -> Any:
 
 
 def steps_of(mode: str, options: dict[str, Any]) -> Iterator[dict[str, float]]:
-    """Seconds of each step of a mode, seconds that this rank was blocked, and bytes it sent."""
+    """Return each step's seconds, the rank's blocked seconds, and the bytes that it sent."""
     torch.manual_seed(1)
     replay = Replay(options["forward"], options["backward"], options["rows"])
     if mode == "ddp":
@@ -151,7 +151,7 @@ def steps_of(mode: str, options: dict[str, Any]) -> Iterator[dict[str, float]]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the modes one after the other; returns the exit code."""
+    """Run the modes one after the other; return the exit code."""
     options = json.loads(words[0])
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", options.get("interface", "eth0"))

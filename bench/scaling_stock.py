@@ -35,25 +35,25 @@ class Clock(TrainerCallback):
         self.times: list[float] = []
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Called by Trainer."""
+        """Record a step; Trainer calls this method."""
         self.times.append(time.perf_counter())
 
 
 class Collator:
-    """Pads to the longest sample of a batch, and counts its tokens."""
+    """A collator that pads to the longest sample of a batch, and counts its tokens."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._pad, self.tokens = DataCollatorWithPadding(tokenizer), []
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """A batch."""
+        """Return a batch."""
         batch = self._pad(rows)
         self.tokens.append(batch["input_ids"].numel())
         return dict(batch)
 
 
 def main() -> int:
-    """Train; returns the exit code."""
+    """Train and return the exit code."""
     samples, steps = map(int, sys.argv[1:3])
     here = Path(__file__).parent
     tokenizer = AutoTokenizer.from_pretrained(here)
@@ -78,7 +78,7 @@ def main() -> int:
         logging_strategy="no",
         disable_tqdm=True,
         remove_unused_columns=False,
-        # else torch warns, and looks for unused parameters in each step
+        # otherwise torch warns, and searches for unused parameters in each step
         ddp_find_unused_parameters=False,
     )
     torch.manual_seed(1)

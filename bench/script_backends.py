@@ -1,12 +1,12 @@
-"""transformers' run_glue on two ranks of this machine, by each backend, under `ftcluster run`.
+"""Compares transformers' run_glue on two ranks of this machine over each backend.
 
     .venv-dev/bin/python -m bench.script_backends --scripts DIR --data DIR --encoder DIR [--turns N]
         [--steps N] [--prefix DIR] [--results FILE]
 
 from the repository's root, after `ftcluster setup localhost`. --scripts has run_glue.py; --data and
---encoder are those of bench.engine. The script is as it is, with `--ddp_backend` for each backend:
-DistilBERT-base with random weights on MRPC, padded to 128 tokens, Trainer's own
-DistributedDataParallel with buckets of 25 MB. A run is all of its steps; runs are interleaved.
+--encoder are the same as for bench.engine. The script is unchanged, with `--ddp_backend` for each
+backend: DistilBERT-base with random weights on MRPC, padded to 128 tokens, Trainer's own
+    DistributedDataParallel with buckets of 25 MB. A run is all of its steps; runs are interleaved.
 """
 
 import argparse
@@ -25,12 +25,12 @@ from bench.runs import ROOT, environment, machine, precision, write
 
 BACKENDS = ("gloo", "impi")
 RANKS = 2
-# in place of the library, which would ask the Hub for the metric that no training needs
+# replaces the library, which would ask the Hub for a metric that the training does not need
 EVALUATE = "def load(*_, **__):\n    return None\n"
 
 
 def one_run(folder: Path, backend: str, steps: int) -> dict[str, float]:
-    """Samples per second of a run, and the seconds of a step.
+    """Return the samples per second of a run, and the seconds of a step.
 
     Raises:
         SystemExit: the run failed, or had another backend.
@@ -59,7 +59,7 @@ def one_run(folder: Path, backend: str, steps: int) -> dict[str, float]:
 
 
 def main() -> int:
-    """Measure, print a table and write the results; returns the exit code."""
+    """Measure, print a table and write the results; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("--scripts", "--data", "--encoder"):
         parser.add_argument(name, type=Path, required=True)

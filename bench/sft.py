@@ -6,7 +6,7 @@
 
 from the repository's root, with the Python of the stack under --prefix and the code of this
 checkout. DIR of --data has the folder squad: a question is the prompt, its context the completion.
---site is a folder with TRL and PEFT beside the stack's torch:
+--site is a folder with TRL and PEFT for the stack's torch:
 
     pip install --target DIR --no-deps trl peft
 
@@ -33,7 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "trl": {"engine": "trl"},
     "trl, tuned": {"engine": "trl", "tcmalloc": True, "group_by_length": True},
     "ours": {"engine": "ours", "tcmalloc": True},
-    # of adapters only, with --lora-r
+    # only with adapters (--lora-r)
     "trl, NF4": {"engine": "trl", "tcmalloc": True, "load_in_4bit": True},
     "ours, NF4": {"engine": "ours", "tcmalloc": True, "load_in_4bit": True},
 }
@@ -42,7 +42,7 @@ USUAL = ("trl", "trl, tuned", "ours")
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs trainings of one model on one set of conversations; see bench.sft_run."""
+    """A runner of trainings of one model on one set of conversations; see bench.sft_run."""
 
     prefix: Path
     site: Path
@@ -51,14 +51,14 @@ class Runner:
     common: dict[str, Any]
 
     def run(self, **options: Any) -> dict[str, Any]:
-        """One training, or what else the options ask for."""
+        """Run one training, or another action that the options request."""
         variables = environment(self.threads, options.get("tcmalloc", False), self.site)
         options = {**self.common, **options}
         return run_module("bench.sft_run", self.prefix, self.folder, options, variables)
 
 
 def main() -> int:
-    """Measure, print the table and write the results; returns the exit code."""
+    """Measure, print the table and write the results; return the exit code."""
     parser = arguments(__doc__, (), threads=2)
     parser.add_argument("--site", type=Path, required=True)
     parser.add_argument("--shape", default="smollm2-135m")
@@ -97,7 +97,7 @@ def main() -> int:
 
 
 def measure(runner: Runner, variants: list[str], turns: int) -> dict[str, dict[str, Any]]:
-    """Run each variant `turns` times, interleaved; the medians by name."""
+    """Run each variant `turns` times, interleaved; return the medians by name."""
     found: dict[str, list[dict[str, float]]] = {}
     for _ in range(turns):
         for name in variants:
@@ -124,7 +124,7 @@ def measure(runner: Runner, variants: list[str], turns: int) -> dict[str, dict[s
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
-    """The variants as a Markdown table."""
+    """Format the variants as a Markdown table."""
     lines = ["", "| sft | tokens/s | ratio | per CPU second | ratio | peak | products alone "
              "| of their limit |", "|---|---|---|---|---|---|---|---|"]  # fmt: skip
     lines += [

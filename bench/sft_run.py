@@ -1,4 +1,4 @@
-"""One training of bench/sft, in a process of its own with the python of a host's stack.
+"""One training of bench/sft, in a separate process with the Python of a host's stack.
 
     PYTHON -m bench.sft_run FOLDER OPTIONS
 
@@ -41,7 +41,7 @@ from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.health.host_benchmark import matmul_shapes, weights_of
 
 ROWS, HELD_BACK = 4000, 100
-# of published models: SmolLM2-135M, Qwen2.5-0.5B; and one for training curves
+# shapes of the published models SmolLM2-135M and Qwen2.5-0.5B, and a shape for training curves
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm2-135m": {
         "model_type": "llama", "vocab_size": 49152, "hidden_size": 576, "num_hidden_layers": 30,
@@ -66,7 +66,7 @@ CHATML = (
 
 
 class CpuClock(Clock):
-    """Also the CPU time of this process, which others of the machine hardly change."""
+    """A clock that also measures CPU time, which other programs on the machine hardly change."""
 
     def __init__(self, between: Callable[[], None] | None = None) -> None:
         super().__init__(None, between)
@@ -80,7 +80,7 @@ class CpuClock(Clock):
 
 
 def main() -> int:
-    """Do what the options say; returns the exit code."""
+    """Run the action in the options; return the exit code."""
     logging.set_verbosity_error()
     folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     if options["engine"] == "make":
@@ -101,7 +101,7 @@ def main() -> int:
         ),
     )  # fmt: skip
     run_dir = Path(tempfile.mkdtemp(dir=folder))  # a run in the same folder would be continued
-    # SFTTrainer saves nothing here either
+    # SFTTrainer saves nothing either
     job = Job("sft", run_dir, folder, recipe, "bf16", ipex=False, snapshot_seconds=0)
     if not (folder / "inputs.json").exists():
         write_inputs(folder, prepare(job))
@@ -130,7 +130,7 @@ def main() -> int:
 
 
 def make(folder: Path, squad: Path, shape: str) -> None:
-    """Write conversations, and a model with random weights and a tokenizer of them."""
+    """Write conversations, a model with random weights, and a tokenizer trained on them."""
     rows: dict[str, dict[str, str]] = {}
     for line in (squad / "train.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -166,7 +166,7 @@ def shapes_of(base: Any) -> list[tuple[int, int, int]]:
 
 
 def flop_per_token(model: PreTrainedModel, train_set: Samples, frozen: bool) -> float:
-    """The operations of a token in the products with weights; adapters' own are not counted.
+    """Return the operations per token in matmuls with weights, without the adapters' matmuls.
 
     Args:
         frozen: whether weights have no gradients, only the layers' inputs.
@@ -180,7 +180,7 @@ def flop_per_token(model: PreTrainedModel, train_set: Samples, frozen: bool) -> 
 def ours(
     job: Job, task: Task, model: PreTrainedModel, train_set: Samples, clock: Clock
 ) -> tuple[PreTrainedModel, list[int]]:
-    """Train; also the tokens of each step."""
+    """Train with the engine; also return the tokens of each step."""
     task.check_model(model)
     options: Any = job.recipe.options
     if options.lora_r is not None:
@@ -194,7 +194,7 @@ def ours(
 
 
 def trl(job: Job, inputs: Inputs, clock: Clock, grouped: bool) -> tuple[Any, list[int]]:
-    """The same with SFTTrainer; its batches may be grouped by length."""
+    """Train with SFTTrainer; its batches may be grouped by length."""
     from datasets import Dataset
     from peft import LoraConfig
     from trl import SFTConfig, SFTTrainer

@@ -1,4 +1,4 @@
-"""The time of a step with a sharded optimizer and with a whole one, in the same processes.
+"""The step time with a sharded and with a whole optimizer, in the same processes.
 
     .venv/bin/ftcluster run [OPTIONS] -- bench/sharded_step.py [CASE ...] [--turns N] [--steps N]
 
@@ -35,14 +35,14 @@ PARTS = ("forward", "backward", "optimizer")
 
 @dataclass(frozen=True)
 class Case:
-    """A rank's case: samples of so many tokens in each step."""
+    """The case of a rank: samples with the same number of tokens in each step."""
 
     model: str
     samples: int
     tokens: int
 
 
-CASES = {  # of two ranks: MRPC's batch of 32 pairs, which have 54 tokens in the mean
+CASES = {  # for two ranks: MRPC's batch of 32 pairs, which have 54 tokens on average
     "mrpc": Case("distilbert", 16, 54),
     "gpt2": Case("gpt2", 2, 256),
 }
@@ -55,7 +55,7 @@ KINDS = {
 def make_step(
     case: Case, make: Callable[[Any, int], OptimizerStep], ranks: int
 ) -> Callable[[], list[float]]:
-    """A function that takes a step and returns the seconds of its PARTS."""
+    """Return a function that runs a step and returns the seconds of its PARTS."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(case.model)
     task: Any = None
@@ -93,7 +93,7 @@ def make_step(
 
 
 def measure(name: str, turns: int, steps: int, ranks: int) -> dict[str, Any]:
-    """Milliseconds of a step and of its parts, by kind."""
+    """Return milliseconds of a step and of its parts, by kind."""
     takes = {kind: make_step(CASES[name], make, ranks) for kind, make in KINDS.items()}
     found: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
     for turn in range(turns + 1):
@@ -101,10 +101,10 @@ def measure(name: str, turns: int, steps: int, ranks: int) -> dict[str, Any]:
             dist.barrier()
             began = time.perf_counter()
             parts = [takes[kind]() for _ in range(steps)]
-            dist.barrier()  # behind what is in flight
+            dist.barrier()  # waits for collectives in flight
             whole = (time.perf_counter() - began) / steps
             means = [statistics.mean(column) for column in zip(*parts, strict=True)]
-            if turn:  # the first one allocates
+            if turn:  # the first turn allocates memory
                 found[kind].append([whole, *means])
     return {
         kind: dict(
@@ -120,7 +120,7 @@ def measure(name: str, turns: int, steps: int, ranks: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, and print on rank 0."""
+    """Measure, and print the results on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--turns", type=int, default=5)

@@ -2,7 +2,7 @@
 
     PREFIX/current/bin/python -m bench.snapshots [--threads N] [--turns N] [--results FILE]
 
-from the repository's root, after `ftcluster setup localhost`. The state is that of GPT-2 (124
+from the repository's root, after `ftcluster setup localhost`. The state belongs to GPT-2 (124
 million parameters, 1.5 GB), in memory; the snapshots are written to the folder for temporary files.
 The cost is the time that the training waits for the copy, and the CPU time of the thread that
 writes it over the threads of the training.
@@ -28,7 +28,7 @@ PARAMETERS = 124_440_000
 
 
 class Optimizer:
-    """Stands for an optimizer step."""
+    """A stand-in for an optimizer step."""
 
     def __init__(self) -> None:
         names = ("master_weights", "exp_avg_0", "exp_avg_sq_0")
@@ -40,7 +40,7 @@ class Optimizer:
 
 
 def main() -> int:
-    """Measure, print and write the result; returns the exit code."""
+    """Measure, print and write the result; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--turns", type=int, default=5)
@@ -51,7 +51,7 @@ def main() -> int:
     optimizer = Optimizer()
     with tempfile.TemporaryDirectory() as folder:
         snapshots = module.Snapshots(Path(folder), 1e-9, False, World(0, 1, "gloo"), print)
-        for step in range(1 + options.turns):  # the first one also allocates the memory
+        for step in range(1 + options.turns):  # the first step also allocates the memory
             snapshots.take(optimizer, TrainState(step))  # type: ignore[arg-type]
             snapshots.wait()
     cost = statistics.median(snapshots.costs[1:])

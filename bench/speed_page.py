@@ -1,4 +1,4 @@
-"""Make the tables of speed, and docs/speed.svg, of the measurements in bench/results.
+"""Makes the tables of speed and docs/speed.svg from the measurements in bench/results.
 
 FILES names the measurements of each section; `bench.figures` writes the pages.
 """
@@ -21,14 +21,14 @@ from ftcluster.report.charts import THEME
 
 RESULTS = ROOT / "bench/results"
 FILES = {
-    # where there are several, the later ones are of those cases that were measured again
+    # if there are several files, the later ones have the cases that were measured again
     "engine": (
         "2026-11-27-engine.json",
         "2026-11-27-engine-tasks.json",
         "2026-11-27-engine-tiles.json",
     ),
     "engine-fp32": ("2026-11-27-engine-fp32.json",),
-    # of CPUs without AMX
+    # measurements on CPUs without AMX
     "engine-avx512-bf16": ("2026-11-28-engine.json",),
     "sft-avx512-bf16": ("2026-11-28-sft.json", "2026-11-28-sft-lora.json"),
     "embed-avx512-bf16": ("2026-11-28-embed.json", "2026-11-28-rerank.json"),
@@ -61,7 +61,7 @@ SENTENCE_TRANSFORMERS = {
     "embed": ("sentence embeddings", "SentenceTransformerTrainer"),
     "rerank": ("reranker", "CrossEncoderTrainer"),
 }
-CORES = 2  # of the engine's measurements
+CORES = 2  # cores in the measurements of the engine
 TUNED, DEFAULT = "tuned baseline", "default settings, because no tuned baseline was measured"
 AXIS = "times as fast as the baseline, on two cores of an Intel Xeon with AMX"
 PICTURE = ROOT / "docs/speed.svg"
@@ -69,7 +69,7 @@ PICTURE = ROOT / "docs/speed.svg"
 
 @dataclass(frozen=True)
 class Comparison:
-    """Work that was done in several ways in one run; numbers are in `unit`.
+    """A comparison of tools for the same work in one run; numbers are in `unit`.
 
     Attributes:
         work: the model and its data.
@@ -88,7 +88,7 @@ class Comparison:
     limit: float = 0.0
 
     def ratios(self) -> tuple[float | None, float | None]:
-        """Return ours over the tuned baseline, and over the default settings."""
+        """Return our speed relative to the tuned baseline, and to the default settings."""
         by_tuned, by_theirs = (self.ours / by if by else None for by in (self.tuned, self.theirs))
         return by_tuned, by_theirs
 
@@ -99,7 +99,7 @@ def read(name: str) -> list[Any]:
 
 
 def speeds(name: str) -> dict[str, Any]:
-    """By case, the last measurement."""
+    """Return the last measurement of each case."""
     found: dict[str, Any] = {}
     for one in read(name):
         found |= one["speed"]
@@ -107,7 +107,7 @@ def speeds(name: str) -> dict[str, Any]:
 
 
 def comparisons() -> Iterator[Comparison]:
-    """All that were measured with AMX."""
+    """Return all comparisons that were measured with AMX."""
     yield from of_engine("engine")
     yield from of_scripts()
     yield from of_sft("sft")
@@ -123,7 +123,7 @@ def without_amx(instructions: str) -> list[Comparison]:
 
 
 def of_engine(name: str) -> Iterator[Comparison]:
-    """Trainings against Trainer."""
+    """Return the comparisons of trainings with Trainer."""
     for case, found in speeds(name).items():
         stock, tuned, ours = (
             found.get(way, {}).get("samples_per_second") for way in ("stock", "tuned", "ours")
@@ -135,7 +135,7 @@ def of_engine(name: str) -> Iterator[Comparison]:
 
 
 def of_scripts() -> Iterator[Comparison]:
-    """Scripts with `ftcluster run`."""
+    """Return the comparisons of scripts with `ftcluster run`."""
     for name, found in speeds("fast").items():
         script = {way: of["samples_per_second"] for way, of in found["variants"].items()}
         instead = "`python SCRIPT`; tuned: `ftcluster run` without `--fast`"
@@ -152,7 +152,7 @@ def of_scripts() -> Iterator[Comparison]:
 
 
 def of_sft(name: str) -> Iterator[Comparison]:
-    """Instruction tuning against TRL."""
+    """Return the comparisons of instruction tuning with TRL."""
     latest = {(one["shape"], one["lora_r"]): one for file in read(name) for one in _each(file)}
     for found in latest.values():
         trl, tuned, ours = (
@@ -166,7 +166,7 @@ def of_sft(name: str) -> Iterator[Comparison]:
 
 
 def of_embeddings(name: str) -> Iterator[Comparison]:
-    """Embeddings and rerankers against sentence-transformers."""
+    """Return the comparisons of embeddings and rerankers with sentence-transformers."""
     for task, one in {one.get("task", "embed"): one for one in read(name)}.items():
         stock, tuned, ours = (
             one["speed"][way]["pairs_per_second"] for way in ("stock", "tuned", "ours")
@@ -196,7 +196,7 @@ def speed_ups() -> str:
 
 
 def summary(found: list[Comparison]) -> str:
-    """All comparisons as a Markdown table."""
+    """Format all comparisons as a Markdown table."""
     lines = [
         "| training | baseline | default settings | tuned baseline | ftcluster | ratio to tuned "
         "| to default | of the matmul peak |",
@@ -272,7 +272,7 @@ def picture(found: list[Comparison]) -> str:
 
 
 def times_to_a_metric() -> str:
-    """Stock's schedules and shorter ones, as a Markdown table."""
+    """Format stock's schedules and shorter schedules as a Markdown table."""
     lines = [
         "| all-MiniLM-L6-v2 | metric, stock schedule | metric, shorter schedule | seconds, stock "
         "| seconds, shorter | ratio |",
@@ -303,7 +303,7 @@ def shown(row: dict[str, Any]) -> bool:
 
 
 def by_precision() -> dict[tuple[str, str], Any]:
-    """The engine's measurements by case and precision."""
+    """Return the engine's measurements by case and precision."""
     return {
         (case, precision): found
         for name, precision in (("engine", "bf16"), ("engine-fp32", "fp32"))
@@ -312,7 +312,7 @@ def by_precision() -> dict[tuple[str, str], Any]:
 
 
 def jobs() -> str:
-    """The usual jobs as a Markdown table."""
+    """Format the common jobs as a Markdown table."""
     lines = [
         "| job | `ftcluster train` | seconds | of them training | metric "
         "| compared with its peer by |",
@@ -329,7 +329,7 @@ def jobs() -> str:
 
 
 def tables(found: list[Comparison]) -> dict[str, str]:
-    """The page's tables, by the names that it has for them."""
+    """Return the page's tables by name."""
     return {
         "speed-ups": speed_ups(),
         "summary": summary(found),

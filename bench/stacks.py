@@ -4,7 +4,7 @@
 
 from the repository's root, after `./test unit` has made the environments.
 
-Sets this machine up once for each stack, in folders of their own that are kept below --folder, and
+Sets this machine up once for each stack, in separate folders that are kept below --folder, and
 trains the recipe quickstart for some steps with each, and with IPEX's stack also without IPEX:
 interleaved, medians. All runs start from the same weights and see the same batches.
 """
@@ -24,7 +24,7 @@ STACKS = ("native", "intel-2.8")
 
 
 def main() -> int:
-    """Measure, and print one JSON document; returns the exit code."""
+    """Measure, and print one JSON document; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("stacks", nargs="*", default=list(STACKS))
     parser.add_argument("--turns", type=int, default=3)
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def run(folder: Path, stack: str, *arguments: str) -> dict[str, Any]:
-    """One command with a state folder of the stack's own; its JSON result."""
+    """Run a command with a separate state folder for the stack; return its JSON result."""
     environment = os.environ | {"XDG_STATE_HOME": str(folder / f"{stack}-state")}
     done = subprocess.run(
         [FTCLUSTER, *arguments, "--json"], env=environment, capture_output=True, text=True

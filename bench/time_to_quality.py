@@ -1,4 +1,4 @@
-"""The time to a recipe's final metric: its own schedule against a shorter one that ends as well.
+"""The time to a recipe's final metric: its own schedule, and a shorter one of equal quality.
 
     .venv-dev/bin/python -m bench.time_to_quality --data DIR --encoder DIR --runs FILE [CASE ...]
         [--way WAY ...] [--seed N ...] [--threads N] [--prefix DIR] [--results FILE]
@@ -28,7 +28,8 @@ from bench.quality import TUNED, first_rows
 from bench.runs import Bench, arguments, environment, machine, run_module, write
 
 STOCK, SHORT = "stock", "short"
-# a new head of 5 times the size, so that gradients reach the encoder from the first steps on
+# a new head with 5 times the usual weights, so that gradients reach the encoder from the first
+# steps
 HEAD = "config_overrides.initializer_range=0.1"
 WITHOUT_DROPOUT = (
     "config_overrides.hidden_dropout_prob=0",
@@ -43,7 +44,7 @@ WAYS: dict[str, dict[str, tuple[str, ...]]] = {
         STOCK: (),
         SHORT: (HEAD, *WITHOUT_DROPOUT, "batch_size=8", "training.num_train_epochs=1.2"),
     },
-    # without dropout it says "duplicate" less often, and does not reach stock's F1
+    # without dropout, the model predicts "duplicate" less often and does not reach stock's F1
     "qqp": {
         STOCK: (),
         SHORT: (HEAD, "batch_size=16", "training.num_train_epochs=1.5"),
@@ -56,7 +57,7 @@ Run = dict[str, Any]
 
 
 def main() -> int:
-    """Do the missing runs, print the tables; returns the exit code."""
+    """Do the missing runs and print the tables; return the exit code."""
     parser = arguments(__doc__, WAYS, threads=1)
     parser.add_argument("--encoder", type=Path, required=True)
     parser.add_argument("--runs", type=Path, required=True)
@@ -92,7 +93,7 @@ def main() -> int:
 
 
 def train(bench: Bench, run_dir: Path, key: Run) -> Run:
-    """One training; see bench.time_to_quality_run."""
+    """Run one training; see bench.time_to_quality_run."""
     recipe = (*TUNED[key["case"]], *WAYS[key["case"]][key["way"]])
     seed = f"training.seed={key['seed']}"
     bench.prepare(run_dir, (*recipe, *AT_THE_END, seed, "training.logging_steps=1"))
@@ -102,7 +103,7 @@ def train(bench: Bench, run_dir: Path, key: Run) -> Run:
 
 
 def summary(runs: list[Run]) -> dict[str, dict[str, Run]]:
-    """Metrics and costs of all seeds by case and way, beside those of the stock recipe."""
+    """Return metrics and costs of all seeds by case and way, with those of the stock recipe."""
     found: dict[str, dict[str, Run]] = {}
     for case, way in dict.fromkeys((run["case"], run["way"]) for run in runs):
         own = {run["seed"]: run for run in runs if (run["case"], run["way"]) == (case, way)}
@@ -128,7 +129,7 @@ def summary(runs: list[Run]) -> dict[str, dict[str, Run]]:
 
 
 def table(found: dict[str, dict[str, Run]]) -> str:
-    """The metrics of each way, what it costs, and how many times less that is than stock's."""
+    """Format each way's metrics and costs, and how many times lower the costs are than stock's."""
     lines = []
     for case, ways in found.items():
         scale = 1 if case == "squad" else 100

@@ -1,4 +1,4 @@
-"""One training of bench/time_to_quality, in a process of its own with the python of a host's stack.
+"""One training of bench/time_to_quality, in a separate process with the stack's Python.
 
     PYTHON -m bench.time_to_quality_run RUN_DIR OPTIONS
 
@@ -28,7 +28,7 @@ WORLD = World(rank=0, size=1, backend="gloo")
 
 
 class CpuClock(ProgressLog):
-    """Counts the CPU time of training, without that of evaluations, and keeps the evaluations.
+    """A log that measures the CPU time of training without evaluations, and keeps the evaluations.
 
     Attributes:
         seconds: CPU seconds of all threads of this process, since it was made.
@@ -42,7 +42,7 @@ class CpuClock(ProgressLog):
         self._last = time.process_time()
 
     def write(self, event: str, **fields: Any) -> None:
-        """Called by the engine, after each step and each evaluation."""
+        """Record an event; the engine calls this method after each step and each evaluation."""
         now = time.process_time()
         if event == "evaluation":
             self.curve.append(
@@ -58,7 +58,7 @@ class CpuClock(ProgressLog):
 
 
 def main() -> int:
-    """Train once; returns the exit code."""
+    """Train once and return the exit code."""
     logging.set_verbosity_error()
     run_dir = Path(sys.argv[1])
     job = read_job(run_dir)
@@ -71,8 +71,8 @@ def main() -> int:
     found = {
         "metrics": result.metrics,
         "steps": clock.steps,
-        "samples": len(train_set),  # an epoch's
-        "tokens": clock.tokens,  # of all steps, with padding
+        "samples": len(train_set),  # samples per epoch
+        "tokens": clock.tokens,  # tokens of all steps, with padding
         "cpu_seconds": clock.seconds,
         "seconds": result.train_seconds,
         "threads": torch.get_num_threads(),

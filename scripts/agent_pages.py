@@ -28,11 +28,11 @@ TESTS = """## Run the tests
 [How they are layered](CONTRIBUTING.md#how-the-tests-are-layered); after a change to a page or a
 sentence, [what to renew](CONTRIBUTING.md#files-that-are-generated).
 """
-MOST = 200  # characters of a line's description
+MOST = 200  # maximum characters of a line's description
 
 
 def section(text: str, title: str) -> str:
-    """A section of the second level of a page, with its heading.
+    """Return a section of the second level of a page, with its heading.
 
     Raises:
         SystemExit: there is none.
@@ -47,12 +47,12 @@ def section(text: str, title: str) -> str:
 
 
 def title_of(text: str) -> str:
-    """The heading of a page."""
+    """Return the heading of a page."""
     return str(re.findall(r"^# (.+)$", text, re.MULTILINE)[0]).replace("`", "")
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of a page's first paragraph, without links and marks; "" for none.
+    """Return the first sentence of a page's first paragraph, without links and marks; "" for none.
 
     >>> first_sentence("# A\\n\\nIt does **b** ([c](d.md)), as in 2.1. More.\\n")
     'It does b (c), as in 2.1.'
@@ -82,7 +82,7 @@ def from_root(text: str, page: str) -> str:
 
 
 def agents(pages: dict[str, str]) -> str:
-    """AGENTS.md, from the texts of pages by their names."""
+    """Return the text of AGENTS.md, from the texts of pages by name."""
     parts = [
         f"{MARK}\n\n# ftcluster for coding agents",
         f"{first_sentence(pages['README.md'])} With `--json` each command prints a JSON document; "
@@ -96,7 +96,7 @@ def agents(pages: dict[str, str]) -> str:
 
 
 def llms(pages: dict[str, str]) -> str:
-    """llms.txt, from the texts of pages by their names."""
+    """Return the text of llms.txt, from the texts of pages by name."""
     docs = [name for name in pages if name.startswith("docs/") and name != "docs/index.md"]
     roles = [name for name in pages if name.startswith("roles/")]
     others = [name for name in pages if name not in (*docs, *roles, "docs/index.md")]
@@ -119,14 +119,14 @@ def _lines(pages: dict[str, str], names: Iterable[str]) -> list[str]:
 
 
 def read_pages(root: Path) -> dict[str, str]:
-    """The texts of the pages, by their names."""
+    """Return the texts of the pages by name."""
     names = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "bench/README.md"]
     found = [*map(root.joinpath, names), *root.glob("docs/*.md"), *root.glob("roles/*/README.md")]
     return {str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in sorted(found)}
 
 
 def main() -> int:
-    """Entry point; returns the exit code."""
+    """Run the program and return the exit code."""
     pages, differ = read_pages(ROOT), []
     for name, text in {"AGENTS.md": agents(pages), "llms.txt": llms(pages)}.items():
         path = ROOT / name

@@ -86,7 +86,7 @@ running; in `attach` it ends only that command.
 | stacks and settings, on each host | `/opt/ftcluster`; without root `~/.local/share/ftcluster`; another place with `-e ftcluster_prefix=DIR` |
 | a run: model, events, logs | `runs/<id>/` in that folder, on the head; other users cannot read it |
 | records of the control node | `~/.local/state/ftcluster`, or `$XDG_STATE_HOME/ftcluster` |"""  # noqa: E501 - a table
-_SPECIAL = re.compile(r"[\\*<\[\]]|(?<!\w)_|_(?!\w)")  # as scripts/role_docs.py, but for code
+_SPECIAL = re.compile(r"[\\*<\[\]]|(?<!\w)_|_(?!\w)")  # as in scripts/role_docs.py, but for code
 ANSIBLE = "Options of ansible-playbook"
 
 
@@ -147,7 +147,7 @@ def _command(name: str, parser: Parser) -> Iterator[str]:
         names = ", ".join(map(code, passed_on))
         yield f"[{ANSIBLE}](#{ANSIBLE.lower().replace(' ', '-')}): {names}"
     if name in EXAMPLES:
-        yield "\n".join(["```bash", *EXAMPLES[name], "```"])  # checked by cli/test_help.py
+        yield "\n".join(["```bash", *EXAMPLES[name], "```"])  # cli/test_help.py checks the examples
     for kind, child in below.items():
         yield from _command(f"{name} {kind}", child)
 

@@ -3,8 +3,8 @@
 .venv/bin/python scripts/engine_environment.py FOLDER PYTHON
 
 Wheels come by the roles' own code, from the sources that setup has, into the cache that the tests
-of setup use, so that either finds what the other has downloaded. What only some
-tests import is apart: FOLDER/trackers has what stack native-trackers has beside native's packages,
+of setup use, so that each finds the other's downloads. Packages that only some tests import are in
+separate folders: FOLDER/trackers has what stack native-trackers has beside native's packages,
 FOLDER/compared has requirements/engine.txt.
 """
 
@@ -32,7 +32,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
 ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".test_cache/ftcluster/wheels"
 LOCKS = ROOT / "roles/torch_stack/files"
-# pytest and what runs with it, with what they need and the stack does not have
+# pytest and plugins, with those of their requirements that the stack does not have
 TESTS = {
     *("pytest", "iniconfig", "pluggy"),
     *("pytest-xdist", "execnet"),
@@ -42,7 +42,7 @@ UV = ROOT / ".venv-dev/bin/uv"
 
 
 def chosen(lock: Path, names: set[str], python: str) -> str:
-    """Some lines of a lock."""
+    """Return some lines of a lock."""
     lines = []
     for name, pin in read_lock(lock.read_text(), python).items():
         if name in names:
@@ -52,12 +52,12 @@ def chosen(lock: Path, names: set[str], python: str) -> str:
 
 
 def packages(lock: Path, python: str) -> set[str]:
-    """The packages of a lock."""
+    """Return the names of the packages in a lock."""
     return {*read_lock(lock.read_text(), python)}
 
 
 def wheels(wanted: Wanted, target: Target) -> Wheelhouse:
-    """The wheels of a list, downloaded unless they are in the cache."""
+    """Return the wheels of a list; download wheels that the cache lacks."""
     sources = Sources(indexes=read_stacks(LOCKS)["indexes"])
     house = get_wheels(wanted, target, sources, CACHE)
     verify(house, wanted, target.python, made_here=True)

@@ -28,12 +28,12 @@ FILES = Path(__file__).parents[1] / "roles/torch_stack/files"
 TOOLS = {"uv": "0.13.9", "pip": "", "setuptools": "", "safetensors": ""}
 OWN_PYTHON = f"3.{sys.version_info.minor}"
 EXPORTERS = Path(__file__).parents[1] / "runner/ftcluster/export/exporters"
-# beside the default stack's torch; its transformers where nothing needs an older one
+# packages beside the default stack's torch; its transformers, unless a format needs an older one
 EXPORTER = {
     "openvino": {"optimum-intel[openvino]": "2.2.0"},
     "onnx": {"onnx": "", "onnxruntime": "", "onnxscript": "", "transformers": "the stack's"},
 }
-NOT_NEEDED = "torchvision"  # optimum-intel asks for it, for images; it fits no torch for CPUs
+NOT_NEEDED = "torchvision"  # optimum-intel requires it for images; no build fits a torch for CPUs
 CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
 HEADER = """\
 # {what}. Renew it with scripts/lock-stacks {name}
@@ -42,14 +42,14 @@ HEADER = """\
 
 
 def minors(first: str, last: str) -> list[str]:
-    """Every minor version from the first to the last, both included."""
+    """Return every minor version from the first to the last, both included."""
     begin, end = (int(text.partition(".")[2]) for text in (first, last))
     return [f"3.{number}" for number in range(begin, end + 1)]
 
 
 def applies(marker: str | None, python: str) -> bool:
     """Return True if a requirement with this marker applies on Linux with this Python."""
-    environment = {  # the rest is that of this machine, which runs Linux as well
+    environment = {  # the rest comes from this machine, which also runs Linux
         "python_version": python,
         "python_full_version": f"{python}.99",
         "platform_machine": "x86_64",
@@ -79,7 +79,7 @@ def _manylinux(platform: str) -> bool:
 def lock_lines(
     packages: list[dict[str, Any]], pythons: list[str], elsewhere: Mapping[str, str]
 ) -> list[str]:
-    """The lines of a lock.
+    """Return the lines of a lock.
 
     Args:
         packages: packages in the form of a pylock.toml (PEP 751).
@@ -87,7 +87,7 @@ def lock_lines(
         elsewhere: the SHA-256 of wheels that other indexes have, by file name.
 
     Raises:
-        SystemExit: a package has no wheel that fits, or one Python lacks that of another index.
+        SystemExit: a package has no wheel that fits, or another index has no wheel for one Python.
     """
     lines = []
     for package in packages:
@@ -113,7 +113,7 @@ def lock_lines(
 def hashes_elsewhere(
     name: str, version: str, pythons: list[str], elsewhere: Mapping[str, str]
 ) -> set[str]:
-    """The hashes of a package's wheels on other indexes, whose version may have a local part.
+    """Return the hashes of a package's wheels on other indexes, with a local version or not.
 
     Raises:
         SystemExit: there are some of the package, but none for this version and a Python.
@@ -137,7 +137,7 @@ def hashes_elsewhere(
 
 
 def _marker(where: list[str], pythons: list[str]) -> str:
-    """A range of Pythons as a marker; the ranges that uv makes have no holes."""
+    """Return a range of Pythons as a marker; the ranges that uv makes have no holes."""
     parts = []
     if where[0] != pythons[0]:
         parts.append(f'python_version >= "{where[0]}"')
@@ -147,7 +147,7 @@ def _marker(where: list[str], pythons: list[str]) -> str:
 
 
 def resolve(requirements: list[str], python: str) -> list[dict[str, Any]]:
-    """Every package that the requirements need, for this Python and newer ones."""
+    """Return every package that the requirements need, for this Python and newer versions."""
     with tempfile.TemporaryDirectory() as scratch:
         source, target = Path(scratch) / "stack.in", Path(scratch) / "pylock.toml"
         source.write_text("\n".join(requirements) + "\n", encoding="utf-8")
@@ -163,13 +163,13 @@ def resolve(requirements: list[str], python: str) -> list[dict[str, Any]]:
 def write_lock(name: str, stack: dict[str, Any], elsewhere: dict[str, str]) -> None:
     """Resolve one stack and write its files."""
     pythons = minors(*stack["python"])
-    # uv sees the package index only
+    # uv knows only the package index
     unseen = {p: v for p, v in stack["packages"].items() if p in stack.get("unverified", ())}
     wanted = {p: v for p, v in {**TOOLS, **stack["packages"]}.items() if p not in unseen}
     packages = resolve(
         [f"{p}=={v}" if v else p for p, v in wanted.items()]
         + [f"{p}=={v}" for p, v in stack.get("also", {}).items()],
-        # a range of Pythons without an end resolves for those without wheels as well, at no cost
+        # an open range of Pythons also resolves for Pythons without wheels, at no cost
         pythons[0],
     )
     main = [p for p in packages if not p["name"].startswith(CUDA_PREFIXES)]
@@ -196,7 +196,7 @@ def write_file(
 
 
 def write_exporter(name: str, stack: dict[str, Any], elsewhere: dict[str, str]) -> None:
-    """Resolve what `ftcluster export-model` installs for a format.
+    """Resolve the packages that `ftcluster export-model` installs for a format.
 
     What torch's CUDA build needs is in the stack's own lock.
 
@@ -217,7 +217,7 @@ def write_exporter(name: str, stack: dict[str, Any], elsewhere: dict[str, str]) 
 
 
 def measure(packages: list[dict[str, Any]]) -> tuple[int, int]:
-    """Bytes to download and bytes unpacked of those packages that this Python gets."""
+    """Return the bytes to download and to unpack of the packages that this Python gets."""
     pins = [
         f"{p['name']}=={p['version']}" for p in packages if applies(p.get("marker"), OWN_PYTHON)
     ]
@@ -236,7 +236,7 @@ def measure(packages: list[dict[str, Any]]) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Write the locks that the command line names, or all."""
+    """Write the locks named on the command line, or all."""
     data = yaml.safe_load((FILES / "stacks.yml").read_text(encoding="utf-8"))
     locked = {n: s for n, s in data["stacks"].items() if s["state"] != "documented"}
     unknown = set(sys.argv[1:]) - {*locked, *EXPORTER}

@@ -1,4 +1,4 @@
-"""Writes docs/cluster.svg: what a terminal shows at the end of a setup and of a training.
+"""Writes docs/cluster.svg: the terminal at the end of a setup and of a training.
 
 scripts/picture DATA MODEL
 
@@ -20,12 +20,12 @@ ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs/cluster.svg"
 WIDTH = 116  # characters
 HOSTS = 4
-INSIDE = "--inside"  # the hosts' network
+INSIDE = "--inside"  # option for the process in the hosts' network
 
 
 def main(data: str, model: str) -> None:
     """Make the hosts, draw in their network, and remove them."""
-    # .venv, which draws, has no tests, and .venv-dev another ftcluster
+    # .venv, which draws, has no tests, and .venv-dev has another ftcluster
     from tests.cluster.control import PIN_LOGINS
     from tests.testbed import Settings, Testbed
 
@@ -46,7 +46,7 @@ def main(data: str, model: str) -> None:
 
 
 def draw(inventory: str, data: str, model: str) -> None:
-    """Set up, train, and save what the terminal showed."""
+    """Set up, train, and save the terminal's text."""
     from ftcluster.operations.connection import Connection
     from ftcluster.operations.setup.setup import SetupRequest, setup
     from ftcluster.operations.train.train import TrainRequest, train

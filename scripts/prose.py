@@ -29,7 +29,7 @@ WEAK_STARTS = frozenset({
     "as", "at", "by", "for", "from", "how", "in", "it", "its", "of", "on", "that", "their", "those",
     "to", "what", "where", "which", "whose", "with",
 })  # fmt: skip
-# an expression, and the one to write instead
+# an expression, and its replacement
 WORDS = {
     r"\bmend(s|ed|ing)?\b": "fix, repair",
     r"\b(go|goes|went|going) on\b": "continue, resume",

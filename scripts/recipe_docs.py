@@ -32,10 +32,10 @@ In the column *value*, "nothing" is written `null`. A list is written `[a, b]` o
 ADAPTERS = "Adapters"
 NO_ADAPTERS = "This task also has the fields of [adapters](#adapters)."
 TRAINING = """They stand in the section `training:` of a file. On the command line the section's
-name may be omitted: `learning_rate=2e-5`. Names, meanings and defaults are those of transformers'
-`TrainingArguments`; where a default differs, the meaning names the default of transformers. `null`
-restores the default."""
-# in code spans nothing is escaped
+name may be omitted: `learning_rate=2e-5`. Names, meanings and defaults are the same as in
+transformers' `TrainingArguments`; if a default differs, the meaning names transformers' default.
+`null` restores the default."""
+# nothing is escaped in code spans
 _SPAN = re.compile(r"(`[^`]*`)")
 _SPECIAL = re.compile(r"[\\*<\[\]]|(?<!\w)_|_(?!\w)")
 
@@ -83,7 +83,7 @@ def _rows(keys: Iterable[Key]) -> Iterator[str]:
 
 
 def markdown(text: str) -> str:
-    """Return a description as Markdown: code spans as they are, other special characters escaped.
+    """Convert a description to Markdown: keep code spans, and escape other special characters.
 
     >>> markdown("a * b of `x_*`")
     'a \\\\* b of `x_*`'

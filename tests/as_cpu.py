@@ -1,9 +1,9 @@
-"""Runs a command as on a CPU of Intel's with fewer instructions than this one.
+"""Runs a command as if on an Intel CPU with fewer instructions than this CPU has.
 
     sudo python3 -m tests.as_cpu avx2 ./test engine
 
-/proc/cpuinfo is one without the flags, in a mount namespace, and torch's libraries keep to what is
-left by their own variables. avx2: Haswell and Broadwell; avx512: Skylake to Ice Lake; avx512_bf16:
+In a mount namespace, /proc/cpuinfo lacks the flags, and variables limit torch's libraries to the
+remaining instructions. avx2: Haswell and Broadwell; avx512: Skylake to Ice Lake; avx512_bf16:
 Cooper Lake, and later ones in a virtual machine that hides AMX.
 """
 
@@ -52,7 +52,7 @@ CPUS = {
 
 
 def cpuinfo_of(cpu: Cpu, text: str) -> str:
-    """/proc/cpuinfo as that CPU has it, from this one's."""
+    """Return the text of /proc/cpuinfo for an older CPU, made from this CPU's text."""
     text = re.sub(r"(?m)^(vendor_id\s*:).*", r"\1 GenuineIntel", text)
     return re.sub(
         r"(?m)^(flags\s*:)(.*)",
@@ -70,7 +70,8 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     if not options.command:
-        parser.error("a command is needed")  # a shell without one would say nothing
+        # the shell would start without a command and print nothing
+        parser.error("a command is needed")
     cpu = CPUS[options.cpu]
     with tempfile.NamedTemporaryFile("w", prefix="cpuinfo-") as file:
         file.write(cpuinfo_of(cpu, CPUINFO.read_text()))

@@ -1,4 +1,4 @@
-"""Rows that a task cannot learn, and what each place that reads rows has to say of them."""
+"""Invalid rows of data for each task, and the message that every reader must print for them."""
 
 import csv
 import json
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MOST_LINES, MOST_CHARACTERS = 20, 3000  # of what is said of all rows of a file
+MOST_LINES, MOST_CHARACTERS = 20, 3000  # limits of a message about all rows of a file
 ROWS = 60
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row beside good ones.
+    """An invalid row that is placed among valid rows.
 
     Attributes:
         recipe: the recipe that would be trained.
@@ -28,7 +28,7 @@ class BadRow:
     flat: bool = True
 
     def rows(self, number: int) -> list[Mapping[str, Any]]:
-        """Good rows, but for one; number 0: all are bad."""
+        """Return valid rows with one invalid row; for number 0, all rows are invalid."""
         return [self.bad if number in (0, n) else self.good for n in range(1, ROWS + 1)]
 
 
@@ -84,7 +84,7 @@ TEXTS = (".jsonl", ".json", ".csv", ".tsv")
 
 
 def write(folder: Path, ending: str, rows: Sequence[Mapping[str, Any]]) -> tuple[Path, str]:
-    """A file with rows, and where its third row is, as messages say it."""
+    """Write the rows to a file; return the place of its third row as messages name it."""
     path = folder / f"rows{ending}"
     with path.open("w", encoding="utf-8", newline="") as file:
         if ending == ".json":

@@ -1,4 +1,4 @@
-"""A headless Chromium, over the pipe of its DevTools protocol."""
+"""A headless Chromium that is controlled over the DevTools protocol through a pipe."""
 
 import base64
 import json
@@ -21,12 +21,12 @@ SECONDS = 60.0
 
 
 def program() -> str | None:
-    """The path of a Chromium, or None."""
+    """Return the path of a Chromium, or None."""
     return next(filter(None, map(shutil.which, PROGRAMS)), None)
 
 
 class Page:
-    """One page.
+    """A page of the browser.
 
     Attributes:
         trouble: messages of its console, exceptions and failed loads.
@@ -45,7 +45,7 @@ class Page:
             self.call(f"{domain}.enable")
 
     def open(self, path: Path, width: int, media: str = "screen") -> None:
-        """Open a file in a window of so many pixels, without any network."""
+        """Open a file in a window of the given size in pixels, without any network."""
         self.call("Network.emulateNetworkConditions", offline=True, latency=0,
                   downloadThroughput=0, uploadThroughput=0)  # fmt: skip
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=800,
@@ -62,13 +62,13 @@ class Page:
         return answer["result"].get("value")
 
     def pdf(self) -> bytes:
-        """The page as it is printed on A4."""
+        """Return the page as printed on A4."""
         size = {"paperWidth": 8.27, "paperHeight": 11.69, "preferCSSPageSize": True}
         answer = self.call("Page.printToPDF", printBackground=False, **size)
         return base64.b64decode(answer["data"])
 
     def call(self, method: str, **arguments: Any) -> dict[str, Any]:
-        """One command of the protocol, and its answer."""
+        """Send a command of the protocol and return the response."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": arguments}
         if self._session:
@@ -104,11 +104,12 @@ class Page:
 
 @contextmanager
 def browser(path: str, folder: Path) -> Iterator[Page]:
-    """A page of a browser whose files are in a folder."""
+    """Yield a page of a browser that keeps its files in a folder."""
     read_commands, commands = os.pipe()
     answers, write_answers = os.pipe()
 
-    def pipes() -> None:  # the protocol is on 3 and 4; these may be any of the four
+    # the protocol uses descriptors 3 and 4; `pipe` may return these numbers for any of its ends
+    def pipes() -> None:
         high = [os.dup(one) for one in (read_commands, write_answers)]
         high = [os.dup2(one, 100 + number) for number, one in enumerate(high)]
         os.dup2(high[0], 3)
@@ -125,7 +126,8 @@ def browser(path: str, folder: Path) -> Iterator[Page]:
     try:
         page = Page(commands, answers)
         yield page
-        page.call("Browser.close")  # its processes end with it, and write no more
+        # this ends all processes of the browser, so that none writes to the folder any more
+        page.call("Browser.close")
         process.wait(SECONDS)
     finally:
         process.kill()

@@ -12,7 +12,7 @@ from tests.programs import CONTROL, ROOT
 
 @dataclass(frozen=True)
 class Installed:
-    """The collection in a folder of its own.
+    """The installed collection in a separate folder.
 
     Attributes:
         clone: the clone that it was built from.
@@ -33,16 +33,17 @@ class Installed:
 
 
 def environment(collections: Path) -> dict[str, str]:
-    """Has programs of Ansible find collections in this folder only."""
+    """Make programs of Ansible find collections only in this folder."""
     return {
         "ANSIBLE_NOCOLOR": "true",
         "ANSIBLE_COLLECTIONS_PATH": str(collections),
-        "ANSIBLE_COLLECTIONS_SCAN_SYS_PATH": "false",  # it would find the one that pip installed
+        # otherwise Ansible would find the collection that pip installed
+        "ANSIBLE_COLLECTIONS_SCAN_SYS_PATH": "false",
     }
 
 
 def run(collections: Path, *arguments: str) -> str:
-    """The stdout of a program of Ansible that finds collections in this folder only."""
+    """Return the stdout of an Ansible program that finds collections only in this folder."""
     done = subprocess.run(
         [str(CONTROL / arguments[0]), *arguments[1:]],
         env=os.environ | environment(collections),
@@ -56,7 +57,7 @@ def run(collections: Path, *arguments: str) -> str:
 
 
 def export(folder: Path) -> None:
-    """Copy what git has or would add, as a clone has it."""
+    """Copy the files of a clone: tracked files, and new files that git does not ignore."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -65,7 +66,7 @@ def export(folder: Path) -> None:
         check=True,
     )
     for name in filter(None, listed.stdout.split("\0")):
-        if (ROOT / name).is_file():  # one that was removed may still be listed
+        if (ROOT / name).is_file():  # git may still list a removed file
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
 

@@ -1,4 +1,4 @@
-"""Collection of tests, and which of them run in parallel."""
+"""Collects tests and decides which of them run in parallel."""
 
 import atexit
 import fcntl
@@ -17,22 +17,24 @@ from hypothesis import settings
 
 from tests import skips
 
-# The same cases in each run, few enough for CI; on demand more, and others each time.
+# Use the same cases in each run, few enough for CI. On demand, use more cases, other ones each
+# time.
 MORE = int(os.environ.get("FTCLUSTER_TEST_EXAMPLES", "0"))
 settings.register_profile(
     "ftcluster", deadline=None, database=None, derandomize=not MORE, max_examples=MORE or 100
 )
 settings.load_profile("ftcluster")
 
-# A shell has its jobs in the background ignore Ctrl-C, nohup the end of the terminal, and the
-# programs of tests would inherit that. What is handled is back to its default in a program.
+# A shell makes its background jobs ignore Ctrl-C, and nohup makes them ignore the end of the
+# terminal. Programs that tests start would inherit this. Signals with a handler have their default
+# action in such programs.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 for number in (signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
 
-# What the processes of a run share; ./test gives one folder to all that it starts.
+# The folder that the processes of a run share; ./test gives the same folder to all processes.
 if "FTCLUSTER_TEST_RUN" not in os.environ:
     os.environ["FTCLUSTER_TEST_RUN"] = tempfile.mkdtemp(prefix="ftcluster-test-")
     atexit.register(shutil.rmtree, os.environ["FTCLUSTER_TEST_RUN"])
@@ -40,15 +42,15 @@ RUN = Path(os.environ["FTCLUSTER_TEST_RUN"])
 
 pytest_plugins = ["tests.recorded"]
 
-# Each of several processes has a testbed of its own.
+# Each of several processes has a separate testbed.
 if worker := os.environ.get("PYTEST_XDIST_WORKER", ""):
     os.environ["FTCLUSTER_TESTBED_NAME"] = chr(ord("a") + int(worker.removeprefix("gw")))
 
-# They need torch, which only the environment has that ./test engine makes.
+# These tests need torch, which only the environment of ./test engine has.
 collect_ignore = [] if find_spec("torch") else ["engine"]
 
-# Each of these folders goes to one of several processes, with all that its fixtures set up; other
-# tests go file by file. What takes longest comes first.
+# Each of these folders runs in one process with everything that its fixtures set up. Other tests
+# are distributed by file. The longest folders come first.
 TOGETHER = (
     "tests/cluster/hosts",
     "tests/cluster",
@@ -65,7 +67,7 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort by folder. In a folder, tests that measure come late, and test_teardown.py last."""
+    """Sort by folder; in a folder, measuring tests come late and test_teardown.py last."""
 
     def turn(item: pytest.Item) -> tuple[int, bool, bool]:
         folder = _folder(item.nodeid)
@@ -82,7 +84,7 @@ def _folder(nodeid: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Have the processes take folders and files in their order."""
+    """Make the processes run folders and files in their order."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFolder(LoadScopeScheduling):  # type: ignore[misc]
@@ -90,7 +92,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             folder = _folder(nodeid)
             return folder if folder in TOGETHER else nodeid.partition("::")[0]
 
-    config.option.loadscopereorder = False  # it would take what has the most tests first
+    # otherwise the folder with the most tests would come first
+    config.option.loadscopereorder = False
     return ByFolder(config, log)
 
 
@@ -101,7 +104,7 @@ TURN = pytest.StashKey[ExitStack]()
 def pytest_runtest_protocol(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
-    """Take turns with the other processes; tests in a row that measure are one turn."""
+    """Take turns with the other processes; consecutive tests that measure are one turn."""
     alone = item.get_closest_marker("alone") is not None
     stash = item.config.stash
     if TURN not in stash:
@@ -117,9 +120,10 @@ def pytest_runtest_protocol(
 
 @contextmanager
 def _turn(alone: bool) -> Iterator[None]:
-    """Hold a lock: a shared one, or alone, while no other process of the run runs a test."""
+    """Hold a lock: shared, or exclusive while no other process of the run runs a test."""
     with (RUN / "gate").open("w") as gate, (RUN / "turn").open("w") as turn:
-        fcntl.flock(gate, fcntl.LOCK_EX)  # whoever waits to be alone is not overtaken
+        # a process that waits for the exclusive lock is not overtaken
+        fcntl.flock(gate, fcntl.LOCK_EX)
         fcntl.flock(turn, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         fcntl.flock(gate, fcntl.LOCK_UN)
         yield

@@ -4,8 +4,8 @@
 
 Debian 12, 13 or 14 (testing) with apt, git and Python: no compiler, systemd or network tools. It
 has the rights that docker gives: its capabilities and system calls, no new privileges, /sys
-read-only, 64 MB in /dev/shm. The network and the way to package indexes are this machine's. What
-is committed is what is run. Needs root, and what tests/testbed needs.
+read-only, 64 MB in /dev/shm. It uses this machine's network and package indexes. Only committed
+files are used. Needs root, and the packages of tests/testbed.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from tests.testbed.shell import TestbedError, environment, require_root, require
 ROOT = Path(__file__).parents[1]
 SUITES = {"debian12": "bookworm", "debian13": "trixie", "debian14": "forky"}
 PACKAGES = ["apt", "ca-certificates", "git", "python3", "python3-venv"]
-# of containers that docker gives no more
+# the capabilities that docker gives to a container by default
 CAPABILITIES = (
     "chown", "dac_override", "fowner", "fsetid", "kill", "setgid", "setuid", "setpcap",
     "net_bind_service", "net_raw", "sys_chroot", "mknod", "audit_write", "setfcap",
@@ -32,7 +32,8 @@ CAPABILITIES = (
 HOMES = {"root": "/root", "user": "/home/user"}
 ACCOUNT = "user:x:1000:1000::/home/user:/bin/bash\n"
 NAMESPACES = ("--mount", "--pid", "--uts", "--ipc", "--cgroup", "--fork", "--kill-child")
-# $1 Debian, $2 a folder for what is written, $3 folders of packages; the rest is the program
+# Arguments: $1 the Debian folder, $2 a folder for written files, $3 folders with packages; the rest
+# is the program.
 START = """
 set -eu
 debian=$1 own=$2 folders=$3; shift 3

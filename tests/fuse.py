@@ -1,7 +1,8 @@
-"""A file system of a test's own, over /dev/fuse: it answers whatever owner a test wants.
+"""A file system over /dev/fuse that claims any owner that a test wants.
 
-It stands for one that an ordinary user has mounted by fusermount with the option allow_other. The
-protocol is that of include/uapi/linux/fuse.h, as far as looking, reading and listing need it.
+It represents a file system that an ordinary user has mounted with fusermount and the option
+allow_other. include/uapi/linux/fuse.h defines the protocol; this server supports what lookup,
+reading and listing need.
 """
 
 import contextlib
@@ -16,13 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-DETACH = 2  # of umount2
+DETACH = 2  # flag of umount2
 IN, OUT = struct.Struct("<IIQQIIIHH"), struct.Struct("<IiQ")
 ATTRIBUTES = struct.Struct("<6Q10I")
 INIT_ANSWER = struct.pack("<4I2H2I2H8I", 7, 31, 4096, 0, 1, 1, 4096, 1, 1, 0, *[0] * 8)
 LOOKUP, FORGET, GETATTR, SETATTR, READLINK = 1, 2, 3, 4, 5
 OPEN, READ, RELEASE, INIT, OPENDIR, READDIR, RELEASEDIR = 14, 15, 18, 26, 27, 28, 29
-INTERRUPT, BATCH_FORGET = 36, 42  # which have no answer
+INTERRUPT, BATCH_FORGET = 36, 42  # requests without a response
 ROOT_NODE = 1
 
 
@@ -64,9 +65,10 @@ class Server:
 
     def serve(self) -> None:
         with contextlib.ExitStack() as stack:
-            # whatever happens: whoever waited for an answer would wait forever
+            # in any case; otherwise a process that waits for a response would wait forever
             stack.callback(os.close, self.device)
-            stack.enter_context(contextlib.suppress(OSError))  # ENODEV: it is unmounted
+            # ENODEV: the file system is unmounted
+            stack.enter_context(contextlib.suppress(OSError))
             while True:
                 request = os.read(self.device, 1 << 16)
                 _, code, unique, node, *_ = IN.unpack_from(request)
@@ -118,7 +120,7 @@ class Server:
 
 
 def mount(device: int, place: Path, user: int, mode: int = stat.S_IFDIR) -> None:
-    """Mount what a program answers at /dev/fuse, as fusermount does for a user."""
+    """Mount the file system of a program at /dev/fuse, as fusermount does for a user."""
     options = f"fd={device},rootmode={mode:o},user_id={user},group_id={user},allow_other"
     if LIBC.mount(b"test", os.fsencode(place), b"fuse.test", 0, options.encode()):
         number = ctypes.get_errno()
@@ -127,7 +129,7 @@ def mount(device: int, place: Path, user: int, mode: int = stat.S_IFDIR) -> None
 
 @contextlib.contextmanager
 def mounted(place: Path, top: Node, user: int) -> Iterator[None]:
-    """Mount a file system of a user on a folder; it is gone afterwards."""
+    """Mount a user's file system on a folder; unmount it at the end."""
     device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     server = threading.Thread(target=Server(device, top).serve, daemon=True)
     try:

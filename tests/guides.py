@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-STAND_IN = Path(__file__).with_name("stand_in_script.py")  # for scripts that are not there
+STAND_IN = Path(__file__).with_name("stand_in_script.py")  # replaces scripts that are not available
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ GUIDES = {
 
 
 def script_folder(script: str) -> Path | None:
-    """The folder of a script below FTCLUSTER_TEST_SCRIPTS, transformers' examples; or None."""
+    """Return the folder of a script below FTCLUSTER_TEST_SCRIPTS, or None."""
     below = os.environ.get("FTCLUSTER_TEST_SCRIPTS")
     found = sorted(Path(below).rglob(script)) if below else []
     return found[0].parent if found else None

@@ -1,6 +1,6 @@
-"""A site's own mirror of packages with a CA of its own, and the proxy that leads to it.
+"""A site's package mirror with its own CA, and the proxy that leads to it.
 
-`python -m tests.mirror CONFIG` runs them in a network of their own; CONFIG is `Config` as JSON.
+`python -m tests.mirror CONFIG` runs them in a separate network; CONFIG is `Config` as JSON.
 """
 
 import json
@@ -27,7 +27,7 @@ DAY = timedelta(days=1)
 
 
 class Authority:
-    """A CA of the site, which no other machine knows."""
+    """A CA of the site, which other machines do not know."""
 
     def __init__(self, name: str = "CA of the site") -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -47,7 +47,7 @@ class Authority:
         return self._certificate.public_bytes(serialization.Encoding.PEM).decode()
 
     def certificate(self, name: str, days: int = 2) -> str:
-        """A server's key and certificate, which ends in so many days; negative: it has ended."""
+        """Create a server's key and a certificate for `days` days; negative: expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         try:
             alternative: x509.GeneralName = x509.IPAddress(ip_address(name))
@@ -83,7 +83,7 @@ def _begun(
 
 
 def with_tls(server: ThreadingHTTPServer, certificate: Path) -> None:
-    """Have a server speak TLS; each connection's handshake is in its own thread."""
+    """Make a server use TLS; each connection's handshake runs in its own thread."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     server.socket = context.wrap_socket(
@@ -92,7 +92,7 @@ def with_tls(server: ThreadingHTTPServer, certificate: Path) -> None:
 
 
 class Mirror(ThreadingHTTPServer):
-    """Gives a folder's wheels at /simple (PEP 503), its repodata, and what a distribution's has."""
+    """A server of a folder's wheels at /simple (PEP 503), its repodata, and a distribution."""
 
     daemon_threads = True
 
@@ -101,7 +101,7 @@ class Mirror(ThreadingHTTPServer):
         self.wheels, self.upstream = wheels, upstream
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that does not accept the certificate has gone."""
+        """Ignore clients that reject the certificate."""
 
 
 class _MirrorHandler(BaseHTTPRequestHandler):
@@ -130,7 +130,7 @@ class _MirrorHandler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 class Proxy(ThreadingHTTPServer):
@@ -180,7 +180,7 @@ class _ProxyHandler(BaseHTTPRequestHandler):
             _give(self, self.path)
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def _relay(one: socket.socket, other: socket.socket) -> None:
@@ -197,7 +197,7 @@ def _relay(one: socket.socket, other: socket.socket) -> None:
 
 
 def _give(handler: BaseHTTPRequestHandler, url: str) -> None:
-    """Answer with what a URL has."""
+    """Respond with the contents of a URL."""
     try:
         with urllib.request.urlopen(url, timeout=60) as found:
             handler.send_response(200)

@@ -34,7 +34,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Playbook:
-    """A playbook of the page."""
+    """A playbook on the page."""
 
     title: str
     text: str
@@ -43,7 +43,7 @@ class Playbook:
 
 @dataclass(frozen=True)
 class Example:
-    """A playbook of a role's page, for one of the role's entry points."""
+    """A playbook on a role's page, for one of the role's entry points."""
 
     role: str
     entry: str
@@ -55,7 +55,7 @@ class Example:
 
 @dataclass(frozen=True)
 class RoleUse:
-    """A role that is run: its short name, its entry point, the variables that it is given there."""
+    """A use of a role: its short name, its entry point, and its variables."""
 
     role: str
     entry: str
@@ -63,7 +63,7 @@ class RoleUse:
 
 
 def blocks(page: str) -> list[Block]:
-    """Every fenced block of a Markdown text, in its order."""
+    """Return every fenced block of a Markdown text in order."""
     found: list[Block] = []
     end = 0
     for match in re.finditer(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
@@ -74,7 +74,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def playbooks(page: str) -> list[Playbook]:
-    """The page's playbooks in its order, each with the files that it names."""
+    """Return the page's playbooks in order, each with the files that it names."""
     found = blocks(page)
     files = {mark[1]: block.text for block in found if (mark := _FILE.fullmatch(block.above))}
     return [
@@ -85,13 +85,14 @@ def playbooks(page: str) -> list[Playbook]:
 
 
 def roles_used(playbook: str) -> list[RoleUse]:
-    """The roles of the collection that a playbook runs, in `roles` and in tasks."""
-    plays = [{**play, "vars": {}} for play in yaml.safe_load(playbook)]  # those are Ansible's own
+    """Return the collection's roles that a playbook runs, in `roles` and in tasks."""
+    # the remaining roles are Ansible's own
+    plays = [{**play, "vars": {}} for play in yaml.safe_load(playbook)]
     return list(uses(plays, {}))
 
 
 def examples(role: str, page: str) -> list[Example]:
-    """The playbooks of a role's page; its sections have the names of entry points."""
+    """Return the playbooks on a role's page, whose sections are named after entry points."""
     found = []
     for part in re.split(r"^##+ ", page, flags=re.MULTILINE)[1:]:
         title = part.partition("\n")[0]
@@ -105,7 +106,7 @@ def examples(role: str, page: str) -> list[Example]:
 
 
 def uses(items: Any, given: Mapping[str, Any]) -> Iterator[RoleUse]:
-    """The roles of the collection that plays or tasks run, those in blocks too."""
+    """Return the collection's roles that plays or tasks run, also in blocks."""
     for item in items or []:
         has = {**given, **item.get("vars", {})}
         for role in item.get("roles", []):
@@ -125,20 +126,20 @@ def _role(name: str, entry: str, variables: dict[str, Any]) -> Iterator[RoleUse]
 
 
 def options_of(role: str) -> dict[str, dict[str, Any]]:
-    """The variables of each entry point of a role."""
+    """Return the variables of each entry point of a role."""
     path = ROOT / f"roles/{role}/meta/argument_specs.yml"
     specs = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]
     return {entry: spec["options"] for entry, spec in specs.items()}
 
 
 def commands(page: str, first: str) -> str:
-    """The shell commands of the page from the one that begins so to the end of its section."""
+    """Return the page's shell commands from the first match to the end of its section."""
     section = page[page.index(f"    {first}") :].partition("\n## ")[0]
     return "".join(f"{line[4:]}\n" for line in section.splitlines() if line.startswith("    "))
 
 
 def read_page() -> str:
-    """The text of docs/ops.md."""
+    """Return the text of docs/ops.md."""
     return PAGE.read_text(encoding="utf-8")
 
 
@@ -148,7 +149,7 @@ def read_single_roles() -> str:
 
 
 def read_examples() -> list[Example]:
-    """The playbooks of all roles' pages."""
+    """Return the playbooks on all roles' pages."""
     return [
         example
         for page in sorted((ROOT / "roles").glob("*/README.md"))

@@ -16,7 +16,7 @@ PACKAGES = ("runner", "common", "train")
 
 
 def commit() -> str:
-    """The commit or tag of the previous release."""
+    """Return the commit or tag of the previous release."""
     lines = FILE.read_text(encoding="utf-8").splitlines()
     (name,) = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     return name
@@ -39,7 +39,7 @@ def unpack(folder: Path) -> Path:
 
 
 def python(folder: Path, code: str, *arguments: str, timeout: float = 60) -> str:
-    """Run code with the packages of the previous release; returns what it prints."""
+    """Run code with the packages of the previous release; return its output."""
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(str(folder / one) for one in PACKAGES)},

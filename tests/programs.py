@@ -21,14 +21,15 @@ FTCLUSTER = CONTROL / "ftcluster"
 HANG_SECONDS = 900  # a program that takes longer counts as hung: no test depends on speed
 # for a Python that finds the hosts' package in the checkout
 NODE_PATH = f"{ROOT / 'train'}{os.pathsep}{ROOT / 'common'}"
-# What the tests download is kept here from one run to the next, apart from the user's own.
+# Downloads of tests are kept here between runs, separate from the user's cache.
 CACHE = ROOT / ".test_cache"
-PROMTOOL = shutil.which("promtool") or str(CACHE / "promtool")  # scripts/testbed-packages
+# installed by scripts/testbed-packages
+PROMTOOL = shutil.which("promtool") or str(CACHE / "promtool")
 
 
 @dataclass(frozen=True)
 class Home:
-    """A user's home, apart from the real one; only the settings of pip are the same."""
+    """A user's home, separate from the real home; it has the same pip settings."""
 
     folder: Path
     prefix: Path
@@ -42,7 +43,7 @@ class Home:
             "XDG_CACHE_HOME": str(CACHE),
             "XDG_STATE_HOME": str(self.folder / "state"),
             "HF_HOME": str(self.folder / "hf"),
-            "PYTHONDONTWRITEBYTECODE": "",  # all that a program imports would be compiled again
+            "PYTHONDONTWRITEBYTECODE": "",  # otherwise all imported files would be compiled again
         }
 
     def run(self, *arguments: str, **changes: str) -> "subprocess.CompletedProcess[str]":
@@ -67,7 +68,7 @@ class Home:
         )
 
     def left_running(self) -> list[str]:
-        """Command lines of processes that name this home's folder or prefix."""
+        """Return command lines of processes that name this home's folder or prefix."""
         marks = [str(self.folder).encode(), str(self.prefix).encode()]
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
@@ -83,7 +84,7 @@ class Home:
 
 
 class Terminal:
-    """A command of a user who sits at a terminal.
+    """A command of a user at a terminal.
 
     Attributes:
         pid: the id of the program's process.
@@ -98,7 +99,7 @@ class Terminal:
         self.text = ""
 
     def read_until(self, end: str, seconds: float = 120) -> str:
-        """Return the output up to the point where it ends with a regular expression."""
+        """Return the output up to a match of a regular expression."""
         before, deadline = len(self.text), time.monotonic() + seconds
         while not re.search(rf"(?:{end})\Z", self.text[before:]):
             ready, _, _ = select.select([self._terminal], [], [], deadline - time.monotonic())
@@ -117,9 +118,10 @@ class Terminal:
 
 
 def free_ports(count: int) -> list[int]:
-    """None that the kernel gives to outgoing connections, before somebody listens on it."""
+    """Return ports that are free and that the kernel does not use for outgoing connections."""
     given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
-    numbers = random.SystemRandom()  # libraries seed the other one alike in all processes of tests
+    # libraries seed the other generator equally in all test processes
+    numbers = random.SystemRandom()
     found: list[int] = []
     with ExitStack() as stack:
         while len(found) < count:
@@ -138,7 +140,7 @@ def wait_for(found: Callable[[], object], seconds: float = 300) -> None:
 
 
 def interrupt_when(process: "subprocess.Popen[str]", mark: str) -> tuple[str, str, int, str]:
-    """SIGINT at a line with `mark`; returns (stderr, its last line, exit code, stdout)."""
+    """Send SIGINT at a line with `mark`; return (stderr, its last line, exit code, stdout)."""
     assert process.stderr is not None
     seen = []
     deadline = time.monotonic() + HANG_SECONDS

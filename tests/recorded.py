@@ -24,7 +24,8 @@ class Recorder:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._ran: list[tuple[list[str], Callable[[], int | None]]] = []  # argv, exit code
+        # argv and a function that returns the exit code
+        self._ran: list[tuple[list[str], Callable[[], int | None]]] = []
         self._hear_programs()
         with contextlib.suppress(ImportError):  # the engine's environment has no control node
             self._hear_main()
@@ -66,6 +67,6 @@ class Recorder:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record, if it is asked for."""
+    """Record commands if this is requested."""
     if file := os.environ.get("FTCLUSTER_TEST_RECORD"):
         config.pluginmanager.register(Recorder(Path(file).resolve()))

@@ -1,7 +1,7 @@
 """The privileges that tests need, found by trying each once when a test needs it.
 
-A test says `@pytest.mark.needs("mount", "network")`, and is skipped with what the try said.
-Standard library only: the environments of stacks have no more.
+A test says `@pytest.mark.needs("mount", "network")`, and is skipped with the error of the try.
+Standard library only, because the environments of stacks have nothing else.
 """
 
 import contextlib
@@ -21,13 +21,14 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 ROOT = Path(__file__).parents[1]
 SECONDS = 120
-# one that other users can execute
+# a folder that other users can execute from
 PYTHON = shutil.which("python3", path="/usr/bin:/bin:/usr/local/bin") or "/usr/bin/python3"
-HOST_PACKAGES = ("libfaketime",)  # of the testbed's hosts; each set has its own root file system
+# packages of the testbed's hosts; each set has a separate root file system
+HOST_PACKAGES = ("libfaketime",)
 
 
 class Missing(Exception):
-    """A right that is not there; the text is why."""
+    """A missing right; the text is the reason."""
 
 
 def _run(*argv: str, seconds: float = SECONDS, **options: Any) -> None:
@@ -57,7 +58,7 @@ def _mount(folder: Path) -> None:
 
 
 def _fuse(folder: Path) -> None:
-    """A file system of a program's own, in a namespace of its own."""
+    """Try a program's own file system, in a separate namespace."""
     script = (
         "import ctypes, os, sys; fd = os.open('/dev/fuse', os.O_RDWR); libc = ctypes.CDLL(None); "
         "options = f'fd={fd},rootmode=40000,user_id=1,group_id=1,allow_other'.encode(); "
@@ -75,7 +76,7 @@ def _network(_folder: Path) -> None:
 
 
 def _veth(_folder: Path) -> None:
-    """Cables between networks that have names, which are mounts."""
+    """Try cables between networks with names, which are mounts."""
     script = (
         "mount -t tmpfs none /run && ip netns add other && "
         "ip link add here type veth peer there netns other && "
@@ -95,23 +96,23 @@ def _account(_folder: Path) -> None:
 
 
 def _hosts(_folder: Path) -> None:
-    """One host that boots systemd and answers ssh, from a root file system that may be built."""
+    """Try a host that boots systemd and answers ssh; this may build a root file system."""
     from tests.testbed import Testbed, TestbedError
     from tests.testbed.settings import Settings
 
     bed = Testbed(replace(Settings.from_environment(), extra=HOST_PACKAGES))
     try:
-        bed.down()  # what a killed run has left
+        bed.down()  # remains of a killed run
         bed.up(1)
     except TestbedError as error:
         raise Missing(" ".join(str(error).split())) from error
     finally:
-        with contextlib.suppress(TestbedError, OSError):  # why it is not up says more
+        with contextlib.suppress(TestbedError, OSError):  # the first error is more informative
             bed.down()
 
 
 def _index(folder: Path) -> None:
-    """pip reaches packages, wherever its configuration has them."""
+    """Try if pip reaches packages from its configured source."""
     _run(
         sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
         "--retries", "1", "--timeout", "15", "--no-cache-dir", "--no-deps",
@@ -159,9 +160,10 @@ def _cpu(*flags: str) -> None:
         raise Missing(f"this CPU has no {' or '.join(flags)}")
 
 
-# what some CPUs that CI runs on do not have; tests/skips.toml lists each
+# features that some of CI's CPUs lack; tests/skips.toml lists each of them
 SOME_CPUS: dict[str, Callable[[Path], None]] = {
-    "amx": lambda _: _cpu("amx_bf16", "avx512f"),  # emulated with the latter: tests/engine/amx.py
+    # avx512f suffices for the emulation: tests/engine/amx.c
+    "amx": lambda _: _cpu("amx_bf16", "avx512f"),
     "avx512_bf16": lambda _: _cpu("avx512_bf16"),
 }
 RIGHTS: dict[str, Callable[[Path], None]] = {
@@ -184,9 +186,9 @@ RIGHTS: dict[str, Callable[[Path], None]] = {
         "ip link add here type veth peer name there && nft add table inet ftcluster",
     ),
     "openssl": lambda _: _run("openssl", "version"),
-    "pid": _pid,  # a process 1 of its own, with what processes share
+    "pid": _pid,  # a separate process 1, with its shared objects
     "promtool": _promtool,
-    "root": _root,  # also as another user
+    "root": _root,  # also the right to run as another user
     "ssh": lambda _: _run("ssh", "-V"),
     "ssh-keygen": lambda folder: _run(
         "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key")
@@ -194,7 +196,7 @@ RIGHTS: dict[str, Callable[[Path], None]] = {
     "stack": lambda _: _run(
         str(ROOT / "scripts/environment"),
         "engine",
-        seconds=1200,  # downloads torch
+        seconds=1200,  # limit, because this downloads torch
     ),
     "user namespace": _user_namespace,
     "veth": _veth,
@@ -202,7 +204,7 @@ RIGHTS: dict[str, Callable[[Path], None]] = {
 
 
 def bound_by_modes(call: Callable[[], T]) -> T:
-    """Call in a thread that may read only what modes allow, also where the user is root."""
+    """Run a function in a thread that obeys file modes, even if the user is root."""
     with ThreadPoolExecutor(1, initializer=_without_override) as thread:
         return thread.submit(call).result()
 
@@ -210,7 +212,8 @@ def bound_by_modes(call: Callable[[], T]) -> T:
 def _without_override() -> None:
     libc = ctypes.CDLL(None)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3, this thread: linux/capability.h
-    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; then of higher numbers
+    # effective, permitted, inheritable; then the same for higher capabilities
+    sets = (ctypes.c_uint32 * 6)()
     assert libc.capget(header, sets) == 0
     for index in range(2):
         sets[index] &= ~(1 << 1 | 1 << 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH

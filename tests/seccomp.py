@@ -1,6 +1,6 @@
-"""Forbids the system calls that docker forbids to containers without more rights, then executes.
+"""Forbids the system calls that docker forbids in ordinary containers, then executes a program.
 
-    python3 tests/seccomp.py PROGRAM ARGUMENTS ...
+python3 tests/seccomp.py PROGRAM ARGUMENTS ...
 
 x86-64 only; without new privileges, or as root. Standard library only.
 """
@@ -11,7 +11,8 @@ import os
 import struct
 import sys
 
-# of arch/x86/entry/syscalls/syscall_64.tbl, as moby's profiles/seccomp/default.json leaves them out
+# system calls of arch/x86/entry/syscalls/syscall_64.tbl that moby's profiles/seccomp/default.json
+# does not allow
 FORBIDDEN = {
     "pivot_root": 155, "acct": 163, "settimeofday": 164, "mount": 165, "umount2": 166,
     "swapon": 167, "swapoff": 168, "reboot": 169, "init_module": 175, "delete_module": 176,
@@ -32,12 +33,12 @@ PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 
 
 def program() -> bytes:
-    """The filter: struct sock_filter, one after the other."""
+    """Return the filter as consecutive struct sock_filter."""
     code = [(LOAD, 0, 0, NUMBER)]
     for number in FORBIDDEN.values():
         code += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ERROR | errno.EPERM)]
     code += [
-        (EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, ERROR | errno.ENOSYS),  # libc takes clone instead
+        (EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, ERROR | errno.ENOSYS),  # libc then uses clone
         (EQUAL, 0, 3, CLONE), (LOAD, 0, 0, FIRST_ARGUMENT),
         (ANY, 0, 1, NAMESPACES), (RETURN, 0, 0, ERROR | errno.EPERM),
         (RETURN, 0, 0, ALLOW),
@@ -46,7 +47,7 @@ def program() -> bytes:
 
 
 def forbid() -> None:
-    """Install the filter for this process and all that it starts.
+    """Install the filter for this process and all processes that it starts.
 
     Raises:
         OSError: the kernel does not take it.

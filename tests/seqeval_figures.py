@@ -1,4 +1,4 @@
-"""Writes what seqeval says of tags that are drawn: tests/unit/engine/tasks/ner/seqeval.json.
+"""Writes seqeval's results for random tags into tests/unit/engine/tasks/ner/seqeval.json.
 
 pip install seqeval==1.2.2
 python tests/seqeval_figures.py
@@ -15,20 +15,20 @@ KINDS = ("PER", "LOC", "MISC")
 
 
 def drawn(seed: int, prefixes: str) -> list[list[str]]:
-    """Rows of tags, most of them of no scheme."""
+    """Return rows of random tags, most of them in no scheme."""
     draw = random.Random(seed)
     tags = ["O", "O", *(f"{prefix}-{kind}" for prefix in prefixes for kind in KINDS)]
     return [[draw.choice(tags) for _ in range(draw.randrange(1, 14))] for _ in range(ROWS)]
 
 
 def disturbed(rows: list[list[str]], seed: int) -> list[list[str]]:
-    """The same rows with some tags of other places."""
+    """Return the same rows with some tags from other places."""
     draw = random.Random(seed)
     return [[draw.choice(row) if draw.random() < 0.3 else tag for tag in row] for row in rows]
 
 
 def main() -> None:
-    """Write the figures of both modes."""
+    """Write the results of both modes."""
     from seqeval.metrics import accuracy_score, classification_report
     from seqeval.scheme import IOBES
 

@@ -1,4 +1,4 @@
-"""Skips tests for want of a right, and counts all skips by their reason."""
+"""Skips tests that lack a right, and counts all skips by their reason."""
 
 import os
 import tomllib
@@ -34,7 +34,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _needed(item: pytest.Item) -> list[str]:
-    """The rights that a test needs, those of its folder first."""
+    """Return the rights that a test needs, beginning with its folder's."""
     marks = reversed([*item.iter_markers("needs")])
     return [right for mark in marks for right in mark.args]
 
@@ -42,7 +42,7 @@ def _needed(item: pytest.Item) -> list[str]:
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if hasattr(terminalreporter.config, "workerinput"):
-        return  # the process that collects the results has them all
+        return  # the process that collects the results has all skips
     skipped = [reason for _, reason in _skips(terminalreporter)]
     ended = [
         (report.nodeid, outcome)
@@ -62,7 +62,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"not in {LISTED.name}: {test}: {reason}", red=True)
 
 
-@pytest.hookimpl(tryfirst=True)  # before the terminal says how it ended
+@pytest.hookimpl(tryfirst=True)  # before the terminal reports the end
 def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter and _unlisted(reporter) and session.exitstatus == pytest.ExitCode.OK:
@@ -70,14 +70,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _skips(reporter: pytest.TerminalReporter) -> Iterator[tuple[str, str]]:
-    """Each skipped test or file, with the reason."""
+    """Return each skipped test or file with the reason."""
     for report in reporter.stats.get("skipped", ()):
         if isinstance(report.longrepr, tuple):
             yield report.nodeid, report.longrepr[2].removeprefix("Skipped: ")
 
 
 def _unlisted(reporter: pytest.TerminalReporter) -> list[tuple[str, str]]:
-    """The skips for which the run fails."""
+    """Return the skips for which the run fails."""
     if not reporter.config.option.only_listed_skips:
         return []
     return [(test, reason) for test, reason in _skips(reporter) if not is_listed(test, reason)]

@@ -1,6 +1,6 @@
 """A script with the command line of transformers' run_glue.py and run_qa.py, on made-up rows.
 
-It is copied under their names. Takes what the model's folder and the flags say, as they do.
+It is copied under their names, and obeys the model's folder and the flags as they do.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Linters and type checker, for the command that passes everything."""
+"""Linters and type checker as tests, for `./test all`."""
 
 import re
 import subprocess
@@ -12,7 +12,8 @@ NAMES = dict.fromkeys(re.findall(r"^check (\S+)", LINT.read_text(), re.MULTILINE
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("name", NAMES)  # one by one: a test that measures waits for the others
+# one test per linter, because a test that measures waits for the others
+@pytest.mark.parametrize("name", NAMES)
 def test_linters_find_nothing(name: str) -> None:
     done = subprocess.run(
         [LINT, name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False

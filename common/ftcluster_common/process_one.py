@@ -32,7 +32,7 @@ def continue_in_child() -> None:
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # SIG_IGN would discard exit codes
-    # sigwait gets blocked signals, also those that the kernel drops for process 1
+    # sigwait receives blocked signals, even signals that the kernel would drop for process 1
     awaited = signal.valid_signals() - STOPS
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     child = os.fork()

@@ -1,4 +1,6 @@
-"""The recipe of a training: what the control node checks and the hosts read. Standard library only.
+"""The recipe of a training, which the control node checks and the hosts read.
+
+Standard library only.
 
 The fields of each task are in `tasks`. `Training` has the names, meanings and defaults of
 transformers 5.23. If a default differs, the field's description names the default of transformers.

@@ -32,7 +32,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.samples import W
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.typed import NAME as PROMPTS
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.typed import Typed
 
-# wait so long before a supervisor counts as dead: the run may just have ended
+# a supervisor counts as dead only after this time, because the run may just have ended
 GONE_SECONDS = 5.0
 STARTS_SECONDS = 60.0  # from the end of the preparation to the supervisor's start
 WAIT_SECONDS = 20  # a command on the host continues so long after the connection is lost

@@ -75,7 +75,7 @@ class ActionModule(ActionBase):
         arguments = {
             "name": names, "install_recommends": False, "update_cache": True,
             "update_cache_retries": 1, "lock_timeout": 10,
-            "fail_on_autoremove": True,  # nothing is removed for a package
+            "fail_on_autoremove": True,  # no other package is removed
         }  # fmt: skip
         first = self._run("ansible.builtin.apt", arguments, variables)
         if not first.get("failed"):

@@ -111,9 +111,7 @@ class ActionModule(ActionBase):
                     f"{path} has more than {MOST_FILES} files; copy it yourself"
                 )
         if not files:
-            raise AnsibleActionFail(
-                f"{path} has no files{' that were written since' * bool(newer)}"
-            )
+            raise AnsibleActionFail(f"{path} has no files{f' newer than {newer}' if newer else ''}")
         folders = {str(above) for name in files for above in PurePosixPath(name).parents}
         both = sorted(folders & files.keys())
         if both:

@@ -67,7 +67,7 @@ def clocks(hosts: Hosts, allowed: float) -> Findings:
         ahead = offset - offsets[reference][0]
         if abs(ahead) > allowed + error + offsets[reference][1]:
             way = "ahead of" if ahead > 0 else "behind"
-            what = f"its clock is {abs(ahead):.1f} s {way} that of {reference}"
+            what = f"its clock is {abs(ahead):.1f} s {way} the clock of {reference}"
             hint = "synchronize it: timedatectl set-ntp true, with systemd-timesyncd or chrony"
             yield host, what, hint
 
@@ -99,8 +99,8 @@ def prefixes(hosts: Hosts) -> Findings:
     for host, prefix in prefixes_of.items():
         if prefix not in usual:
             what = (
-                f"its folder is {prefix}, that of {examples[0]} is {usual[0]}, and mpirun needs "
-                "the same path on all"
+                f"its folder is {prefix}, but the folder of {examples[0]} is {usual[0]}; mpirun "
+                f"needs the same path on all hosts"
             )
             yield host, what, "choose a folder for all hosts with -e ftcluster_prefix=DIR"
 
@@ -136,7 +136,7 @@ def currencies(hosts: Hosts) -> Findings:
     for host, price in prices.items():
         currency, usual_currency = (text.partition(" ")[2] for text in (price, prices[first]))
         if currency != usual_currency:
-            what = f"its price is {price}, that of {first} is {prices[first]}"
+            what = f"its price is {price}, but the price of {first} is {prices[first]}"
             yield host, what, "give all hosts prices in one currency: ftcluster_price_per_hour"
 
 

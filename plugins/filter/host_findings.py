@@ -40,7 +40,8 @@ options:
     elements: str
     default: []
   known:
-    description: Ports and ranges that the user has listed, to be closed or to stay open.
+    description: Ports and ranges that the user has listed explicitly, either to close them or to
+        leave them open.
     type: list
     elements: str
     default: []
@@ -85,7 +86,7 @@ def root_problems(facts: FactValues, requirements: FactValues) -> Findings:
     """Return the reasons why root is required but not available."""
     because = facts.get("no_root_because") or "ftcluster_root is false"
     if facts.get("wrong_password"):
-        yield finding("sudo refuses the password that was given", "give the right one, or none")
+        yield finding("sudo refuses the password that was given", "pass the right one, or none")
     elif requirements.get("root") and not facts["can_become_root"]:
         yield finding(
             f"root is required, but not available: {because}",
@@ -100,8 +101,8 @@ def root_problems(facts: FactValues, requirements: FactValues) -> Findings:
         yield finding(
             "sudo asks for a password, and root is needed for the account that trains, tcmalloc, "
             "limits, huge pages and the firewall",
-            "-K asks for it here, --become-password-file FILE reads it; without root, as a cluster "
-            "of the login user: -e ftcluster_root=false",
+            "pass it with -K, which asks for it here, or with --become-password-file FILE; to "
+            "train without root, as the login user: -e ftcluster_root=false",
         )
 
 
@@ -142,7 +143,7 @@ def lets_key_in(keyword: str, value: str, user: str) -> bool:
 
 
 def sshd_problems(facts: FactValues) -> Findings:
-    """Return settings of sshd_config that keep the head from logging in as the training account."""
+    """Return problems about settings of sshd that keep the head from logging in."""
     sshd, user = facts.get("sshd") or {}, facts.get("rank_user", "")
     found: dict[str, list[str]] = {}
     for rule in sshd.get("rules", ()) if user else ():
@@ -186,7 +187,7 @@ def read_only(facts: FactValues) -> Sequence[str]:
 
 
 def refused_to_root(facts: FactValues) -> Findings:
-    """Return folders in which root may not write, for example on NFS with root_squash."""
+    """Return problems about folders that root may not write to, as on NFS with root_squash."""
     if "prefix" in facts.get("root_refused", ()) and facts["prefix"] not in read_only(facts):
         yield finding(
             f"root may not write to {facts['prefix']}: its file system is read-only, or on a "
@@ -198,7 +199,8 @@ def refused_to_root(facts: FactValues) -> Findings:
             "root may not write where Ansible leaves files for it, in the login user's home "
             "(ansible_remote_tmp): it is read-only, or on a server that maps root to nobody (NFS "
             "with root_squash)",
-            # no new subfolder, because root's first module would create it for root alone
+            # do not suggest a new subfolder, because root's first module would create it for root
+            # alone
             "name a folder of the host's own disk that all may write to in the inventory: "
             "ansible_remote_tmp=/var/tmp",
         )
@@ -241,7 +243,7 @@ def host_problems(facts: FactValues, requirements: FactValues) -> Findings:
         )
     if facts["machine"] != requirements["machine"]:
         yield finding(
-            f"its architecture is {facts['machine']}, the stacks are built for "
+            f"its architecture is {facts['machine']}, but the stacks are built for "
             f"{requirements['machine']}",
             "remove it from the inventory",
         )
@@ -273,7 +275,7 @@ def host_problems(facts: FactValues, requirements: FactValues) -> Findings:
 
 
 def amx_notices(facts: FactValues) -> Findings:
-    """Return the reason why the host does not use its AMX."""
+    """Return the reason why programs on the host cannot use the CPU's AMX."""
     generation, kernel = facts.get("cpu_generation", "other"), facts.get("kernel", "")
     if facts.get("amx") == "refused":
         yield finding(
@@ -296,8 +298,8 @@ def services(found: Sequence[FactValues], closes: str, hint: str) -> Findings:
         ports = ", ".join(str(service["port"]) for service in found)
         named = ", ".join(f"{service['port']} (of {service['user']})" for service in found)
         yield finding(
-            f"the firewall {closes} these ports, at which services listen, to all but the "
-            f"cluster, because they are among the kernel's local ports: {named}",
+            f"services listen at ports that the firewall {closes} to all but the cluster, because "
+            f"the kernel uses these ports for outgoing connections: {named}",
             hint.format(ports=ports),
         )
 

@@ -36,7 +36,7 @@ _value:
 
 
 def largest_need(findings: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """Return a host's findings with only one about disk space: the one that needs the most.
+    """Return a host's findings, with only the finding about disk space that needs the most.
 
     Requirements of users may be fractions, such as 5e9 in JSON.
 

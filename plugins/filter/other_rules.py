@@ -68,17 +68,17 @@ def other_rules(
     if not shut and not accounts:
         return []
     has = " and ".join([
-        *([f"its home, limits and firewall are those of the account {', '.join(accounts)}"]
+        *([f"its home, limits and firewall belong to the account {', '.join(accounts)}"]
           if accounts else []),
         *([f"its firewall lets in {', '.join(shut)}"] if shut else []),
     ])  # fmt: skip
     keep = "" if accounts else "; to leave the rules as they are: -e ftcluster_firewall=false"
     return [
         {
-            "what": f"{has} for the cluster in {folders}, which this setup would shut out; a host "
-            "has one of each",
-            "hint": "tear that cluster down, or set both up with the same hosts and account; one "
-            f"that is gone is forgotten by removing its file in /etc/ftcluster/clusters{keep}",
+            "what": f"{has} for the cluster in {folders}, and this setup would replace them",
+            "hint": "tear that cluster down, or set up both clusters with the same hosts and "
+            "account; if that cluster no longer exists, remove its file in "
+            f"/etc/ftcluster/clusters{keep}",
         }
     ]
 

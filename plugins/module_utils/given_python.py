@@ -32,7 +32,7 @@ for name in {MODULES}:
 print(platform.python_implementation(), platform.python_version(), ",".join(missing))
 """
 ANSWER = re.compile(r"(\w+) (\d[\w.+]*) ([\w,]*)\n")
-ANOTHER = "name another one with ftcluster_python, or none"
+ANOTHER = "name another Python with ftcluster_python, or unset ftcluster_python"
 
 
 def given_python(
@@ -82,7 +82,7 @@ def given_python(
         raise RefusedPath(
             path,
             f"lacks the modules {missing.replace(',', ', ')}, which the stacks import",
-            "build it again with their libraries' headers, or take another one",
+            "rebuild it with the headers of these modules' libraries, or name another Python",
         )
     return version
 
@@ -145,5 +145,5 @@ def _refuse_unreachable(path: Path, account: str) -> None:
             raise RefusedPath(
                 part,
                 f"{account}, the account that trains, may not read it",
-                "copy the Python to where all accounts may, such as /opt",
+                "copy the Python to a folder that all accounts may read, such as /opt",
             )

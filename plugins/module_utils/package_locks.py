@@ -77,8 +77,8 @@ def find_holder(
 def fcntl_owner(path: str) -> int | None:
     """Return the id of the process that has locked a file, or None if the lock is free.
 
-    The kernel answers which process blocks a lock. It reports 0 or -1 for a process that is not
-    visible here; this function returns 0 then.
+    The kernel reports the process that blocks a lock, or 0 or -1 if this process is not visible
+    here. In the second case, this function returns 0.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -49,7 +49,7 @@ def words(stack: Path, runs: Sequence[str], holders: Sequence[str] = ()) -> str:
     if holders:
         return (
             f"{', '.join(holders)} {'has' if len(holders) == 1 else 'have'} a lock on the stack "
-            f"{stack.name} here, which would be changed or removed; end "
+            f"{stack.name} here, so the stack cannot be changed or removed; end "
             f"{'it' if len(holders) == 1 else 'them'}, or wait for the end"
         )
     who = f"the run{'s' * (len(runs) > 1)} {', '.join(runs)}" if runs else "a run"
@@ -57,8 +57,9 @@ def words(stack: Path, runs: Sequence[str], holders: Sequence[str] = ()) -> str:
     python = f"{as_owner(folder)}{stack}/bin/python -I"
     stop = f"{python} -m ftcluster_train.host.supervisor stop {folder}/"
     return (
-        f"{who} use{'s' * (len(runs) < 2)} the stack {stack.name} here, which would be changed or "
-        f"removed; wait for the end, or end it on the head: {stop}{runs[0] if runs else 'RUN'}"
+        f"{who} use{'s' * (len(runs) < 2)} the stack {stack.name} here, so the stack cannot be "
+        f"changed or removed; wait until the run ends, or end it on the head: "
+        f"{stop}{runs[0] if runs else 'RUN'}"
     )
 
 

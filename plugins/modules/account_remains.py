@@ -11,8 +11,8 @@ description:
   - Removes the account's timed jobs (cron and at) and its lingering, ends its processes, unmounts
     the FUSE file systems that it has mounted, and removes its temporary files, shared memory,
     message queues and semaphores. The account itself, its home and its mail stay.
-  - Run this before an account is removed, because the next user with its number would own the
-    files.
+  - Run this before an account is removed, because the next account with the same user id would own
+    the files.
   - Jobs are removed before the processes end, because jobs start processes, and again afterwards,
     because ending processes may add jobs. Processes get SIGTERM, and after 5 seconds SIGKILL.
   - Files are removed by name and links are never followed, even if the account exchanges them.
@@ -24,7 +24,8 @@ options:
     type: str
     required: true
   uid:
-    description: The account's number, which identifies its files and processes. Root's is an error.
+    description: The account's user id, which identifies its files and processes. Root's user id is
+        an error.
     type: int
     required: true
 attributes:

@@ -21,8 +21,9 @@ options:
     required: true
   name:
     description:
-      - The stack. V(auto) chooses the first supported one that fits every host.
-      - Empty - the stack of O(bundle), else O(present), else the default.
+      - The stack. V(auto) chooses the first supported stack that fits every host.
+      - If empty, the module chooses the stack of O(bundle), or else O(present), or else the default
+        stack.
     type: str
     default: ""
   present:

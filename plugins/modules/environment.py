@@ -46,7 +46,8 @@ options:
     type: bool
     default: false
   index_url:
-    description: The package index. Default - the one in pip's configuration on the control node.
+    description: The package index. The default is the index in pip's configuration on the control
+        node.
     type: str
   find_links:
     description: Folders or pages with wheels, in addition to the index.
@@ -178,7 +179,7 @@ def is_whole(path: Path) -> bool:
 
 
 def has_its_files(package: Path) -> bool:
-    """Return True if a package has all files in its RECORD; OSError or ValueError mean False."""
+    """Return True if a package has all files in its RECORD; may raise OSError, ValueError."""
     record = f"{package.name}/RECORD"  # it lists itself without a size
     with (package / "RECORD").open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))

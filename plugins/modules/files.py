@@ -9,10 +9,10 @@ module: files
 short_description: Several small text files and folders in one task
 description:
   - Brings folders and small text files into the described state, in the given order.
-  - Does in one round trip what M(ansible.builtin.file) and M(ansible.builtin.copy) need one or two
-    for each file. These round trips are most of the time of a run without changes.
+  - Needs one round trip, whereas M(ansible.builtin.file) and M(ansible.builtin.copy) need one or
+    two for each file. A run without changes spends most of its time on these round trips.
   - A file is replaced as a whole by renaming, so a reader sees the old text or the new one.
-  - If it sets a mode or an owner, it removes access control lists and reports that as a change.
+  - Setting a mode or an owner also removes access control lists, which is reported as a change.
   - Rejects links in any part of a path that a less trusted user may have made, and paths that are
     neither folders nor regular files without hard links. Root also refuses to keep its files in a
     folder that others may change.
@@ -23,7 +23,7 @@ extends_documentation_fragment:
   - ftcluster.cluster.attributes.texts
 options:
   files:
-    description: Files and folders that shall exist, or shall not.
+    description: Files and folders to create, change or remove.
     type: list
     elements: dict
     required: true

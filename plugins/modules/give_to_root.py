@@ -9,11 +9,11 @@ module: give_to_root
 short_description: Gives root the files of a removed account in a folder
 description:
   - Makes root the owner of a folder and of the account's files in it, and removes their access
-    control lists. Otherwise the next user with the account's number would own the files, and the
-    lists would let other users read the next account's files.
-  - Files of other users keep their owner, even if the account has made a hard link to one.
-  - Follows no links, and does not enter file systems that are mounted in the folder. They and files
-    of other users without an account are listed in RV(left). A folder that is missing is no error.
+    control lists. Otherwise the next account with the same user id would own the files, and the
+    lists would let other users read its files.
+  - Files of other users keep their owner, even if the account has made a hard link to such a file.
+  - Follows no links, and does not enter file systems that are mounted in the folder. RV(left) lists
+    these file systems and files whose owner has no account. A missing folder is no error.
   - Run it after the account's processes have ended.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
@@ -25,7 +25,7 @@ options:
     type: path
     required: true
   uid:
-    description: The number of the account. Not that of root.
+    description: The user id of the account. Root's user id is an error.
     type: int
     required: true
 """
@@ -46,7 +46,7 @@ given:
 left:
   description: >-
     Paths that the module did not change although their owner has no account here, with the owner's
-    number; of a folder's contents only the folder. A later account may get this number.
+    user id. Only the folder is listed, not its contents. A later account may get this user id.
   returned: success
   type: list
   elements: str
@@ -86,7 +86,7 @@ class Remains:
         self._has_account: dict[int, bool] = {}
 
     def add(self, path: str, owner: int, above: int) -> None:
-        """List a path if its owner has no account and does not own the folder above, too."""
+        """List a path if its owner has no account, unless the folder above has the same owner."""
         if owner not in self._has_account:
             self._has_account[owner] = owner != self.uid and has_account(owner)
         if not self._has_account[owner] and owner != above and len(self.left) < MOST_LEFT:
@@ -94,7 +94,7 @@ class Remains:
 
 
 def has_account(uid: int) -> bool:
-    """Return True if a user of this host has the number."""
+    """Return True if an account of this host has the user id."""
     try:
         pwd.getpwuid(uid)
     except KeyError:
@@ -203,7 +203,7 @@ def main() -> None:
     )
     path, uid = module.params["path"], module.params["uid"]
     if uid <= 0:
-        module.fail_json(msg=f"uid is {uid}; it has to be the number of an account other than root")
+        module.fail_json(msg=f"uid is {uid}; it must be the user id of an account other than root")
     if module.check_mode:
         module.exit_json(changed=os.path.lexists(path), given=0, left=[])
     try:

@@ -28,7 +28,7 @@ options:
   has_root:
     description:
       - True if root is available, although this task runs as another user.
-      - The prefix then counts as writable unless its file system is mounted read-only.
+      - Then the prefix counts as writable unless its file system is mounted read-only.
     type: bool
     default: false
   address:
@@ -51,7 +51,8 @@ options:
     elements: str
     default: []
   local:
-    description: True if Ansible connects without SSH, so that C(SSH_CONNECTION) is its user's.
+    description: True if Ansible connects without SSH. Then C(SSH_CONNECTION) describes how
+        Ansible's user logged in.
     type: bool
     default: false
   rank_user:
@@ -61,7 +62,7 @@ options:
   python:
     description:
       - The absolute path of the Python that the stack is to be made from.
-      - If root is available, root must own it and everything that it imports.
+      - If root is available, this Python and everything that it imports must belong to root.
       - Default - the Pythons on the search path.
     type: str
     default: ""
@@ -128,10 +129,10 @@ facts:
           mode.
         - C(cpus) has the number of the first usable hardware thread of each core. C(socket_cpus)
           has all usable hardware threads of these cores, by socket.
-        - C(memory_bytes) is 0 where the node has no memory or the host's cpuset forbids it.
-        - For a node without usable cores, C(near) is the nearest node with some. For a node with
-          cores and without memory, it is the nearest node with usable memory. Otherwise it is null.
-          C(hbm) is true for high-bandwidth memory.
+        - C(memory_bytes) is 0 if the node has no memory or the host's cpuset forbids its memory.
+        - For a node without usable cores, C(near) is the nearest node with usable cores. For a node
+          with cores and without memory, it is the nearest node with usable memory. Otherwise it is
+          null. C(hbm) is true for high-bandwidth memory.
         - C(distances) are the firmware's distances to each node of this list; 10 is the node
           itself.
       type: list
@@ -189,7 +190,7 @@ facts:
     locks_memory:
       {description: True if the task's user may lock all memory., type: bool, sample: false}
     network_address:
-      {description: The address at which other hosts reach it., type: str, sample: 10.0.0.13}
+      {description: The address at which other hosts reach this host., type: str, sample: 10.0.0.13}
     network_interface:
       {description: The interface with this address; empty if none has it.,
        type: str, sample: eth0}
@@ -201,8 +202,8 @@ facts:
       {description: True if this folder can be created and filled., type: bool, sample: true}
     read_only:
       description:
-        - The folder O(prefix), or else those of its folders that training writes to, that are on a
-          file system mounted read-only.
+        - O(prefix) if its file system is mounted read-only. Otherwise the folders in it that
+          training writes to and whose file systems are mounted read-only.
       type: list
       elements: str
       sample: []
@@ -237,7 +238,7 @@ facts:
     pythons:
       description:
         - Version and path of every Python on the search path, the current one first.
-        - With a usable O(python), only that one.
+        - If O(python) is usable, the list contains only this Python.
       type: list
       elements: dict
       sample: [{version: 3.11.2, path: /usr/bin/python3}]
@@ -276,16 +277,16 @@ facts:
        type: str, sample: /opt/ftcluster/current/lib/libiomp5.so}
     local_ports:
       description:
-        - The TCP ports that the kernel assigns on request, ranges of
-          C(net.ipv4.ip_local_port_range) without C(net.ipv4.ip_local_reserved_ports).
+        - The kernel's ephemeral TCP ports, which are C(net.ipv4.ip_local_port_range) without
+          C(net.ipv4.ip_local_reserved_ports).
       type: list
       elements: str
       sample: [32768-60999]
     services:
       description:
-        - Those ports among these and 29500 to 29999 at which programs of accounts other than
-          O(rank_user) listen for other hosts, with the account. The port of the SSH connection is
-          excluded.
+        - Ports at which programs of accounts other than O(rank_user) listen for other hosts, with
+          the account. Only C(local_ports) and 29500 to 29999 are checked, without the port of the
+          SSH connection.
       type: list
       elements: dict
       sample: [{port: 40000, user: statd}]
@@ -302,7 +303,8 @@ facts:
       {description: The host's clock minus the control node's; null if it could not be measured.,
        type: float, sample: -0.004}
     clock_error_seconds:
-      {description: "Maximum error of the measurement, half of its round trip; null as above.",
+      {description: "Maximum error of the measurement, half of its round trip; null without a
+      measurement.",
        type: float, sample: 0.011}
 """
 

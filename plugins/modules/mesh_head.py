@@ -14,7 +14,7 @@ module: mesh_head
 short_description: The head's key, known hosts and SSH configuration for a cluster
 description:
   - Keeps everything that the head needs to reach the other hosts in one folder, apart from the
-    user's own SSH settings. C(ssh -F <folder>/ssh_config NAME) uses it.
+    user's own SSH settings. C(ssh -F <folder>/ssh_config NAME) uses this folder.
   - Makes an Ed25519 key unless there is one. The private key never leaves the head.
   - Trusts only the host keys in O(members).
 version_added: 0.1.0
@@ -29,7 +29,8 @@ options:
     required: true
   address:
     description:
-      - The address that the hosts see the head's connections come from. Default - the saved one.
+      - The address that the hosts see the head's connections come from. The default is the saved
+        address.
     type: str
     default: ""
   members:

@@ -11,7 +11,7 @@ description:
   - With apt, downloads the indexes of the sources with apt's settings, until one succeeds. The
     index is removed again, and apt's lists stay unchanged.
   - With dnf, updates the metadata of one source, as an installation would do.
-  - Nothing is checked on hosts with neither, or if no program is missing.
+  - Nothing is checked on hosts with neither apt nor dnf, or if no program is missing.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 extends_documentation_fragment:

@@ -10,13 +10,13 @@ short_description: Copies a folder to the hosts once
 description:
   - Streams the files of a folder of the control node, or one file, into a folder of the host, as
     the task's user, so that private data are never readable by others. Files that are not readable
-    or executable for everybody here are not on the host either.
+    or executable for everybody on the control node are not so on the host either.
   - Links within the folder are followed. Links that lead elsewhere, pipes, sockets and devices are
     errors with their names. A snapshot in the Hub's cache may have links to the blobs of its
     repository.
   - The folder gets its name when it is completely on the disk and its SHA-256 is right. An existing
     folder is not changed, so its name should change with its contents.
-  - Concurrent copies of the same folder do not interfere before that. Leftovers of interrupted
+  - Concurrent copies of the same folder do not interfere with each other. Leftovers of interrupted
     copies are removed if nothing was written into them for a day of the host's uptime.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
@@ -96,7 +96,8 @@ def finish(new: Path, path: Path, sha256: str) -> bool:
         written.result()
     if arrived != sha256:
         raise ValueError(
-            f"what arrived has the sha256 {arrived}, what was sent {sha256}; run it again"
+            f"the received files have the sha256 {arrived}, but the sent files have {sha256}; run "
+            f"this again"
         )
     try:
         new.rename(path)

@@ -12,7 +12,7 @@ description:
     run.
   - Rejects a run if the hosts' ftcluster cannot read its documents, or another run uses the hosts.
   - Omits the format number for hosts of format 0, whose documents have none.
-  - Fails if a run of that name exists, such as for the second of two launches.
+  - Fails if a run of this name exists, for example if two launches chose the same name.
   - As root, rejects a folder that others could exchange.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)

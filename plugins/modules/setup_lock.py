@@ -116,7 +116,7 @@ def new_lock(owner: str, who: str, now: Moment) -> dict[str, Any]:
 def held_seconds(lock: Mapping[str, Any], now: Moment) -> float:
     """Return how long a lock of the current boot has been held.
 
-    Locks of older versions have no uptime, so only the clock tells their age.
+    Locks of older versions have no uptime, so their age is computed from the clock.
     """
     if "uptime" in lock:
         return float(now.uptime - lock["uptime"])

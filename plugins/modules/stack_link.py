@@ -184,7 +184,7 @@ def main() -> None:
     if module.params["state"] == "previous" and not is_finished(previous):
         module.fail_json(
             msg=f"there is no previous stack in {prefix} to go back to"
-            + (f": {previous} is not whole" if previous else "; only one has ever been set up")
+            + (f": {previous} is not whole" if previous else ": only one stack was ever set up")
         )
     if wanted == current:
         module.exit_json(changed=False, current=current)

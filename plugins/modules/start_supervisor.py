@@ -88,8 +88,9 @@ def stack_of(prefix: Path) -> Path:
     programs = sorted(stack.glob(f"lib/python3*/site-packages/{PROGRAM}"))
     if not programs:
         raise ValueError(
-            f"{stack} has no node package, or that of an ftcluster that this control node cannot "
-            "start: run ftcluster setup, or install the ftcluster here that set up the hosts"
+            f"{stack} has no node package, or the node package of an ftcluster that this control "
+            f"node cannot start: run ftcluster setup, or install the ftcluster here that set up "
+            f"the hosts"
         )
     for program in programs:
         refuse_unowned(program)

@@ -47,6 +47,6 @@ def advisory_notice(stack: str, found: Sequence[Mapping[str, str]], looked_at: o
         by_package.setdefault(f"{one['package']} {one['version']}", []).append(one["id"])
     listed = "; ".join(f"{package}: {', '.join(ids)}" for package, ids in by_package.items())
     return (
-        f"stack {stack} has known vulnerabilities ({listed}; looked at on {looked_at}); what they "
-        f"allow: ftcluster stacks {stack}"
+        f"stack {stack} has known vulnerabilities ({listed}; as of {looked_at}); for details: "
+        f"ftcluster stacks {stack}"
     )

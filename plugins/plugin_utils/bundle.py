@@ -2,7 +2,7 @@
 """Bundles: all wheels of a stack in one file, for control nodes without a package index.
 
 A bundle is a tar file that contains bundle.json and then the wheels. The tar is not compressed,
-because wheels are.
+because wheels are compressed already.
 """
 
 from __future__ import annotations
@@ -257,8 +257,8 @@ def unpack(tar: tarfile.TarFile, bundle: Bundle) -> None:
         available, required = free_and_needed(free, needed)
         raise BundleError(
             f"the bundle's wheels need {required} in {folder.parent} on the control "
-            f"node, where {available} are free; free some, or set torch_stack_cache to a "
-            "folder with more"
+            f"node, but only {available} are free; free some space, or set torch_stack_cache to a "
+            f"folder with more space"
         )
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:

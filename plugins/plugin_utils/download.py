@@ -137,7 +137,7 @@ class Sources:
     indexes: dict[str, str] = field(default_factory=dict)
 
     def pip_options(self) -> list[str]:
-        """Return pip's options for packages that have no index of their own in `indexes`."""
+        """Return pip's options for packages without an entry in `indexes`."""
         options = [f"--index-url={self.index_url}"] if self.index_url else []
         return options + [f"--find-links={place}" for place in self.find_links]
 
@@ -275,7 +275,8 @@ class Pip:
                     try:
                         _, errors = process.communicate(timeout=POLL_SECONDS)
                     except subprocess.TimeoutExpired:
-                        # in folders; files beside them are copies for pip's own cache
+                        # count only files in subfolders, because files at the top are copies for
+                        # pip's own cache
                         now = sum(size_of(path) for path in scratch.iterdir() if path.is_dir())
                         most = max(most, before + now)
                         self.on_bytes(most)

@@ -17,7 +17,7 @@ LAST_LINES = 8
 MIRROR = re.compile(r"https?://(?:[^/@\s]*@)?([^/\s:]+)")
 INSECURE = re.compile(r"repository located at (\S+) is not a trusted or secure host")
 NO_FILE = re.compile(r"invalid path: (\S+)")
-# the first variable that is set counts
+# pip uses the first of these variables that is set
 PROXIES = ("PIP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 BEFORE_PIP = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 # advice by kind of error in fetch_errors
@@ -94,8 +94,8 @@ def complaint(
         "check that pip on the control node reaches a package index (pip config list; "
         "PIP_CERT=FILE is for a mirror's own certificates, HTTPS_PROXY for a proxy), or set "
         "torch_stack_index_url, torch_stack_find_links or torch_stack_indexes, or name a Python on "
-        "the hosts that it has wheels for (ftcluster_python), or bring a bundle: ftcluster bundle "
-        "on a machine that reaches one, then ftcluster setup --bundle FILE"
+        "the hosts that the index has wheels for (ftcluster_python), or use a bundle: ftcluster "
+        "bundle on a machine that reaches an index, then ftcluster setup --bundle FILE here"
     )
 
 
@@ -113,8 +113,8 @@ def known_cause(text: str, environ: Mapping[str, str]) -> str:
         )
     if found := INSECURE.search(text):
         return (
-            f"pip takes nothing from {found[1]}, which it reaches without TLS; have the mirror "
-            f"speak HTTPS, or trust all on the way to it: PIP_TRUSTED_HOST={found[1]}"
+            f"pip refuses to download from {found[1]} without TLS; configure the mirror for HTTPS, "
+            f"or trust the network up to the mirror: PIP_TRUSTED_HOST={found[1]}"
         )
     wanted = MIRROR.search(text)
     mirror = wanted[1] if wanted else "the package index"

@@ -53,7 +53,7 @@ def source_files(source: Path) -> list[tuple[Path, str]]:
 def named_files(source: Path, names: Iterable[str] | None) -> list[tuple[Path, str]]:
     """Return the files of a folder with these names, or all files if `names` is None.
 
-    The result and the errors are the same as of `source_files`.
+    Return and raise the same as `source_files`.
     """
     root = source.resolve()
     walk = _Walk((root, *_blobs(root)))

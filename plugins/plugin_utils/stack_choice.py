@@ -103,8 +103,8 @@ def _check_allowed(name: str, stack: Mapping[str, Any], wanted: StackRequest) ->
     if version(stack["python"][1]) < NODE_PYTHON:
         raise ChoiceError(
             f"stack {name} ends with Python {stack['python'][1]}, and the package that trains on "
-            f"the hosts needs {'.'.join(map(str, NODE_PYTHON))}; the stack is listed to document "
-            "its parts. Others: ftcluster stacks"
+            f"the hosts needs {'.'.join(map(str, NODE_PYTHON))}; the stack is listed only to "
+            f"document its parts. For other stacks: ftcluster stacks"
         )
     if stack.get("yanked") and not wanted.allow_yanked:
         yanked = ", ".join(f"{p} {stack['packages'][p]}" for p in stack["yanked"])
@@ -154,9 +154,9 @@ def _name(stacks: Stacks, wanted: StackRequest, hosts: Hosts) -> tuple[str, str]
     if wanted.present not in stacks:
         raise ChoiceError(
             f"the cluster has stack {wanted.present}, which this version of ftcluster does not "
-            "have: install the version that set it up, or name another one: --stack NAME"
+            "have: install the version that set it up, or name another stack: --stack NAME"
         )
-    return wanted.present, "the cluster has it; for another one: --stack NAME"
+    return wanted.present, "the cluster has it; for another stack: --stack NAME"
 
 
 def _automatic(stacks: Stacks, hosts: Hosts) -> tuple[str, str]:
@@ -214,9 +214,13 @@ def python_for(
         f"-e ftcluster_python=/opt/python{newest}/bin/python{newest}"
     )
     if bundle:
-        what = f"the bundle is for Python {bundle.target.python}, the host has {have}"
+        what = f"the bundle is for Python {bundle.target.python}, but the host has {have}"
         return "", [
-            _finding(what, f"{named}; or make a bundle for another: ftcluster bundle --python X.Y")
+            _finding(
+                what,
+                f"{named}; or make a bundle for a Python of the host: ftcluster bundle --python "
+                f"X.Y",
+            )
         ]
     needed = oldest + (f" to {newest}" if newest != oldest else "")
     own = version(there[0]["version"])
@@ -226,7 +230,7 @@ def python_for(
             f"the distribution's python3.11), or {named}"
         )
     hint = f"{named}; or list the stacks that fit: ftcluster stacks --python {own[0]}.{own[1]}"
-    return "", [_finding(f"stack {name} needs Python {needed}, the host has {have}", hint)]
+    return "", [_finding(f"stack {name} needs Python {needed}, but the host has {have}", hint)]
 
 
 def _cpu_problems(
@@ -237,7 +241,8 @@ def _cpu_problems(
     if not missing:
         return []
     what = f"stack {name} needs a CPU with {' and '.join(missing)}"
-    return [_finding(f"{what}, the host has {facts.get('cpu_model', 'another one')}", LEAVE_OUT)]
+    model = facts.get("cpu_model", "another CPU")
+    return [_finding(f"{what}, but the host has {model}", LEAVE_OUT)]
 
 
 def _bundle_problems(bundle: Bundle | None, facts: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -246,15 +251,17 @@ def _bundle_problems(bundle: Bundle | None, facts: Mapping[str, Any]) -> list[di
         return []
     target, problems = bundle.target, []
     if facts.get("machine", target.machine) != target.machine:
-        what = f"the bundle is for {target.machine}, the host is {facts['machine']}"
+        what = f"the bundle is for {target.machine}, but the host is {facts['machine']}"
         problems.append(_finding(what, LEAVE_OUT))
     kind, number = facts.get("libc", "").partition(" ")[::2]
     if kind == "glibc" and version(number) < version(target.glibc):
-        what = f"the bundle needs glibc {target.glibc}, the host has {number}"
-        problems.append(_finding(what, f"make one for it: ftcluster bundle --glibc {number}"))
+        what = f"the bundle needs glibc {target.glibc}, but the host has {number}"
+        problems.append(
+            _finding(what, f"make a bundle for this host: ftcluster bundle --glibc {number}")
+        )
     elif kind not in ("", "glibc"):
         problems.append(
-            _finding(f"the bundle needs glibc, the host has {kind} {number}", LEAVE_OUT)
+            _finding(f"the bundle needs glibc, but the host has {kind} {number}", LEAVE_OUT)
         )
     return problems
 
@@ -264,6 +271,6 @@ def space_problems(needed: int, free: int, prefix: str, name: str) -> list[dict[
     if free >= needed:
         return []
     available, required = free_and_needed(free, needed)
-    what = f"{available} free at {prefix}, {required} are needed for stack {name}"
+    what = f"{available} free at {prefix}, but stack {name} needs {required}"
     hint = "free some space or choose another folder with -e ftcluster_prefix=DIR"
     return [{**_finding(what, hint), "needed_bytes": str(needed)}]

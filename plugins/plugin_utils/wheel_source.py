@@ -46,7 +46,7 @@ def kinds_of(
 def refusal(wanted: Wanted, target: Target, sources: Sources, cache: Path) -> str:
     """Return the reason why the wheels cannot be downloaded, or "".
 
-    Download one wheel as a test: a wheel that is not in the cache and has no index of its own.
+    Download one wheel as a test: a wheel that is not in the cache and has no separate index.
 
     Raises:
         LockError: the list has the wrong form.

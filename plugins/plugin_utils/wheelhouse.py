@@ -356,9 +356,9 @@ def check_space(folder: Path, lock: str, name: str) -> None:
     if free < needed:
         available, required = free_and_needed(free, needed)
         raise WheelhouseError(
-            f"{name}: {required} of wheels are to be downloaded into {folder.parent} on the "
-            f"control node, where {available} are free; free some, or set virtualenv_cache to a "
-            "folder with more"
+            f"{name}: {required} of wheels must be downloaded into {folder.parent} on the control "
+            f"node, but only {available} are free; free some space, or set virtualenv_cache to a "
+            f"folder with more space"
         )
 
 
@@ -372,8 +372,9 @@ def larger_build(folder: Path, more: Mapping[str, Pin], refused: Mapping[str, st
     why = "; ".join(refused.values()) or "pip's configured source has no build without them"
     return (
         f"torch comes with {len(more)} CUDA packages that CPUs do not use ({size / 1e9:.1f} GB "
-        "more to download and send to each host; for another Python on them, ftcluster_python, "
-        f"there may be a build without), because the index of CPU builds failed: {why}"
+        "more to download and send to each host; with another Python on the hosts "
+        "(ftcluster_python) "
+        f"there may be a CPU build), because the index of CPU builds failed: {why}"
     )
 
 

@@ -1,4 +1,4 @@
-"""This machine's Python, for hosts whose own one this machine may find no wheels for."""
+"""This machine's Python, for hosts whose own Python has no wheels on this machine."""
 
 import os
 import shutil
@@ -13,12 +13,12 @@ OWN = {"bookworm": (3, 11), "trixie": (3, 13), "jammy": (3, 10), "noble": (3, 12
 VERSION = sysconfig.get_python_version()
 PLACE = f"/opt/python{VERSION}"
 PROGRAM = f"{PLACE}/bin/python{VERSION}"
-# Compiled files stay: in the hosts nobody can write them.
+# Compiled files stay in the folder, because nobody can write them on the hosts.
 LEFT_OUT = ("site-packages", "dist-packages", "test", "idlelib", "tkinter", "turtledemo")
 
 
 def brought_python(suite: str) -> Path | None:
-    """A folder to be seen at PLACE in the hosts; none where they have this version themselves."""
+    """Return a folder that hosts see at PLACE; None if the hosts have this version."""
     if OWN[suite] == sys.version_info[:2]:
         return None
     folder = CACHE / f"python-{sys.version.partition(' ')[0]}"
@@ -30,7 +30,7 @@ def brought_python(suite: str) -> Path | None:
             scratch.chmod(0o755)
             scratch.rename(folder)
         except OSError:
-            if not folder.exists():  # by another process meanwhile
+            if not folder.exists():  # another process may have made the folder meanwhile
                 raise
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -38,7 +38,7 @@ def brought_python(suite: str) -> Path | None:
 
 
 def _copy(folder: Path) -> None:
-    """The program, what it imports, and its own shared library if it has one."""
+    """Copy the program, the modules that it imports, and its shared library if it has one."""
     base = Path(sys.base_prefix)
     (folder / "bin").mkdir()
     shutil.copy(base / "bin" / f"python{VERSION}", folder / "bin")

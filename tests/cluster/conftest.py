@@ -1,4 +1,4 @@
-"""Fixtures of the main job: one machine that is set up once."""
+"""Fixtures for tests on one machine that is set up once."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.programs import FTCLUSTER, Home
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine after its first setup, and a short training with two ranks."""
+    """This machine after its first setup and a short training with two ranks."""
 
     home: Home
     first_setup: dict[str, Any]
@@ -32,7 +32,8 @@ class Machine:
 
 
 FOLDER = Path(__file__).parent
-# What ./test runs of this layer: the main job, and a setup of several hosts with a training on two.
+# The tests of this layer that ./test runs: the tests on this machine, and a setup of several hosts
+# with a training on two of them.
 FIRST = {
     "hosts/test_runs.py": {"test_two_hosts_learn_from_the_users_own_data"},
     "test_main_job.py": {
@@ -43,10 +44,10 @@ FIRST = {
         "test_a_host_that_does_not_answer",
     },
 }
-BARE = ("bare_hosts", "debian12")  # no stack is installed there
+BARE = ("bare_hosts", "debian12")  # folders whose hosts have no stack
 
 
-@pytest.hookimpl(tryfirst=True)  # before marks decide what is run
+@pytest.hookimpl(tryfirst=True)  # before marks select the tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if FOLDER not in item.path.parents:
@@ -81,7 +82,7 @@ def machine(home: Home) -> Iterator[Machine]:
 
 @pytest.fixture
 def test_data() -> Path:
-    """The folder with real data sets, mrpc/ among them."""
+    """Return the folder with real data sets, such as mrpc/."""
     where = os.environ.get("FTCLUSTER_TEST_DATA")
     if not where:
         pytest.skip("on demand: set FTCLUSTER_TEST_DATA to a folder with mrpc/train.jsonl")

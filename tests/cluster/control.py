@@ -1,4 +1,4 @@
-"""The control node of several hosts: it sets them up as a user does."""
+"""The control node of several hosts, used as a user uses it."""
 
 import os
 import re
@@ -17,8 +17,8 @@ NAMES = ("node0", "node1", "node2")
 HEAD, OTHER, THIRD = NAMES
 ADDRESS = {name: f"198.18.0.{10 + number}" for number, name in enumerate(NAMES)}
 SECONDS = 1200
-# What setup may change on a host, as text. Left out: backups that useradd makes, and what Ansible
-# itself and apt leave behind.
+# The state of a host that setup may change, as text. It omits backups that useradd makes, and files
+# that Ansible and apt leave behind.
 SNAPSHOT = r"""
 dpkg-query -W -f '${Package} ${Version}\n'
 getent passwd; getent group
@@ -33,14 +33,14 @@ PURGE = r"""
 apt-get -qq purge --auto-remove $(dpkg-query -W -f '${Package}\n' \
   nftables tree 'libtcmalloc-minimal4*' python3-apt 2> /dev/null) > /dev/null
 """
-# one of this machine's two cores each, as hosts of their own would have
+# each process gets one of this machine's two cores, as a separate host would have
 PIN_LOGINS = """
 mkdir /etc/systemd/system/ssh.service.d
 printf '[Service]\nCPUAffinity={}\n' > /etc/systemd/system/ssh.service.d/cores.conf
 systemctl daemon-reload && systemctl restart ssh
 """
 
-# a Python that was built with a shared library looks for it where it was built
+# a Python that was built with a shared library looks for the library where it was built
 LINK_LIBRARY = f"echo {PLACE}/lib > /etc/ld.so.conf.d/python.conf && ldconfig"
 
 Completed = subprocess.CompletedProcess[str]
@@ -48,12 +48,12 @@ Completed = subprocess.CompletedProcess[str]
 
 @dataclass(frozen=True)
 class Control:
-    """The control node: this machine's programs in the hosts' network, with folders of its own."""
+    """The control node: this machine's programs in the hosts' network, with separate folders."""
 
     bed: Testbed
     folder: Path
     hosts: tuple[str, ...] = NAMES
-    python: str = ""  # of the hosts' stack; "" for one of their own
+    python: str = ""  # Python for the hosts' stack; "" for the hosts' own Python
 
     @property
     def env(self) -> dict[str, str]:
@@ -85,7 +85,7 @@ class Control:
         hosts: tuple[str, ...],
         change: Callable[[str, str], str] = lambda _, line: line,
     ) -> str:
-        """Write an inventory of some hosts; `change` gets a host and its line."""
+        """Write an inventory of some hosts; `change` is a function of a host and its line."""
         lines = []
         python = f" ftcluster_python={self.python}" if self.python else ""
         for line in self.bed.inventory().splitlines():
@@ -99,17 +99,17 @@ class Control:
         return str(path)
 
     def shell(self, host: str, command: str) -> str:
-        """The output of a shell command as root, which has to succeed."""
+        """Return the output of a shell command that runs as root and must succeed."""
         return self.bed.exec_(host, "sh", "-c", command, check=True, timeout=HANG_SECONDS).stdout
 
     def as_ranks(self, host: str, command: str) -> Completed:
-        """A shell command as the account that trains."""
+        """Return a shell command that runs as the training account."""
         argv = ("runuser", "-u", "ftcluster", "--", "sh", "-c", command)
         return self.bed.exec_(host, *argv, timeout=HANG_SECONDS)
 
     @contextmanager
     def changed(self, changes: dict[str, tuple[str, str]]) -> Iterator[None]:
-        """Run a shell command on some hosts, and another one that undoes it."""
+        """Run a shell command on some hosts, and at the end a command that reverts it."""
         done = []
         try:
             for host, (change, undo) in changes.items():
@@ -121,7 +121,7 @@ class Control:
                 self.shell(host, undo)
 
     def purge_packages(self) -> None:
-        """Remove the distribution's packages that setup brought, which teardown leaves."""
+        """Remove the distribution's packages that setup installed and teardown keeps."""
         for name in self.hosts:
             self.shell(name, PURGE)
 
@@ -130,9 +130,9 @@ class Control:
 
 
 def by_jump_host(bed: Testbed, name: str, more: str = "") -> str:
-    """ssh's options for the way over a host to the others.
+    """Return ssh's options for reaching the other hosts through a jump host.
 
-    Takes more options of the connection to the jump host itself.
+    The arguments are further options of the connection to the jump host.
     """
     found = re.search(r"ansible_ssh_common_args=(.*)", bed.inventory())
     assert found
@@ -146,13 +146,13 @@ def bare_hosts(
     suite: str, folder: Path, names: tuple[str, ...] = NAMES, python: Path | None = None,
     packages: tuple[str, ...] = (),
 ) -> Iterator[Control]:  # fmt: skip
-    """Hosts with nothing but Debian, and maybe a brought Python; they are removed afterwards."""
+    """Yield hosts that have only Debian and perhaps a brought Python; remove them afterwards."""
     settings = Settings.from_environment()
     settings = replace(settings, suite=suite, extra=tuple(sorted({*HOST_PACKAGES, *packages})))
     if python:
         settings = replace(settings, bind_ro=(f"{python}:{PLACE}",))
     with Testbed(settings) as bed:
-        bed.down()  # what a killed run has left is in an unknown state
+        bed.down()  # a killed test may have left the hosts in any state
         bed.up(len(names))
         control = Control(bed, folder, names, PROGRAM if python else "")
         for number, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""Runs playbooks of the pages as someone does who has the collection alone, in an empty folder."""
+"""Runs the pages' playbooks as a user who has only the collection does, in an empty folder."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from tests.cluster.control import SECONDS, Completed, Control
 from tests.collection import Installed, install
 from tests.programs import CACHE, CONTROL
 
-# of the settings that docs/ops.md shows, the one that saves most time
+# the setting of docs/ops.md that saves most time
 ADVISED = {"ANSIBLE_PIPELINING": "true"}
 # examples that cannot run in check mode on a host without a stack
 NOT_DRY = {
@@ -33,7 +33,7 @@ class Empty:
         return name
 
     def make(self, *playbooks: str, **environment: str) -> Completed:
-        """Run playbooks in check mode, which changes nothing, and then really.
+        """Run playbooks first in check mode, which must change nothing, and then really.
 
         All tests of roles on hosts without these roles use this method.
         """

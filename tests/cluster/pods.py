@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# $1 the pod's folder, $2 its name, $3 the stack, $4 the working directory, $5 the mounts; the rest
-# is the program. A mount is SOURCE TARGET OPTIONS, and may hide the folders of the test.
+# Arguments: $1 the pod's folder, $2 its name, $3 the stack, $4 the working directory, $5 the
+# mounts; the rest is the program. A mount has the form SOURCE TARGET OPTIONS, and may hide the
+# test's folders.
 MOUNT = """
 set -eu
 pod=$1; hostname "$2"; stack=$3; folder=$4; mounts=$5; shift 5
@@ -51,7 +52,7 @@ exec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all -- "$@"
 
 @dataclass(frozen=True)
 class Node:
-    """The machine of a pod's processes.
+    """The machine on which a pod's processes run.
 
     Attributes:
         folder: the pod's own folder; the job and the volume are beside it.
@@ -66,7 +67,7 @@ class Node:
     def start(
         self, template: Mapping[str, Any], container: str, added: Mapping[str, str]
     ) -> "subprocess.Popen[bytes]":
-        """Start a container of a pod; its output goes to a file of its name.
+        """Start a container of a pod; write its output to a file with the container's name.
 
         Args:
             added: variables that the operator adds.
@@ -99,7 +100,7 @@ class Node:
     def _mounts(
         self, volumes: Sequence[Mapping[str, Any]], mounts: Sequence[Mapping[str, Any]]
     ) -> list[str]:
-        """Return the mounts of a container in MOUNT's form; those below /tmp are the last."""
+        """Return the mounts of a container in MOUNT's form, with mounts below /tmp at the end."""
         sources = {volume["name"]: volume for volume in volumes}
         lines = []
         for mount in sorted(mounts, key=lambda mount: mount["mountPath"] == "/tmp"):
@@ -118,7 +119,7 @@ class Node:
         return (self.folder / container).read_text(errors="replace")
 
     def _variables(self, listed: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """A container's variables, as the kubelet resolves them."""
+        """Return a container's variables, as the kubelet resolves them."""
         return {
             each["name"]: each["value"] if "value" in each else self._field(each["valueFrom"])
             for each in listed
@@ -131,7 +132,7 @@ class Node:
 
 @contextmanager
 def two_nodes(folder: Path, stack: Path, names: Sequence[str], job: str) -> Iterator[list[Node]]:
-    """Two connected networks, and the folders of what is mounted.
+    """Yield two connected networks and the folders that the pods mount.
 
     Args:
         job: the content of the ConfigMap.
@@ -170,7 +171,7 @@ def two_nodes(folder: Path, stack: Path, names: Sequence[str], job: str) -> Iter
 
 
 def processes(network: str) -> list[int]:
-    """All processes of a network."""
+    """Return all processes of a network."""
     listed = subprocess.run(
         ["ip", "netns", "pids", network], check=False, capture_output=True, text=True
     )

@@ -1,4 +1,4 @@
-"""Data sets as a user has them: a folder with a file of JSON lines for each split."""
+"""Data sets in the form that users have: a folder with one JSON lines file per split."""
 
 import json
 from collections.abc import Callable
@@ -9,7 +9,7 @@ Row = dict[str, Any]
 
 
 def write_rows(folder: Path, row: Callable[[int], Row], **splits: int) -> Path:
-    """A file a split, with so many rows."""
+    """Write one file per split with the given number of rows."""
     folder.mkdir()
     for split, count in splits.items():
         text = "".join(json.dumps(row(number)) + "\n" for number in range(count))
@@ -18,7 +18,7 @@ def write_rows(folder: Path, row: Callable[[int], Row], **splits: int) -> Path:
 
 
 def pair(number: int) -> Row:
-    """Two sentences that a model learns to classify in a few steps."""
+    """Return two sentences and a label that a model learns in a few steps."""
     label = number % 2
     sentences = {"sentence1": f"number {number}", "sentence2": ("even", "odd one")[label]}
     return {**sentences, "label": label}

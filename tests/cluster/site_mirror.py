@@ -1,4 +1,4 @@
-"""A site's mirror in the hosts' network: only its proxy knows where it is, only the site its CA."""
+"""A site's mirror in the hosts' network, which only its proxy resolves, with its own CA."""
 
 import json
 import re
@@ -15,9 +15,9 @@ from tests.programs import ROOT, wait_for
 from tests.testbed import registries
 from tests.testbed.settings import CONTROL_ADDRESS
 
-MIRROR, EXPIRED = "mirror.site", "old.site"  # names that nobody but the proxy knows
+MIRROR, EXPIRED = "mirror.site", "old.site"  # names that only the proxy can resolve
 PROXY, REFUSES, NOBODY = (f"http://{CONTROL_ADDRESS}:{port}" for port in (3128, 3129, 3130))
-# a host with this mirror alone; undone by BACK
+# makes a host use only this mirror; BACK reverts this
 SOURCES = """
 set -e
 mkdir /root/apt
@@ -48,12 +48,12 @@ class SiteMirror:
     suite: str
 
     def host(self, proxy: str = PROXY, trusts: bool = True, mirror: str = MIRROR) -> str:
-        """The commands that have a host take its packages there, by this proxy."""
+        """Return the commands that make a host download packages through this proxy."""
         text = SOURCES.format(mirror=mirror, suite=self.suite, proxy=proxy)
         return text + (TRUST.format(ca=self.ca.read_text()) if trusts else "")
 
     def control(self, mirror: str = MIRROR) -> dict[str, str]:
-        """The variables that have the control node's pip take wheels there, and nowhere else."""
+        """Return the variables that make the control node's pip use only this mirror."""
         return {
             "PIP_INDEX_URL": f"https://{mirror}/simple", "HTTPS_PROXY": PROXY,
             "PIP_CERT": str(self.ca), "PIP_CONFIG_FILE": "/dev/null", "PIP_FIND_LINKS": "",
@@ -71,7 +71,7 @@ def debian() -> str:
 
 @contextmanager
 def site_mirror(control: Control, folder: Path, wheels: Path, suite: str) -> Iterator[SiteMirror]:
-    """Run it beside the control node."""
+    """Run the mirror beside the control node."""
     ca = Authority()
     (folder / "ca.pem").write_text(ca.pem)
     files = {}

@@ -1,4 +1,4 @@
-"""Trained models in OpenVINO and ONNX Runtime, by the real exporters in their own environments.
+"""Trained models exported to OpenVINO and ONNX Runtime by the real exporters in their environments.
 
 The environments stay in the tests' cache; pip needs the package index the first time.
 """
@@ -34,12 +34,12 @@ def test_a_classifier_is_as_good_as_its_training_said(
     kind, *options = words.split()
     trained = json.loads(machine.first_training.stdout)
     rows = tmp_path / "validation.jsonl"
-    some = generate(seed=1, count=40, split="validation")  # those of FEW_PAIRS
+    some = generate(seed=1, count=40, split="validation")  # the same rows as in FEW_PAIRS
     rows.write_text("".join(json.dumps(row) + "\n" for row in some))
     target = tmp_path / "exported"
     found = exported(machine, kind, trained["run"], target, "--data", str(rows), *options)
     assert found["rows"] == len(some)
-    # the training measured it in bf16, which one row may differ by
+    # the training measured accuracy in bf16, which may decide one row differently
     assert found["accuracy_before"] == pytest.approx(trained["metrics"]["accuracy"], abs=0.026)
     if not options:
         assert found["difference"] <= 1e-3 * found["scale"]
@@ -64,4 +64,4 @@ def test_a_decoder_is_exported_with_its_cache(machine: Machine, tmp_path: Path) 
     found = exported(machine, "openvino", run, target, "--data", str(few))
     assert found["difference"] <= 1e-3 * found["scale"]
     assert found["loss_after"] == pytest.approx(found["loss_before"], rel=1e-4)
-    assert (target / "openvino_tokenizer.xml").is_file()  # for OpenVINO GenAI
+    assert (target / "openvino_tokenizer.xml").is_file()  # OpenVINO GenAI needs this file

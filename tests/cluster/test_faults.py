@@ -1,4 +1,4 @@
-"""Faults in a training on this machine; `python -m tests.faults` has all of them."""
+"""Faults during a training on this machine; `python -m tests.faults` has all kinds."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from tests.cluster.conftest import Machine
 from tests.faults.campaign import Campaign, carry_out, problems
 from tests.faults.places import Localhost
 
-FAULTS = ("kill-rank", "term-rank")  # the last one ends it; it is resumed
+FAULTS = ("kill-rank", "term-rank")  # the last fault ends the training, which is then resumed
 MORE_FAULTS = ("kill-rank", "kill-supervisor", "term-rank")
 
 

@@ -1,4 +1,4 @@
-"""The stack with IPEX. On demand, because torch's CUDA build comes with 4 GB of packages."""
+"""The stack with IPEX; on demand, because torch's CUDA build downloads 4 GB of packages."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def test_the_same_recipe_trains_with_ipex_and_the_result_is_a_plain_model(
     assert without.returncode == 0, without.stderr
     assert json.loads(without.stdout)["ipex"] is False
 
-    loaded = subprocess.run(  # by the other stack, which has no IPEX
+    loaded = subprocess.run(  # loaded by the other stack, which has no IPEX
         [machine.python, "-c", LOAD, result["model"]], capture_output=True, text=True
     )
     assert loaded.returncode == 0, loaded.stderr

@@ -1,6 +1,6 @@
-"""Commands with secrets in every door, killed at random moments, and what is left of the secrets.
+"""Commands with secrets that are killed at random moments, and the remaining traces of the secrets.
 
-FTCLUSTER_TEST_EXAMPLES=N kills N of them, at other moments each time.
+With FTCLUSTER_TEST_EXAMPLES=N, N commands are killed, at other moments each time.
 """
 
 import base64
@@ -26,17 +26,17 @@ ENDS = Path(__file__).with_name("scripts") / "ends.py"
 SIGNALS = (signal.SIGHUP, signal.SIGTERM, signal.SIGKILL)
 KILLS = 6
 RANKS_RUN = "rank 0 is here now"
-# of what a command says, a line for each step
+# lines of a command's output, one for each step
 RUN_LINES, SETUP_LINES = 11, 6
 SECONDS = 200
 SHM_RDONLY = 0o10000  # Linux, include/uapi/linux/shm.h
-# By design, both mode 0600: what the ranks are started with, and what the user asked for.
+# By design, two files have mode 0600: the environment of the ranks, and the user's request.
 KEEP_ARGUMENTS = re.compile(r".*/runs/ends-[^/]+/job\.json|.*/state/ftcluster/runs/[^/]+/run\.json")
 
 
 @dataclass(frozen=True)
 class Secrets:
-    """One for each door of a command."""
+    """A secret for each way to pass secrets to a command."""
 
     become: str = field(default_factory=lambda: f"become{secrets.token_hex(12)}")
     hub: str = field(default_factory=lambda: f"hf_{secrets.token_hex(12)}")
@@ -53,7 +53,7 @@ class Secrets:
 
 
 def forms(secret: bytes) -> list[bytes]:
-    # a part of a longer text in base64 begins at any of three places
+    # base64 of a longer text contains the secret at one of three alignments
     parts = [
         base64.b64encode(b"x" * before + secret)[4 if before else 0 : -4] for before in (0, 1, 2)
     ]
@@ -62,7 +62,7 @@ def forms(secret: bytes) -> list[bytes]:
 
 @dataclass(frozen=True)
 class Kill:
-    """A command and when it is killed: after some lines, and a part of a second."""
+    """A command and the moment of its kill: a number of lines, and a fraction of a second."""
 
     verb: str
     lines: int
@@ -74,13 +74,13 @@ class Kill:
 
 
 def kills(seed: int, count: int) -> Iterator[Kill]:
-    """Yield equally many kills of each signal; half the commands are runs, a third with ranks."""
+    """Yield equally many kills for each signal; half the commands are runs, a third have ranks."""
     drawn = random.Random(seed)
     for number in range(count):
         verb = "setup" if number % 2 else "run"
         lines = drawn.randint(0, SETUP_LINES if number % 2 else RUN_LINES)
         if verb == "run" and number % 3 == 0:
-            lines = -1  # when a rank has said something
+            lines = -1  # -1: when a rank has printed something
         yield Kill(verb, lines, drawn.uniform(0, 0.6), SIGNALS[(number + number // 6) % 3])
 
 
@@ -99,7 +99,7 @@ def start_and_kill(machine: Machine, planted: Secrets, kill: Kill, temporary: Pa
     process.expect("BECOME password: ")
     process.sendline(planted.become)
     for _ in range(kill.lines):
-        if process.expect(["\n", pexpect.EOF, RANKS_RUN]) == 2:  # which say no more
+        if process.expect(["\n", pexpect.EOF, RANKS_RUN]) == 2:  # these commands print nothing more
             break
     if kill.lines < 0:
         process.expect(RANKS_RUN)
@@ -110,7 +110,7 @@ def start_and_kill(machine: Machine, planted: Secrets, kill: Kill, temporary: Pa
 
 
 def files_since(start: float, home: Home) -> Iterator[Path]:
-    """Files that were made or changed since, where ftcluster, Ansible or a rank could."""
+    """Return files that changed since a time, where ftcluster, Ansible or ranks write."""
     shared = [Path("/dev/shm"), Path(os.environ.get("XDG_RUNTIME_DIR") or "/dev/shm")]
     folders = [home.folder, CACHE / "ftcluster", *shared]
     folders += [one for name in ("ftcluster*", "ansible*") for one in Path("/tmp").glob(name)]
@@ -121,7 +121,7 @@ def files_since(start: float, home: Home) -> Iterator[Path]:
                     if path.is_file() and not path.is_symlink() and path.stat().st_ctime >= start:
                         yield path
                 except OSError:
-                    continue  # another process's, which has removed it
+                    continue  # the file belonged to another process, which has removed it
 
 
 def segments() -> Iterator[tuple[str, bytes]]:
@@ -143,12 +143,12 @@ def processes() -> Iterator[tuple[str, bytes]]:
             try:
                 yield f"{folder}/{name}", (folder / name).read_bytes()
             except OSError:
-                continue  # it has ended
+                continue  # the process has ended
 
 
 def test_a_killed_command_leaves_no_secret(machine: Machine) -> None:
     home, start = machine.home, time.time() - 1  # the kernel's clock for files is a little behind
-    seed = random.SystemRandom().randrange(10**6) if MORE else 30  # in a launch, too
+    seed = random.SystemRandom().randrange(10**6) if MORE else 30  # inside a launch, too
     print(f"seed {seed}")
     temporary = home.folder / "temporary"
     temporary.mkdir(exist_ok=True)
@@ -157,7 +157,7 @@ def test_a_killed_command_leaves_no_secret(machine: Machine) -> None:
         print(number, kill, flush=True)
         planted[f"{number}, {kill}"] = own = Secrets()
         start_and_kill(machine, own, kill, temporary)
-    listed = home.run("ps", "--json")  # what comes next removes what was left
+    listed = home.run("ps", "--json")  # the next command removes the remains
     assert listed.returncode == 0, listed.stderr
     running = [one["run"] for one in json.loads(listed.stdout) if one["state"] == "running"]
     assert running, "else no rank was running as its command was killed"

@@ -1,6 +1,7 @@
-"""Pods' commands and variables train to the end, as processes of two networks of this machine.
+"""The commands and variables of pods complete a training as processes of two networks here.
 
-What the operators add is as in their sources; `ftcluster.export.kubernetes` says which.
+The variables that the operators add are those in their sources, which `ftcluster.export.kubernetes`
+names.
 """
 
 import json
@@ -26,7 +27,7 @@ SECONDS = 240
 
 @pytest.fixture(scope="module")
 def facts(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two nodes like this machine, with one core: more threads would wait for each other here."""
+    """Return two nodes like this machine with one core each, so that threads do not compete."""
     planned = machine.home.run("plan", "quickstart", "--json")
     [host] = json.loads(planned.stdout)["facts"]["hosts"]
     cpu = min(os.sched_getaffinity(0))
@@ -40,7 +41,7 @@ def facts(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def export(
     machine: Machine, facts: Path, kind: str, *more: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The ConfigMap's data, and the other manifests by kind."""
+    """Return the data of the ConfigMap, and the other manifests by kind."""
     done = machine.home.run(
         "export", "k8s", "quickstart", *FEW_PAIRS, "max_steps=6", "--facts", str(facts),
         "--kind", kind, "--image", "node:1", "--name", "pairs", *more,
@@ -51,7 +52,7 @@ def export(
 
 
 def volume_of(machine: Machine, folder: Path) -> Path:
-    """A volume on which the model is: pods have no package index here."""
+    """Return a volume with the model, because pods have no package index here."""
     volume = folder / "volume"
     shutil.copytree(machine.model, volume / "models" / machine.model.name)
     return volume
@@ -62,7 +63,7 @@ def succeeded(process: "subprocess.Popen[bytes]", node: Node, container: str) ->
 
 
 def prepare(nodes: list[Node], pod: Mapping[str, Any]) -> None:
-    """Both at once, in the same folder."""
+    """Run the preparation of both pods at once in the same folder."""
     started = [node.start(pod, "prepare", {}) for node in nodes]
     for process, node in zip(started, nodes, strict=True):
         succeeded(process, node, "prepare")
@@ -74,7 +75,7 @@ def events(volume: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def rank_of(network: str) -> int:
-    """The process of the rank in a network."""
+    """Return the process of the rank in a network."""
     for pid in processes(network):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         if words[1:3] == [b"-m", b"ftcluster_train.engine.rank"]:
@@ -124,7 +125,7 @@ def test_a_trainjob_trains(machine: Machine, facts: Path, tmp_path: Path) -> Non
     data, specs = export(machine, facts, "trainjob", "ranks_per_host=1")
     [job] = specs["TrainingRuntime"]["template"]["spec"]["replicatedJobs"]
     pod, trainer = job["template"]["spec"]["template"], specs["TrainJob"]["trainer"]
-    # JobSet's names of pods, in the headless service of the TrainJob
+    # the names that JobSet gives to pods in the headless service of the TrainJob
     names = [f"pairs-node-0-{index}.pairs" for index in range(2)]
     added = {
         "PET_NNODES": str(trainer["numNodes"]),

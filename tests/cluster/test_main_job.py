@@ -1,4 +1,4 @@
-"""The main job on this machine: real Ansible, real mpirun, real torch, a real model."""
+"""Setup, training and further commands on this machine with real Ansible, MPI and torch."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def test_setup_again_changes_nothing(machine: Machine) -> None:
 
 
 def test_another_control_node_keeps_what_the_cluster_has(machine: Machine, tmp_path: Path) -> None:
-    """Until the inventory or an option names another one."""
+    """Use the cluster of the last setup until the inventory or an option names another cluster."""
     prefix = machine.home.prefix
     other = Home(tmp_path, prefix)
     words = ("setup", "localhost", "--tags", "preflight", "-e", f"ftcluster_prefix={prefix}")
@@ -35,7 +35,8 @@ def test_another_control_node_keeps_what_the_cluster_has(machine: Machine, tmp_p
     packages = newer / "lib/python3.11/site-packages"
     (packages / "ftcluster_train-99.0.dist-info").mkdir(parents=True)
     (packages / "ftcluster_common/protocol").mkdir(parents=True)
-    (packages / "ftcluster_common/protocol/formats.py").touch()  # a release that numbers documents
+    # simulates a release that numbers its documents
+    (packages / "ftcluster_common/protocol/formats.py").touch()
     ours = (ROOT / "inventory/localhost.ini").read_text(encoding="utf-8")
     named.write_text(f"{ours}[all:vars]\ntorch_stack_name=native\n")
     try:
@@ -55,7 +56,7 @@ def test_another_control_node_keeps_what_the_cluster_has(machine: Machine, tmp_p
 
 
 def test_the_stack_is_what_the_engine_was_tested_with_and_has_no_ansible(machine: Machine) -> None:
-    """scripts/environment installs the same lock and wheel for tests/engine."""
+    """scripts/environment installs the same packages for tests/engine."""
 
     def pip(python: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
@@ -68,7 +69,8 @@ def test_the_stack_is_what_the_engine_was_tested_with_and_has_no_ansible(machine
     [python] = (path.name for path in (machine.python.parents[1] / "lib").glob("python*"))
     files = ROOT / "roles/torch_stack/files"
     lock = (files / "native.txt").read_text()
-    if "+cpu" not in stack["torch"]:  # where only a package index could be had
+    # if the CPU index was not reachable, torch is the build of a package index
+    if "+cpu" not in stack["torch"]:
         lock += (files / "native-cuda.txt").read_text()
     pins = read_lock(lock, python.removeprefix("python"))
     found = {canonicalize_name(name): version.split("+")[0] for name, version in stack.items()}
@@ -96,7 +98,7 @@ def test_a_training_on_two_ranks(machine: Machine) -> None:
     [host] = json.loads(machine.home.run("plan", "quickstart", "--json").stdout)["hosts"]
     for place, rank in zip(placement, host["ranks"], strict=True):
         assert (place["cpus"], place["threads"]) == (rank["cpus"], rank["threads"])
-    # plain lines on stderr, one a fact
+    # plain lines on stderr, one per fact
     assert "training: 2 ranks, 1 thread each" in done.stderr
     assert re.search(r"^step 10/\d+  epoch .* loss .* samples/s", done.stderr, re.MULTILINE)
     assert "evaluation at step" in done.stderr
@@ -113,7 +115,7 @@ def test_real_data_of_the_users(machine: Machine, test_data: Path) -> None:
 
 
 def test_ctrl_c_during_training(machine: Machine) -> None:
-    record = machine.home.prefix / "cluster.json"  # which another control node changes
+    record = machine.home.prefix / "cluster.json"  # another control node changes this record
     ms = {
         "ms": {"gloo": 1.0, "impi": 2.0},
         "bytes": 4194304,

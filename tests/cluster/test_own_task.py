@@ -1,4 +1,4 @@
-"""The task of examples/word_count.py through the installed command, as on docs/own-task.md."""
+"""The task in examples/word_count.py with the installed command, as on docs/own-task.md."""
 
 import json
 import re
@@ -57,12 +57,13 @@ def test_a_task_of_ones_own_from_its_file_to_predictions(machine: Machine, tmp_p
     without = home.run("evaluate", "--model", trained["model"], *data)
     assert without.returncode == 2
     assert "--task FILE.py" in without.stderr
-    file.unlink()  # a run has its own copy
+    file.unlink()  # a run has its own copy of the file
     resumed = home.run("train", "--resume", trained["run"], "--json")
     assert resumed.returncode == 0, resumed.stderr
     again = json.loads(resumed.stdout)
     assert again["metrics"].keys() == {"loss", "exact"}
-    assert again["world_size"] == 2  # with the options of the launch; this machine has one node
+    # with the options of the launch, although this machine is a single node
+    assert again["world_size"] == 2
     launch = json.loads((home.prefix / "runs" / again["run"] / "launch.json").read_text())
     assert launch["env"]["FTCLUSTER_TAGS"] == "team=nlp"
     assert "--ranks-per-host 2 --tag team=nlp" in resumed.stderr

@@ -1,4 +1,4 @@
-"""Texts that a user writes are data for Ansible, from the command line to the ranks and back."""
+"""Ansible treats a user's texts as data, from the command line to the ranks and back."""
 
 import json
 from pathlib import Path

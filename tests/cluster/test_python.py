@@ -1,4 +1,4 @@
-"""docs/python.ipynb: setup, plan, training and predictions from Python, as installed."""
+"""docs/python.ipynb: setup, plan, training and predictions with the installed package."""
 
 import csv
 import json
@@ -10,7 +10,8 @@ from tests.programs import CONTROL, HANG_SECONDS, ROOT
 
 NOTEBOOK = ROOT / "docs/python.ipynb"
 SETUP = 'ftcluster.setup("localhost", view=view)'
-# as a kernel does: one namespace, a cell after the other; the last expression is not shown
+# run cells like a Jupyter kernel: one namespace, one cell after the other; the last expression is
+# not shown
 PROGRAM = """
 import json, sys
 namespace = {"__name__": "__main__"}
@@ -22,7 +23,7 @@ print(json.dumps({"run": namespace["run"].id, "metrics": namespace["result"].met
 
 
 def cells(prefix: Path) -> list[str]:
-    """The notebook's code, for the cluster in this prefix."""
+    """Return the notebook's code, changed to the cluster in this prefix."""
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     code = ["".join(one["source"]) for one in notebook["cells"] if one["cell_type"] == "code"]
     [number] = [number for number, source in enumerate(code) if SETUP in source]
@@ -53,5 +54,5 @@ def test_the_cells_of_the_notebook(machine: Machine, tmp_path: Path) -> None:
     assert all(row["prediction"] for row in rows)
     assert any("quickstrat" in line for line in shown)  # an error that the program survived
     listed = json.loads(machine.home.run("ps", "--json").stdout)
-    assert found["run"] in [one["run"] for one in listed]  # the command knows it, too
+    assert found["run"] in [one["run"] for one in listed]  # the command lists this run too
     assert machine.home.left_running() == []

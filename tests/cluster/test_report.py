@@ -1,4 +1,4 @@
-"""`ftcluster report` of a run on this machine, and how a browser shows its pages."""
+"""`ftcluster report` about a run on this machine, and its pages in a browser."""
 
 import json
 import re
@@ -16,9 +16,9 @@ from tests.cluster.conftest import Machine
 from tests.unit.report.runs import run_files
 
 DESKTOP, PHONE, A4 = 1200, 360, 718  # pixels of width
-MOST_PAGES = 8  # printed
-# of each picture: its name, its size, how many marks it has, the size of its smallest text on the
-# screen, and how far its texts stand out
+MOST_PAGES = 8  # maximum number of printed pages
+# for each picture: its name, its size, its number of marks, the size of its smallest text on the
+# screen, and how far its texts reach beyond it
 PICTURES = """
 [...document.querySelectorAll("svg")].map(svg => {
   const box = svg.getBoundingClientRect();
@@ -43,7 +43,7 @@ OVERFLOW = "document.scrollingElement.scrollWidth - document.scrollingElement.cl
 
 @pytest.fixture(scope="module")
 def reported(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of the machine's first training."""
+    """Return the page about the machine's first training."""
     path = tmp_path_factory.mktemp("report") / "run.html"
     run = json.loads(machine.first_training.stdout)["run"]
     done = machine.home.run("report", run, "-o", str(path), "--json")
@@ -54,7 +54,7 @@ def reported(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def side_by_side(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page of three runs whose events are made up: up to four hosts, one of them slow."""
+    """Return a page about three runs with invented events: up to four hosts, one of them slow."""
     runs = [
         run_files(f"mrpc-20261123-013759-{hosts}abc", hosts=hosts, slow=1, restart=hosts == 4)
         for hosts in (1, 2, 4)

@@ -1,4 +1,4 @@
-"""Users' scripts, and a benchmark, on two ranks of this machine, by the installed command."""
+"""Users' scripts and a benchmark on two ranks of this machine, with the installed command."""
 
 import json
 import re
@@ -8,7 +8,8 @@ import pytest
 
 from tests.cluster.conftest import Machine
 
-FEWEST, MOST = 5, 50  # turns of a size (health/bench_all_reduce.py, which imports torch)
+# minimum and maximum repetitions per size (health/bench_all_reduce.py, which imports torch)
+FEWEST, MOST = 5, 50
 SCRIPTS = Path(__file__).with_name("scripts")
 TWO = ("--ranks-per-host", "2", "--")
 TRAINER = ("--max_steps", "3", "--per_device_train_batch_size", "4", "--report_to", "none",
@@ -20,7 +21,7 @@ def script(name: str) -> str:
 
 
 def logs(machine: Machine, stderr: str) -> Path:
-    """The folder with the logs of the run that has just ended."""
+    """Return the folder with the logs of the run that has just ended."""
     run = re.findall(r"run ([\w.-]+-\d{8}-\d{6}-[0-9a-f]{4})", stderr)[-1]
     return machine.home.prefix / "runs" / run / "logs"
 
@@ -42,7 +43,7 @@ def test_an_accelerate_script(machine: Machine) -> None:
     assert re.search(r"MULTI_CPU on cpu(:0)?\n", done.stdout)
     assert "rank 0 of 2: 4 batches\n" in done.stdout
     assert "8 batches in all\n" in done.stdout
-    # it wrote into the run's own copy, so that the next run does not find it
+    # the script wrote into the run's own copy, so the next run does not find the file
     folder = logs(machine, done.stderr).with_name("script")
     assert (folder / "made.txt").read_text() == "by the script\n"
     copies = list((machine.home.prefix / "scripts").glob("scripts-*"))
@@ -62,7 +63,7 @@ def test_a_trainer_script(machine: Machine) -> None:
 
 
 def test_flags_of_the_old_recipes(machine: Machine) -> None:
-    """tests/engine/test_control_node.py shows that transformers refuses them."""
+    """tests/engine/test_control_node.py checks that transformers refuses them too."""
     words = (script("with_trainer.py"), *TRAINER, "--no_cuda", "--use_ipex", "--xpu_backend=ccl")
     done = machine.home.run("run", *TWO, *words)
     assert done.returncode == 2
@@ -78,7 +79,7 @@ def test_flags_of_the_old_recipes(machine: Machine) -> None:
             3,
             "rank 1 on localhost: ended with exit code 3; its last output:\n  rank 1 is here",
         ),
-        pytest.param(  # hosts/test_runs.py has it on three hosts
+        pytest.param(  # hosts/test_runs.py runs this script on three hosts
             ("SIGKILL", "1"),
             137,
             "rank 1 on localhost: was killed by signal 9 (SIGKILL)",
@@ -93,7 +94,8 @@ def test_exit_codes(machine: Machine, words: tuple[str, str], code: int, said: s
     assert (result["state"], result["exit_code"], result["world_size"]) == ("failed", code, 2)
     assert said in result["error"]
     assert "Traceback" not in done.stderr
-    assert machine.home.left_running() == []  # the other rank would have waited for minutes
+    # otherwise the other rank would have waited for minutes
+    assert machine.home.left_running() == []
 
 
 def test_a_script_that_hangs(machine: Machine) -> None:
@@ -145,7 +147,7 @@ def test_packages_that_the_stack_does_not_have(machine: Machine, tmp_path: Path)
     assert Path(own).is_relative_to(layer)
     assert Path(torch).is_relative_to((machine.home.prefix / "current").resolve())
     made = layer.stat()
-    # without an index, and with the same packages
+    # the same packages, without a package index
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": "/dev/null"}
     again = machine.home.run("run", *words, "two", **offline)
     assert again.returncode == 0, again.stderr

@@ -1,4 +1,4 @@
-"""The life of a run on this machine: detach, list, read, follow, stop, fetch, remove."""
+"""The life of a run on this machine: detach, list, show logs, follow, stop, fetch, remove."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from tests.cluster.conftest import Machine
 from tests.programs import HANG_SECONDS, wait_for
 from tests.unit.supervisor.test_supervisor import processes_of
 
-PAIRS = "data=generated:train=480,validation=40,seed=1"  # at work for some seconds
+PAIRS = "data=generated:train=480,validation=40,seed=1"  # a training that takes some seconds
 SCRIPTS = Path(__file__).with_name("scripts")
 
 
@@ -59,17 +59,17 @@ STRANGERS = (
 
 
 def attack(run: str, events: Path) -> list[socket.socket]:
-    """Send what no part of a run expects to each of its ports; returns connections that stay."""
+    """Send unexpected data to each port of a run; return connections that stay open."""
     wait_for(lambda: events.exists() and '"event": "step"' in events.read_text())
     found = listening(run)
-    assert len(found) >= 2, found  # of the supervisor and of torch's store
-    for address, port in found:  # nobody elsewhere reaches them
+    assert len(found) >= 2, found  # ports of the supervisor and of torch's store
+    for address, port in found:  # other machines cannot reach these ports
         assert address.startswith("127.") or address.endswith("%lo"), (address, port)
     stay = []
     for _, port in found:
         for said in STRANGERS * 3:
             stay.append(socket.create_connection(("127.0.0.1", port), 5))
-            with contextlib.suppress(OSError):  # it has hung up
+            with contextlib.suppress(OSError):  # the program has closed the connection
                 stay[-1].sendall(said)
     return stay
 
@@ -98,7 +98,8 @@ def test_a_detached_run_among_strangers_is_followed_read_and_fetched(
     assert fetched.returncode == 0, fetched.stderr
     for file in Path(document["model"]).iterdir():
         assert (model / file.name).read_bytes() == file.read_bytes()
-    assert machine.home.run("fetch", run, str(model)).returncode == 1  # it is not empty
+    # refused, because the folder is not empty
+    assert machine.home.run("fetch", run, str(model)).returncode == 1
     assert "[1] " in machine.home.run("logs", run).stdout
 
 
@@ -110,7 +111,7 @@ def test_a_stopped_run_is_removed(machine: Machine) -> None:
     attached = machine.home.start("attach", run)
     assert attached.stdout is not None
     assert any("rank 0 is here now" in line for line in attached.stdout)
-    attached.terminate()  # as a control node that restarts, or `timeout`
+    attached.terminate()  # as when a control node restarts, or with `timeout`
     _, said = attached.communicate(timeout=HANG_SECONDS)
     assert (attached.returncode, f"ftcluster attach {run}" in said) == (143, True)
     assert listed(machine, run)["state"] == "running"

@@ -36,6 +36,6 @@ def test_a_sweep_goes_on_where_it_was_left(machine: Machine, tmp_path: Path) -> 
     assert found["best"] == min(losses, key=lambda run: losses[run])
     assert (model / "config.json").is_file()
     assert "<svg" in page.read_text()
-    # nothing is trained again
+    # no combination is trained again
     assert json.loads(machine.home.run(*WORDS).stdout)["best"] == found["best"]
     assert len(there()) == 2

@@ -1,4 +1,4 @@
-"""Each kind of task through the installed command: it trains, its ranks share the gradients."""
+"""Each kind of task with the installed command: it trains, and its ranks exchange gradients."""
 
 import functools
 import json
@@ -96,7 +96,8 @@ KINDS = {
         ("tokenizer of 300 tokens", "validation: the last ", "block_size is 32 instead of 48"),
     ),
 }  # fmt: skip
-# Each rank takes its share of a batch in parts. The batch is odd, so that shares and parts differ.
+# Each rank computes its share of a batch in parts. The batch size is odd, so that shares and parts
+# differ.
 EIGHT_STEPS = (
     "--ranks-per-host", "2", "batch_size=9", "training.gradient_accumulation_steps=2",
     "precision=fp32", "training.max_steps=8", "training.logging_steps=1",
@@ -122,7 +123,7 @@ def trained(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Train
     def of(name: str) -> "subprocess.CompletedProcess[str]":
         kind = KINDS[name]
         options = ["--data", str(kind.data(folder / name))]
-        if name != "texts":  # whose model has random weights
+        if name != "texts":  # its model has random weights
             options += ["--model", str(machine.model)]
         done = machine.home.run("train", *kind.command, *options, *EIGHT_STEPS)
         assert machine.home.left_running() == []
@@ -133,7 +134,7 @@ def trained(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Train
 
 @pytest.mark.parametrize("name", ["classes", "texts", pytest.param("answers", marks=LONG)])
 def test_two_ranks_train_each_kind_of_task(machine: Machine, trained: Trained, name: str) -> None:
-    """tests/engine/test_run_on_ranks.py compares all kinds on two ranks with one."""
+    """tests/engine/test_run_on_ranks.py compares two ranks with one rank."""
     kind, done = KINDS[name], trained(name)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
@@ -143,7 +144,7 @@ def test_two_ranks_train_each_kind_of_task(machine: Machine, trained: Trained, n
     metrics = json.loads(done.stdout)["metrics"]
     assert tuple(metrics) == kind.metrics
     if name == "texts":
-        assert metrics["perplexity"] < 250  # of 300 tokens
+        assert metrics["perplexity"] < 250  # chance among 300 tokens would be 300
     words = [json.loads(done.stdout)["model"], kind.model_class]
     loaded = subprocess.run(
         [str(machine.python), "-c", LOAD, *words], capture_output=True, text=True, check=False
@@ -152,7 +153,7 @@ def test_two_ranks_train_each_kind_of_task(machine: Machine, trained: Trained, n
 
 
 def test_prompts_are_typed_to_one_process(machine: Machine, trained: Trained) -> None:
-    """The process loads the model once, and ends with the command, however that ends."""
+    """Load the model once for all prompts; the process ends with the command, however that ends."""
     home, words = machine.home, json.loads(trained("texts").stdout)["run"]
 
     def generated() -> list[str]:
@@ -180,6 +181,6 @@ def test_prompts_are_typed_to_one_process(machine: Machine, trained: Trained) ->
     person.read_until(prompt)
     os.kill(person.pid, signal.SIGKILL)
     assert person.wait() == -signal.SIGKILL
-    assert home.left_running()  # nobody has told the run
+    assert home.left_running()  # nobody has told the run to end yet
     wait_for(lambda: not home.left_running())
     assert generated() == ["done", "done", *there]

@@ -1,4 +1,4 @@
-"""AMX tiles for tests, on any CPU that has AVX512: see amx.c."""
+"""AMX tiles for tests, emulated on any CPU that has AVX512: see amx.c."""
 
 import ctypes
 import subprocess
@@ -12,7 +12,7 @@ SOURCE = Path(__file__).with_name("amx.c")
 
 
 def emulate(patch: pytest.MonkeyPatch) -> None:
-    """Have products and attention take tiles, which the CPU has not."""
+    """Make matmuls and attention use tiles although the CPU has none."""
     from ftcluster_kernels import attention_heads, products
 
     _catch_instructions()

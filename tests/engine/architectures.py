@@ -12,19 +12,19 @@ from tests.engine.jobs import CLASSES
 from tests.engine.models import MODEL_CLASSES
 
 VOCABULARY = 2003
-# of each kind of attention, norm and activation one
+# one architecture for each kind of attention, norm and activation
 FEW = ("minilm", "distilbert", "modernbert", "deberta-v2", "t5", "gpt2", "gemma2", "llama")
 
 
 def long_but(few: Iterable[str], names: Iterable[str]) -> list[Any]:
-    """The names, as parameters of tests that have the mark `long` but for a few."""
+    """Return the names as parameters of tests; all but a few have the mark `long`."""
     long = pytest.mark.long
     return [name if name in few else pytest.param(name, marks=long) for name in names]
 
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a model; `window`: tokens that a sliding window or a local layer sees."""
+    """The size of a model; `window` is the number of tokens that a local attention layer sees."""
 
     width: int
     heads: int
@@ -71,7 +71,7 @@ def kinds(size: Size) -> dict[str, Kind]:
             "DistilBERT",
             {"dim": width, "n_layers": size.layers, "n_heads": heads, "hidden_dim": 2 * width,
              "dropout": p, "attention_dropout": p, "qa_dropout": p},
-            # its classifier has a ReLU over few rows: what is rounded there is a matter of chance
+            # the ReLU of its classifier sees few rows, so rounding decides by chance
             "question-answering",
         ),
         "roberta": Kind(
@@ -136,7 +136,7 @@ def kinds(size: Size) -> dict[str, Kind]:
 
 
 def make_kind(name: str, kind: Kind) -> PreTrainedModel:
-    """A model in training mode; always the same weights."""
+    """Return a model in training mode; the weights are always the same."""
     settings = {"model_type": name, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
                 **kind.settings}  # fmt: skip
     if kind.task == "text-classification":
@@ -144,7 +144,7 @@ def make_kind(name: str, kind: Kind) -> PreTrainedModel:
     config = AutoConfig.for_model(vocab_size=VOCABULARY, **settings)
     torch.manual_seed(1)
     model = MODEL_CLASSES[kind.task].from_config(config, dtype=torch.float32)
-    with torch.no_grad():  # as after some learning: norms that are not all alike
+    with torch.no_grad():  # make the norms' weights differ, as after some training
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter), alpha=0.05)

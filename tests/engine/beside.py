@@ -3,5 +3,6 @@
 import sys
 from pathlib import Path
 
-TRACKERS = str(Path(sys.prefix) / "trackers")  # what stack native-trackers has beside native's
-COMPARED = str(Path(sys.prefix) / "compared")  # what requirements/engine.txt has
+# packages that stack native-trackers has in addition to native
+TRACKERS = str(Path(sys.prefix) / "trackers")
+COMPARED = str(Path(sys.prefix) / "compared")  # packages in requirements/engine.txt

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# First of all: the libraries read these while they are imported.
+# Set these variables first, because the libraries read them during their import.
 HOME = tempfile.mkdtemp(prefix="ftcluster-engine-")
 os.environ |= {
     "HOME": HOME,
     "XDG_CACHE_HOME": HOME,
     "HF_HOME": HOME,
     "HF_HUB_OFFLINE": "1",
-    # models this small only wait for a second thread, the longer the busier the machine is
+    # with more threads, models this small only wait, longer on a busy machine
     "OMP_NUM_THREADS": "1",
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
 }
@@ -25,7 +25,7 @@ import pytest  # noqa: E402 - it has loaded none of them
 from tests import rights  # noqa: E402
 from tests.engine import amx  # noqa: E402
 
-if TYPE_CHECKING:  # not at once, for xdist's first process has no use for torch
+if TYPE_CHECKING:  # not imported at once, because xdist's first process does not use torch
     from ftcluster_train.comm.world import World
 
 
@@ -58,7 +58,7 @@ def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[World]":
-    """This process as the only rank."""
+    """Set up this process as the only rank."""
     import torch.distributed as dist
 
     from ftcluster_train.comm.world import World

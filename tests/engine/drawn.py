@@ -1,9 +1,9 @@
-"""Tensors for the properties of the kernels, and the error that a dtype allows them.
+"""Random tensors for tests of kernels, and the error that each dtype allows.
 
-A kernel is held against its formula in fp64. How far it may be off is not chosen: each rounding to
-a dtype moves a number by at most its unit roundoff u, so the bound is the number of roundings times
-u times the same formula with absolute values (Higham 2002, "Accuracy and Stability of Numerical
-Algorithms", chapters 2 and 3). A sum of n terms in fp32 counts n roundings to fp32.
+A kernel is compared with its formula in fp64. The tolerance is not chosen but computed: rounding to
+a dtype changes a number by at most its unit roundoff u. So the bound is the number of roundings
+times u times the same formula with absolute values (Higham 2002, "Accuracy and Stability of
+Numerical Algorithms", chapters 2 and 3). A sum of n terms in fp32 counts as n roundings to fp32.
 """
 
 import math
@@ -17,9 +17,9 @@ from ftcluster_kernels.cpu import cpuinfo_field
 
 DTYPES = (torch.float32, torch.bfloat16)
 ROUNDOFF = {dtype: torch.finfo(dtype).eps / 2 for dtype in DTYPES}  # 2^-24 and 2^-8
-TINY = float(torch.finfo(torch.float32).tiny)  # below it numbers lose bits, or are taken for 0
+TINY = float(torch.finfo(torch.float32).tiny)  # smaller numbers lose bits, or are treated as 0
 
-# the loops' libraries that this CPU can run, the fastest first
+# the libraries of loops that this CPU can run, the fastest first
 LIBRARIES = [
     name for name, needed in simd.LIBRARIES.items()
     if needed <= set(cpuinfo_field("flags").split())
@@ -38,7 +38,7 @@ def tensors(
     dtype: torch.dtype,
     size: st.SearchStrategy[float] = sizes,
 ) -> torch.Tensor:
-    """Values that `dtype` has; all of a kind."""
+    """Draw a tensor of values that `dtype` can represent; all have the same kind."""
     numbers = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     made = torch.randn(list(shape), generator=numbers)
     kind = draw(kinds)
@@ -56,12 +56,12 @@ def tensors(
 
 
 def unit(dtype: torch.dtype, terms: int = 1) -> float:
-    """The relative error of one rounding to `dtype` of a sum of `terms` in fp32."""
+    """Return the relative error of one rounding to `dtype` after a sum of `terms` in fp32."""
     return ROUNDOFF[dtype] + terms * ROUNDOFF[torch.float32]
 
 
 def check_near(found: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor | float) -> None:
-    """Every element is within its bound; says by how much the worst one is not.
+    """Check that every element is within its bound; the error shows the largest excess.
 
     Args:
         found: the result of a kernel.

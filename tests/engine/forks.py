@@ -1,4 +1,4 @@
-"""New processes for ranks, forked from one that has imported what they need.
+"""New processes for ranks, forked from a process that has already imported the packages.
 
 It takes seconds of CPU time to import torch and transformers: this way once for all tests.
 """
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-PATHS = "FTCLUSTER_TEST_PATHS"  # Python 3.11's server of forks does not get the sys.path
+PATHS = "FTCLUSTER_TEST_PATHS"  # the fork server of Python 3.11 does not inherit sys.path
 
 
 def start(work: Callable[..., None], count: int, *arguments: Any) -> None:
@@ -17,7 +17,8 @@ def start(work: Callable[..., None], count: int, *arguments: Any) -> None:
     Raises:
         torch.multiprocessing.ProcessException: one of them failed.
     """
-    # not above: torch loads the hosts' package, and preloaded.py has to say first from where
+    # not imported at the top: torch loads the hosts' package, and preloaded.py must set the path
+    # first
     import torch.multiprocessing as mp
 
     os.environ[PATHS] = os.pathsep.join(sys.path)

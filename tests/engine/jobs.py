@@ -1,4 +1,4 @@
-"""Small runs of the engine in this process."""
+"""Small trainings with the engine in this process."""
 
 import json
 import random
@@ -57,13 +57,13 @@ NO_PLACES: Sample = {"null": [0], "first": [1], "question": [0], "begins": [], "
 
 
 def make_samples(task: str, count: int, seed: int = 0, length: int = 0) -> list[Sample]:
-    """Samples as `task` encodes them; of random lengths unless the task's or `length` is fixed."""
+    """Return samples as `task` encodes them, of random lengths unless the length is fixed."""
     draw = random.Random(seed)
     fixed = {"question-answering": 24, "causal-lm": 16}.get(task, length)
     made: list[Sample] = []
     for _ in range(count):
         size = fixed or draw.randrange(4, 40)
-        # a few tokens are frequent, so that there is something to learn
+        # a few tokens are frequent, so that the model can learn something
         words = [
             int(FIRST_WORD + (VOCABULARY - FIRST_WORD) * draw.random() ** 3) for _ in range(size)
         ]
@@ -91,7 +91,7 @@ def write_samples(folder: Path, samples: Sequence[Sample]) -> Samples:
 def make_job(
     folder: Path, task: str, precision: str = "fp32", batch_size: int = 8, **changes: Any
 ) -> Job:
-    """A recipe's defaults, but each step is logged and nothing is evaluated."""
+    """Return a job with a recipe's defaults that logs each step and evaluates nothing."""
     plain = {"logging_steps": 1, "eval_strategy": "no", "learning_rate": 1e-3}
     recipe = Recipe(
         name="tiny", task=task, model="tiny", from_scratch=True, data="samples",
@@ -140,7 +140,7 @@ def check_saved(
     spoil: Callable[[Path], None] = lambda _: None,
     save: Callable[..., None] = save_model,
 ) -> dict[str, Any]:
-    """Save a model, do something to the files, and compare both; the event of that.
+    """Save a model, change its files, and compare both; return the event of the check.
 
     Raises:
         NotAsTrainedError: they differ.
@@ -148,7 +148,7 @@ def check_saved(
     job = make_job(folder, task_name)
     task, samples = make_task_of(job), make_samples(task_name, 4)
     for sample in samples:
-        sample["input_ids"][-1] = SPECIAL.index("[SEP]")  # T5 looks for an end of text
+        sample["input_ids"][-1] = SPECIAL.index("[SEP]")  # T5 needs an end-of-text token
     check = SavedCheck(task, samples, base, ProgressLog(EventWriter(job.run_dir)))
     outputs = check.outputs(model)
     save(model, task, folder / "saved")
@@ -163,7 +163,7 @@ def read_events(job: Job) -> list[dict[str, Any]]:
 
 
 def run_rank(job: Job) -> list[dict[str, Any]]:
-    """The events of a job whose only rank is this process, see the fixture `one_world`."""
+    """Return the events of a job whose only rank is this process; see the fixture `one_world`."""
     job.run_dir.mkdir(parents=True, exist_ok=True)
     write_inputs(job.run_dir, prepare(job))
     rank.run(job)
@@ -171,7 +171,7 @@ def run_rank(job: Job) -> list[dict[str, Any]]:
 
 
 def result_of(job: Job) -> dict[str, Any]:
-    """The event `result` of `run_rank`."""
+    """Return the event `result` of `run_rank`."""
     [found] = [event for event in run_rank(job) if event["event"] == "result"]
     return found
 
@@ -185,7 +185,7 @@ def run(
     task: Task | None = None,
     stop_asked: Callable[[], bool] = lambda: False,
 ) -> Run:
-    """Train in this process, as a rank does it."""
+    """Train in this process, as a rank does."""
     train_set = write_samples(job.run_dir / "samples/train", samples)
     sets = {}
     if validation:

@@ -49,7 +49,7 @@ def _bert(dropout: float, **changes: Any) -> Settings:
     }
 
 
-# model: its configuration's class and the fields with this dropout
+# for each model: the class of its configuration, and the fields with this dropout
 KINDS: dict[str, tuple[Any, Callable[[float], Settings]]] = {
     "bert": (BertConfig, _bert),
     "minilm": (
@@ -69,7 +69,7 @@ KINDS: dict[str, tuple[Any, Callable[[float], Settings]]] = {
     ),
     "modernbert": (
         ModernBertConfig,
-        # the first layer sees all tokens, the second one a window
+        # the first layer attends to all tokens, the second to a window
         lambda dropout: {
             **SIZES, "intermediate_size": 64, "local_attention": 8, "attention_dropout": dropout,
             "mlp_dropout": dropout, "embedding_dropout": dropout, "bos_token_id": 2,
@@ -84,7 +84,7 @@ KINDS: dict[str, tuple[Any, Callable[[float], Settings]]] = {
             "bos_token_id": 2, "eos_token_id": 2,
         },
     ),
-    "bloom": (  # whose positions are in its attention
+    "bloom": (  # its positions are part of attention
         BloomConfig,
         lambda dropout: {
             "hidden_size": 32, "n_layer": 2, "n_head": 2, "hidden_dropout": dropout,
@@ -143,7 +143,7 @@ MODEL_CLASSES = {
 def make_model(
     kind: str, task: str = "text-classification", dropout: float = 0.0, **changes: Any
 ) -> PreTrainedModel:
-    """A model of `kind` for a task; always the same weights."""
+    """Return a model of `kind` for a task; the weights are always the same."""
     config_class, settings = KINDS[kind]
     config = config_class(vocab_size=VOCABULARY, pad_token_id=0, **{**settings(dropout), **changes})
     if task == "text-classification":
@@ -152,7 +152,8 @@ def make_model(
     return MODEL_CLASSES[task].from_config(config, dtype=torch.float32)
 
 
-# of messages, between special tokens: [CLS] begins each one, [SEP] an answer, and [PAD] ends all
+# template of messages with special tokens: [CLS] begins each message, [SEP] begins an answer, and
+# [PAD] ends both
 CHAT = (
     "{% for m in messages %}[CLS] {{ '[SEP] ' if m.role == 'assistant' else '' }}{{ m.content }} "
     "[PAD] {% endfor %}{% if add_generation_prompt %}[CLS] [SEP] {% endif %}"
@@ -160,7 +161,7 @@ CHAT = (
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One whose tokens are the words w4, w5, ..., between special tokens as BERT has them."""
+    """Return a tokenizer with the words w4, w5, ... and special tokens as in BERT."""
     words = [*SPECIAL, *(f"w{i}" for i in range(len(SPECIAL), VOCABULARY))]
     tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = WhitespaceSplit()

@@ -1,4 +1,4 @@
-"""Imports of the processes of forks.py, made once at their start."""
+"""Imports for the processes of forks.py, made once when the fork server starts."""
 
 import importlib
 import os

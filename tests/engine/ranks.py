@@ -1,4 +1,4 @@
-"""Processes that share their gradients, and what they have learned."""
+"""Processes that exchange gradients, and the state that they learn."""
 
 import contextlib
 import math
@@ -24,7 +24,7 @@ from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.forks import start
 from tests.engine.models import VOCABULARY, make_model
 
-Work = Callable[..., Any]  # gets rank and size first
+Work = Callable[..., Any]  # rank and size are the first arguments
 LENGTH = 12
 SAMPLES = 64
 
@@ -81,7 +81,7 @@ class Learned:
 
 @contextlib.contextmanager
 def weights_that_wait() -> Iterator[None]:
-    """Sharded weights arrive when they are waited for, and no sooner."""
+    """Check that sharded weights arrive when they are waited for, and not earlier."""
 
     def start(whole: torch.Tensor, piece: torch.Tensor) -> Any:
         arrived = torch.empty_like(whole)
@@ -101,7 +101,7 @@ def weights_that_wait() -> Iterator[None]:
 
 
 def learn(case: Case, rank: int, size: int) -> Learned:
-    """Learn the steps of a case as one of `size` ranks."""
+    """Train the steps of a case as one of `size` ranks."""
     usual, table = gradient_buckets.BUCKET, gradient_buckets.TABLE
     gradient_buckets.BUCKET = case.bucket or usual
     gradient_buckets.TABLE = 0 if case.rows else table
@@ -112,7 +112,7 @@ def learn(case: Case, rank: int, size: int) -> Learned:
         torch.nn.init.constant_(spare.weight, 0.5)
         torch.nn.init.constant_(spare.bias, 0.5)
         model.spare = spare
-        # so large an epsilon that rounding is not enlarged where the exact gradient is 0
+        # the epsilon is so large that rounding is not amplified where the exact gradient is 0
         settings = Training(
             learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.5, adam_epsilon=1e-3,
             gradient_dtype=case.sent,
@@ -160,7 +160,7 @@ def learn(case: Case, rank: int, size: int) -> Learned:
 
 
 def whole_tensors(state: State) -> dict[str, torch.Tensor]:
-    """Copies of the tensors of a state; every rank calls it."""
+    """Return copies of a state's tensors; every rank must call this function."""
     flat = torch.cat([piece.flatten().double() for piece in state.pieces()])
     sizes = [math.prod(shape) for _, shape in state.header.values()]
     parts = flat.split(sizes)
@@ -181,7 +181,7 @@ def _rank(rank: int, size: int, folder: Path, work: Work, arguments: tuple[Any, 
 
 
 def learn_all(rank: int, size: int, cases: dict[str, Case]) -> dict[str, Learned]:
-    """Learn the steps of several cases."""
+    """Train the steps of several cases."""
     with weights_that_wait():
         return {name: learn(case, rank, size) for name, case in cases.items()}
 

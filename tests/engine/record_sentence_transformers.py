@@ -24,7 +24,8 @@ MARGIN = 0.5
 LABELS = [0.2, 1.0, 0.6, 0.6, 0.0, -0.4]
 LISTS = [[0.9, 0.1, 0.4], [1.0, 0.0], [0.3, 0.2, 0.8, 0.5]]  # labels of the texts of three queries
 MARGINS = [[7.5, 1.0, 3.0], [2.0, -1.0, 4.0]]  # a teacher's scores of the texts of two queries
-PAIRS = [*((n, n) for n in range(12)), (3, 12), (5, 13)]  # of a query and a text that belongs to it
+# pairs of a query and a text that belongs to it
+PAIRS = [*((n, n) for n in range(12)), (3, 12), (5, 13)]
 DOCUMENTS = 24
 MINING: list[dict[str, Any]] = [
     {"num_negatives": 3},
@@ -36,7 +37,7 @@ MINING: list[dict[str, Any]] = [
 
 
 class Given(torch.nn.Module):
-    """In place of a model: the texts are their embeddings, or the pairs their scores."""
+    """A model whose input already has the embeddings of the texts, or the scores of the pairs."""
 
     device = torch.device("cpu")
     max_seq_length, num_labels = None, 1
@@ -57,7 +58,7 @@ class GivenScores(Given, CrossEncoder):  # a loss checks the class
 
 
 class Search(Given):
-    """The texts q0, d0 and so on have these vectors."""
+    """Embeddings of the texts q0, d0 and so on for a search."""
 
     def __init__(self, queries: torch.Tensor, documents: torch.Tensor) -> None:
         super().__init__()
@@ -91,7 +92,7 @@ def mined() -> dict[str, Any]:
 
 
 def searched() -> dict[str, Any]:
-    """Metrics of the same pairs with vectors that are less alike."""
+    """Return the metrics of the same pairs with less similar vectors."""
     documents, queries = torch.randn(2 * DOCUMENTS, 4), torch.randn(12, 4)
     queries += 0.4 * documents[:12]
     relevant: dict[str, set[str]] = {}

@@ -1,4 +1,4 @@
-"""Logs to TensorBoard and trackio, as a recipe asks and with transformers' Trainer.
+"""Logs to TensorBoard and trackio, through a recipe and through transformers' Trainer.
 
 PYTHON -m tests.engine.report_to FOLDER
 """
@@ -37,6 +37,6 @@ def trainers(folder: Path) -> None:
 
 if __name__ == "__main__":
     where = Path(sys.argv[1])
-    os.environ["TENSORBOARD_LOGGING_DIR"] = str(where / "trainer")  # transformers 5
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(where / "trainer")  # used by transformers 5
     ours(where)
     trainers(where)

@@ -1,4 +1,4 @@
-"""Whole runs with tiny models: a folder with data, one with a model, a job that names both."""
+"""Whole runs with tiny models: a folder with data, a folder with a model, and a job with both."""
 
 import json
 import random
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 def labelled(count: int, seed: int, label: Callable[[list[int]], Any]) -> list[Row]:
-    """Texts of unequal lengths; `label` gets the numbers of their words."""
+    """Write texts of unequal lengths; `label` is a function of the numbers of a text's words."""
     draw = random.Random(seed)
     rows = []
     for _ in range(count):
@@ -30,7 +30,7 @@ def classes(count: int, seed: int) -> list[Row]:
 
 
 def sets_of_classes(count: int, seed: int) -> list[Row]:
-    """None, one or two of three."""
+    """Return none, one or two of three classes."""
     return labelled(
         count, seed, lambda words: ["a"] * (words[0] % 2) + ["bc"[words[1] % 2]] * (words[2] % 2)
     )
@@ -41,7 +41,7 @@ def numbers(count: int, seed: int) -> list[Row]:
 
 
 def tags(count: int, seed: int) -> list[Row]:
-    """The first words are entities, and the words behind them."""
+    """Tag words that begin with the first words as entities, with the words after them."""
     rows = []
     for row in classes(count, seed):
         words = str(row["text"]).split()
@@ -55,7 +55,7 @@ def tags(count: int, seed: int) -> list[Row]:
 
 
 def completions(count: int, seed: int) -> list[Row]:
-    """Prompts whose completions, from one word to eight, repeat the last one."""
+    """Write prompts with completions of one to eight words, which repeat the last word."""
     rows = []
     for number, row in enumerate(classes(count, seed)):
         prompt = str(row["text"])
@@ -65,7 +65,7 @@ def completions(count: int, seed: int) -> list[Row]:
 
 
 def summaries(count: int, seed: int) -> list[Row]:
-    """Documents, and the last word of each, once to four times."""
+    """Write documents; a summary repeats the last word one to four times."""
     rows = []
     for row in classes(count, seed):
         words = str(row["text"]).split()
@@ -77,7 +77,7 @@ def summaries(count: int, seed: int) -> list[Row]:
 
 
 def triplets(count: int, seed: int) -> list[Row]:
-    """A text is right if it begins with one of the first words, whatever the query is."""
+    """Write triplets; a text is right if it begins with one of the first words, for any query."""
     draw = random.Random(seed)
     return [
         {
@@ -100,7 +100,7 @@ def preferences(count: int, seed: int) -> list[Row]:
 
 
 def questions(count: int, seed: int) -> list[Row]:
-    """Contexts longer than a feature; every fourth question has no answer in its context."""
+    """Write contexts longer than a feature; every fourth question has no answer."""
     draw = random.Random(seed)
     rows = []
     for number in range(count):
@@ -123,7 +123,7 @@ def write_data(folder: Path, splits: Mapping[str, Sequence[Row]]) -> str:
 
 
 def write_model(folder: Path, kind: str, task: str, head: bool = False) -> str:
-    """A model for a task, with or without its head, and its tokenizer."""
+    """Write a model for a task, with or without its head, and its tokenizer."""
     model = make_model(kind, task)
     (model if head else model.base_model).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
@@ -139,7 +139,7 @@ def make_whole_job(
     recipe: Mapping[str, Any] | None = None,
     **training: Any,
 ) -> Job:
-    """A job that `prepare` and the ranks take, with some fields changed; see jobs.make_job."""
+    """Return a job for `prepare` and the ranks, with some fields changed; see jobs.make_job."""
     job = make_job(run_dir, task, **training)
     changed = replace(
         job.recipe, data=data, model=model, from_scratch=model.startswith("config:"),

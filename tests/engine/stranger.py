@@ -1,4 +1,4 @@
-"""Programs of a stranger, who has one of the packages that need nothing of ftcluster."""
+"""Programs of users who have only one of the packages that work without ftcluster."""
 
 import os
 import re
@@ -19,7 +19,7 @@ def example(folder: Path) -> str:
 
 
 def run_alone(tmp_path: Path, folder: Path, code: str, *launcher: str) -> str:
-    """Run a program beside a copy of one package, where nothing else of ftcluster can be found."""
+    """Run a program beside a copy of one package, without the rest of ftcluster."""
     shutil.copytree(folder, tmp_path / folder.name)
     program = tmp_path / "example.py"
     program.write_text(code, encoding="utf-8")

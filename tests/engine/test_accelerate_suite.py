@@ -1,4 +1,4 @@
-"""accelerate's own tests of what is distributed, each launched as a user's script is."""
+"""Accelerate's own tests of distributed training, each launched like a user's script."""
 
 import json
 import os
@@ -23,14 +23,14 @@ SECONDS = 900
 FOUND = os.environ.get("PYTHONPATH", "")  # without the folder that the launcher adds
 RANK = RankCores("0-1023", 1)
 MODULE = "accelerate.test_utils.scripts"
-LAST_WORDS = {  # of each script; none has a text for its end
+LAST_WORDS = {  # last lines of each script's output; no script prints a message at its end
     "test_ops": "testing sending tensors across devices",
     "test_script": "**Test reinstantiated state**",
     "test_sync": "`split_batches=False`, `dispatch_batches=False`, `sync_each_batch=False`**",
     "test_distributed_data_loop": "Test DataLoader with sampler as an instance of `BatchSampler`",
 }
-# Accelerate joins uneven inputs of GPUs only, so that CPUs wait for each other without end; and
-# torchdata, which has stateful loaders, is in no stack
+# Accelerate joins uneven inputs only on GPUs, so ranks on CPUs would wait forever. torchdata, which
+# has stateful loaders, is in no stack
 LOOPS = f"""
 import os
 os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
@@ -45,7 +45,7 @@ loops.main()
 
 
 def launched(script: str, backend: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    """Two ranks of one of its scripts."""
+    """Run one of accelerate's scripts on two ranks."""
     program: tuple[str, ...] = ("-m", f"{MODULE}.{script}")
     if script == "test_distributed_data_loop":
         program = (str(folder / "loops.py"),)
@@ -56,7 +56,7 @@ def launched(script: str, backend: str, folder: Path) -> "subprocess.CompletedPr
 def launched_program(
     program: tuple[str, ...], backend: str, folder: Path, site: str = ""
 ) -> "subprocess.CompletedProcess[str]":
-    """Two ranks of a script, or of a module, which find further packages in `site`."""
+    """Run a script or module on two ranks, which also find the packages in `site`."""
     job = ScriptJob("accelerate", str(folder), program, str(folder))
     (folder / "job.json").write_text(json.dumps(job.to_dict()))
     launch = Launch(

@@ -1,4 +1,4 @@
-"""Gated MLPs as one loop: which modules compute with it, and that they compute the same."""
+"""Gated MLPs in one loop: the modules that use it, and that their results are unchanged."""
 
 import copy
 import pickle
@@ -16,9 +16,10 @@ from ftcluster_train.patching.shared_entries import FUSED_GATED_MLPS, FUSED_TANH
 TINY = {
     "vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48,
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "pad_token_id": 0,
-    "initializer_range": 0.1,  # five times the usual one: near 0 activations are almost linear
+    # five times the default, because activations are almost linear near 0
+    "initializer_range": 0.1,
 }  # fmt: skip
-# Phi-3's MLPs have other layers, GPT-2's have no gate but an activation of transformers
+# Phi-3's MLPs have other layers; GPT-2's MLPs have no gate but an activation of transformers
 COUNTS = {
     "llama": 2, "qwen2": 2, "qwen3": 2, "mistral": 2, "gemma": 2, "gemma2": 2, "gemma3_text": 2,
     "phi3": 0, "gpt2": 2,
@@ -28,12 +29,12 @@ TOKENS = torch.arange(32).view(2, 16)
 
 
 def fuse_activations(model: nn.Module) -> int:
-    """Fuse activations as a training does; returns the number of modules."""
+    """Fuse activations as a training does; return the number of fused modules."""
     return FUSED_TANH_GELUS.apply(model) + FUSED_GATED_MLPS.apply(model)
 
 
 def make_model(architecture: str) -> PreTrainedModel:
-    """Random weights that bf16 has, in fp32."""
+    """Return a model in fp32 with random weights that bf16 can represent."""
     torch.manual_seed(1)
     config = AutoConfig.for_model(architecture, **TINY)
     return AutoModelForCausalLM.from_config(config).eval().bfloat16().float()
@@ -47,7 +48,7 @@ def mlp_gradients(loss: torch.Tensor, model: nn.Module) -> dict[str, torch.Tenso
 @pytest.mark.needs("avx2", "compiler")
 @architectures
 def test_gradients_of_a_model_in_bf16(architecture: str) -> None:
-    """The gradients are as near to fp32's as bf16 allows: unfused they are off by 0.9 to 1.8 %.
+    """Gradients are as close to fp32 as bf16 allows; without fusion the error is 0.9 to 1.8 %.
 
     A rounding is off by up to 2^-8, or 0.4 %, and dozens precede each gradient.
     """
@@ -62,7 +63,7 @@ def test_gradients_of_a_model_in_bf16(architecture: str) -> None:
 
 
 class Mlp(nn.Module):  # type: ignore[misc]
-    """A gated MLP as most models have it."""
+    """A gated MLP with the structure of most models."""
 
     def __init__(self, act_fn: nn.Module | None = None, bias: bool = False) -> None:
         super().__init__()
@@ -84,7 +85,7 @@ class Norm(Mlp):
 
 
 class Weighted(Mlp):
-    """A gated MLP with a weight of its own."""
+    """A gated MLP with an additional weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +93,7 @@ class Weighted(Mlp):
 
 
 class ScaledByDefault(Mlp):
-    """A class with a setting that its modules may have otherwise."""
+    """A class with a default setting that single modules may override."""
 
     factor = 1.0
 
@@ -108,7 +109,7 @@ Forward = Callable[[Mlp, torch.Tensor], object]
 
 
 def mlp_with(forward: Forward) -> Mlp:
-    """A module of a class with another forward pass."""
+    """Return a module of a class with another forward pass."""
     kind = type("Other", (Mlp,), {"forward": forward})
     module: Mlp = kind()
     return module
@@ -161,7 +162,7 @@ def test_an_activation_stays_in_its_mode() -> None:
 
 
 def test_a_module_whose_forward_pass_was_replaced() -> None:
-    """Libraries with kernels of their own do so, or move weights before each call."""
+    """Libraries replace a forward pass, or move weights before each call."""
     module = Mlp()
     module.forward = lambda x: x
     fuse_activations(nn.Sequential(module))
@@ -183,7 +184,7 @@ def test_the_name_of_the_argument() -> None:
     ("activation", "count"),
     [
         (nn.SiLU(), 1), (nn.SiLU(inplace=True), 1), (nn.GELU(), 1), (nn.GELU("tanh"), 1),
-        # it is replaced itself, too
+        # the activation itself is replaced too
         (activations.NewGELUActivation(), 2), (activations.FastGELUActivation(), 2),
         (activations.GELUTanh(), 1), (activations.QuickGELUActivation(), 0),
         (nn.ReLU(), 0), (nn.Mish(), 0), (nn.Identity(), 0), (nn.PReLU(), 0),
@@ -191,7 +192,7 @@ def test_the_name_of_the_argument() -> None:
     ids=str,
 )  # fmt: skip
 def test_activations(activation: nn.Module, count: int) -> None:
-    """The C loop has these activations; layers may have a bias."""
+    """The C loop supports these activations; layers may have a bias."""
     module, values = Mlp(activation, bias=True), torch.randn(2, 3, 6)
     before = module(values)
     assert fuse_activations(module) == count

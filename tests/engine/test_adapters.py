@@ -1,4 +1,4 @@
-"""Adapters of encoders are those of peft: loss, gradients, merged weights, and what it loads."""
+"""Adapters of encoders equal peft's: loss, gradients, merged weights, and loading with peft."""
 
 import copy
 from dataclasses import replace
@@ -59,7 +59,7 @@ def job_of(
 
 
 def loss_of(task: Task, model: Any, samples: list[Sample]) -> torch.Tensor:
-    """Return the loss of texts that all predict the next token, or of pairs."""
+    """Return the loss of texts that predict the next token, or of pairs."""
     batch = task.collate(samples)
     outputs = call_model(model, batch.inputs)
     if task.options.__class__.__name__ == "TextRanking":
@@ -183,8 +183,8 @@ def test_a_decoder_on_tiles_has_the_gradients_of_peft(
         ).last_hidden_state
         targets = every.roll(-1)[learned]
         linear_cross_entropy(hidden[0, learned], ours.lm_head.weight, targets).backward()
-    # seven layers of each block, but in the first one queries, keys and values need no gradient of
-    # their input; the logits, and the gradient of the hidden states
+    # each block has seven layers, but in the first block queries, keys and values need no gradient
+    # of their input; in addition the logits, and the gradient of the hidden states
     assert (sum(adapted), len(adapted), len(attended)) == (2 * 7 * 2 - 3, 2 * 7 * 2 - 3 + 2, 2)
     for name, parameter in adapters.items():
         exact = given[f"base_model.model.{name}"].grad
@@ -195,7 +195,7 @@ def test_a_decoder_on_tiles_has_the_gradients_of_peft(
 def test_a_trained_embedder_loads_with_peft(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In bf16, of a model in fp32; what sentence-transformers reads is beside the adapters."""
+    """Train in bf16; sentence-transformers' files are beside the adapters."""
     job = job_of(
         tmp_path, EMBED, batch_size=20, max_steps=20, learning_rate=2e-2, precision="bf16",
         gradient_accumulation_steps=2, save_strategy="steps", save_steps=10, eval_on_start=True,
@@ -210,7 +210,8 @@ def test_a_trained_embedder_loads_with_peft(
     files = {path.name for path in folder.iterdir()}
     assert {"adapter_model.safetensors", "modules.json", "1_Pooling", "tokenizer.json"} <= files
     assert "model.safetensors" not in files
-    assert "base_model_relation" not in (folder / "README.md").read_text()  # of no folder
+    # the card names no base model if that is a folder
+    assert "base_model_relation" not in (folder / "README.md").read_text()
 
     monkeypatch.syspath_prepend(COMPARED)
     import peft
@@ -225,7 +226,7 @@ def test_a_trained_embedder_loads_with_peft(
 
 
 def test_a_merged_reranker_is_a_plain_model(tmp_path: Path) -> None:
-    """The checkpoint of the base model has no pooler either."""
+    """Merge a reranker, whose base checkpoint has no pooler either."""
     job = job_of(
         tmp_path, RERANK, batch_size=30, max_steps=30, learning_rate=1e-2, eval_strategy="steps",
         eval_steps=30, eval_on_start=True, options={"merge_adapters": True},
@@ -258,7 +259,7 @@ def test_weights_that_would_stay_random_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("task", "said"), [("masked-lm", True), (EMBED, False), (RERANK, False)])
 def test_weights_that_are_random_are_said(tmp_path: Path, task: str, said: bool) -> None:
-    """A language model's head should be in its checkpoint; a classifier's is new."""
+    """Report random weights: a language model's head should be in its checkpoint."""
     job = job_of(tmp_path, EMBED, max_steps=1)
     data = str(tmp_path / "data")
     if task == "masked-lm":
@@ -272,7 +273,7 @@ def test_weights_that_are_random_are_said(tmp_path: Path, task: str, said: bool)
 
 
 def test_adapters_of_fp32_beside_weights_in_bf16() -> None:
-    """`generate` has them on hosts with bf16 instructions, where nothing casts."""
+    """`generate` combines both on hosts with bf16 instructions, where nothing casts."""
     torch.manual_seed(3)
     layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)).bfloat16()
     down, up = torch.randn(2, 8), torch.randn(8, 2)

@@ -1,4 +1,4 @@
-"""Questions through features that overlap, a model that is always right, and the metrics."""
+"""Answers to questions from overlapping features, a model that is always right, and the metrics."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ def test_answers_survive_the_way_through_overlapping_features(tmp_path: Path) ->
     task = make_task(job.recipe, make_tokenizer())
     task.encode(data, LONGEST, tmp_path / "samples")
     samples = Samples(tmp_path / "samples/validation")
-    assert len(samples) > 15  # of 12 questions
+    assert len(samples) > 15  # 12 questions give more samples
     found = []
     for sample in samples:
         size = len(sample["input_ids"])

@@ -33,9 +33,9 @@ RENEW = bool(os.environ.get("FTCLUSTER_RENEW_ARCHITECTURES"))
 SIZE = Size(width=64, heads=4, layers=2, window=8)
 KINDS = kinds(SIZE)
 WITH_DROPOUT = kinds(Size(width=64, heads=4, layers=2, window=8, dropout=0.1))
-LENGTH = 24  # tokens, three times what a window has
-END = 3  # T5 looks for an end of text
-# arguments of a model with which it computes its own loss
+LENGTH = 24  # tokens; three times the attention window
+END = 3  # T5 needs an end-of-text token
+# arguments with which a model computes its own loss
 LABELS = {
     "text-classification": {"labels": "labels"},
     "question-answering": {"start_positions": "start", "end_positions": "end"},
@@ -45,7 +45,7 @@ WORST, MEDIAN = 1e-4, 1e-5  # relative errors in fp32
 
 
 def rows_of(page: str) -> dict[str, str]:
-    """The rows of the table, by the type of the architecture."""
+    """Return the rows of the table by architecture type."""
     rows = page.partition(TABLE)[2].partition(END_OF_TABLE)[0].splitlines()[1:]
     return {row.split("|")[2].strip(" `"): row for row in rows if row}
 
@@ -73,7 +73,7 @@ def gradient_errors(name: str, kind: Kind, folder: Path) -> list[float]:
 
 
 def training(name: str, kind: Kind, folder: Path, world: World) -> Run:
-    """The same samples again and again, in bf16."""
+    """Train on the same samples repeatedly in bf16."""
     samples = make_samples(kind.task, 8)
     for sample in samples:
         sample["input_ids"][-1] = END
@@ -110,7 +110,8 @@ def test_an_architecture(
     said = "; ".join(event["message"] for event in done.of("notice"))
     check_saved(tmp_path / "run", kind.task, done.model)
 
-    if not simd.is_available():  # the page is of packages with the loops in C; test_simd is skipped
+    # the table applies to packages with the C loops; test_simd reports if they are missing
+    if not simd.is_available():
         return
     request.getfixturevalue("enabled")
     monkeypatch.setattr(script_functions, "MANY_CLASSES", 100)

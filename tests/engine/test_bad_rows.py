@@ -1,4 +1,4 @@
-"""Rows of Parquet and of the Hub are refused as those of text files are on the control node."""
+"""Invalid rows of Parquet and Hub data are refused like invalid rows of text files."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The context of a pass: nested ones, other threads and interrupted calls do not leak into it."""
+"""Contexts of a pass do not leak into nested contexts, other threads or interrupted calls."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -60,7 +60,7 @@ def test_the_innermost_context_counts() -> None:
 
 
 def test_leaving_a_context_leaves_those_inside_it() -> None:
-    """An interrupted call of a model does not leave its own."""
+    """An interrupted model call does not leave its own context, so the outer context does."""
     outer = BatchContext()
     with outer:
         BatchContext().__enter__()
@@ -86,7 +86,7 @@ def test_other_threads_have_contexts_of_their_own() -> None:
 
 
 def test_a_mode_has_the_parameters_of_the_context_around_it() -> None:
-    """A mode with a context of its own has those, and takes nothing from around."""
+    """A mode inside a context uses that context, and no outer context."""
     weight = torch.nn.Parameter(torch.ones(4, 4))
     sinks = GradientSinks(rows={weight: []})
     with BatchContext(sinks=sinks):
@@ -99,7 +99,7 @@ def test_a_mode_has_the_parameters_of_the_context_around_it() -> None:
 
 
 def test_rows_are_those_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers of the same call see them; what is called before and after does not."""
+    """Layers of the same call see the rows; calls before and after do not."""
     seen: list[Rows | None] = []
 
     def rows_read(_: torch.Tensor) -> None:
@@ -120,7 +120,7 @@ def test_rows_are_those_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_of_a_call_that_was_interrupted_are_gone_with_the_next_one() -> None:
-    """torch calls no hook where a KeyboardInterrupt ends a forward pass."""
+    """torch calls no hook if a KeyboardInterrupt ends a forward pass."""
     model, other = make_classifier(), make_classifier()
     model.bert.pooler.activation.forward = _interrupt
     with pytest.raises(KeyboardInterrupt):
@@ -134,7 +134,7 @@ def _interrupt(_: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_checkpoint_that_is_computed_again_leaves_no_trace() -> None:
-    """The mode is entered within itself, in the backward pass."""
+    """The mode is entered again within itself, during the backward pass."""
     model, plain = make_classifier(), make_classifier()
     kernels = KernelMode(context=context_of(model))
     enable_gradient_checkpointing(model, kernels)
@@ -149,7 +149,7 @@ def test_a_checkpoint_that_is_computed_again_leaves_no_trace() -> None:
 
 
 def test_gradients_go_to_the_optimizer_of_the_context_that_was_entered() -> None:
-    """Two trainings take turns; without a context autograd has the gradients."""
+    """Two trainings take turns; without a context, autograd gets the gradients."""
     layers = [Conv1D(64, 64) for _ in range(2)]
     steps = [FlatOptimizerStep(layer, Training(), torch.float32, 1) for layer in layers]
     x = torch.randn(5, 64)

@@ -1,4 +1,4 @@
-"""Checkpoints and evaluations during a training, and what remains when it fails."""
+"""Checkpoints and evaluations during a training, and the remaining files when it fails."""
 
 import math
 import shutil
@@ -40,7 +40,7 @@ def check_equal(one: PreTrainedModel, other: PreTrainedModel) -> None:
 
 
 def bad_at(step: int, samples: list[Sample], job: Job) -> list[int]:
-    """Give one sample of the batch of `step` the rare token; returns that batch."""
+    """Add the rare token to one sample of the batch of `step`; return this batch."""
     lengths = [len(sample["input_ids"]) for sample in samples]
     for sample in samples:
         sample["input_ids"] = [min(token, RARE - 1) for token in sample["input_ids"]]
@@ -91,7 +91,7 @@ def test_a_first_step_that_fails_leaves_no_model(tmp_path: Path, world: World) -
 
 
 class Steep(TextClassificationTask):
-    """A model whose loss is finite and whose gradient is not."""
+    """A model with a finite loss and an infinite gradient."""
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return super().loss(outputs, targets) + torch.sqrt(outputs.logits.float().sum() * 0)
@@ -106,8 +106,8 @@ def test_gradients_that_are_no_numbers(tmp_path: Path, world: World) -> None:
 
 
 STEPS = 7
-EPOCH = 3  # steps
-# what a language model of 8 texts does at this rate on other texts: better, then worse
+EPOCH = 3  # steps per epoch
+# evaluation losses of a language model with 8 texts at this rate: they fall, then rise
 RATE = 0.02
 CADENCES: dict[str, dict[str, Any]] = {
     "the last two": {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 2},
@@ -132,13 +132,13 @@ COMMON = {
 
 
 def texts() -> tuple[list[Sample], list[Sample]]:
-    """All texts to learn are the same one, so that their order, which is another, is no matter."""
+    """Return training texts that are all equal, so that their order does not matter."""
     (text,) = make_samples("causal-lm", 1, seed=1)
     return [text] * (8 * EPOCH), [*make_samples("causal-lm", 3, seed=2), text]
 
 
 def with_labels(samples: Sequence[Sample]) -> list[Sample]:
-    """Trainer divides the loss by the number of labels, among which it counts the first one."""
+    """Return samples with labels, whose number Trainer divides the loss by, except the first."""
     return [{**s, "labels": [-100, *s["input_ids"][1:]]} for s in samples]
 
 
@@ -177,7 +177,7 @@ def test_checkpoints_are_those_of_transformers(
         best = trainer.state.best_global_step
         assert ours.result.metrics["loss"] == found[told.index(best)]
         if not settings.get("greater_is_better"):
-            assert best != told[-1]  # otherwise nothing is chosen here
+            assert best != told[-1]  # otherwise the test would not show which checkpoint is chosen
         kept = AutoModelForCausalLM.from_pretrained(
             tmp_path / f"ours/checkpoints/checkpoint-{best}"
         )
@@ -210,7 +210,7 @@ def test_evaluating_and_saving_do_not_change_what_is_learned(
 
 
 def test_a_model_that_was_best_before_it_learned(tmp_path: Path, world: World) -> None:
-    """The evaluation on start is not one that a checkpoint is judged by, as in transformers."""
+    """No checkpoint belongs to the evaluation at the start, as in transformers."""
     done = plain(
         tmp_path, world, learning_rate=5.0, eval_on_start=True, load_best_model_at_end=True,
         save_strategy="steps", save_steps=1, eval_strategy="steps", eval_steps=1,
@@ -238,5 +238,5 @@ def test_nothing_is_left_half_saved(
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= found
     trained = read_trained(tmp_path / f"checkpoints/checkpoint-{STEPS}")
     assert trained["task"] == "causal-lm"
-    # under a name that nobody takes for a checkpoint's
+    # a name that does not look like a checkpoint
     assert removed == [".checkpoint-3.removed", ".checkpoint-6.removed"]

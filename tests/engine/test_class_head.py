@@ -1,4 +1,4 @@
-"""A training that begins with a model which has an output layer for other classes."""
+"""Trainings from a model whose output layer has other classes."""
 
 import dataclasses
 from dataclasses import replace
@@ -28,8 +28,9 @@ from tests.engine.jobs import result_of
 from tests.engine.runs import make_whole_job, write_data, write_model
 
 TASK = "text-classification"
-NLI = ["CONTRADICTION", "NEUTRAL", "ENTAILMENT"]  # roberta-large-mnli's order and case
-MNLI = ["entailment", "neutral", "contradiction"]  # GLUE's
+# classes with the order and case of roberta-large-mnli
+NLI = ["CONTRADICTION", "NEUTRAL", "ENTAILMENT"]
+MNLI = ["entailment", "neutral", "contradiction"]  # classes in GLUE's order
 OUT = {
     "bert": "classifier", "roberta": "classifier.out_proj", "distilbert": "classifier",
     "modernbert": "classifier", "gpt2": "score", "llama": "score",
@@ -40,10 +41,10 @@ OUT = {
 def write_classifier(
     folder: Path, kind: str, names: list[str], model_class: Any = AutoModelForSequenceClassification
 ) -> str:
-    """Write a model as a peer would, with the names of its classes; returns its folder."""
+    """Write a classifier with named classes, as another user would; return its folder."""
     write_model(folder, kind, TASK)
     config = AutoConfig.from_pretrained(folder)
-    config.problem_type = "single_label_classification"  # as Trainer writes it
+    config.problem_type = "single_label_classification"  # Trainer writes this field
     config.id2label = dict(enumerate(names))
     config.label2id = {name: number for number, name in enumerate(names)}
     torch.manual_seed(5)
@@ -54,7 +55,7 @@ def write_classifier(
 def begin(
     folder: Path, model: str, labels: list[Any], task: str = TASK, **changes: Any
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Return the model that a training begins with, and the notices."""
+    """Return the initial model of a training, and the notices."""
     rows: list[dict[str, Any]] = [
         {"text": f"w{n} w{n + 1} w5", "label": labels[n % len(labels)] if labels else 0}
         for n in range(12)
@@ -137,7 +138,7 @@ def test_a_reranker_begins_with_a_classifier(tmp_path: Path) -> None:
 
 
 def test_a_tagger_of_the_same_size_does_not_become_a_classifier(tmp_path: Path) -> None:
-    """Both call their output layer `classifier`."""
+    """Both models call their output layer `classifier`."""
     tags = ["O", "B-PER", "I-PER"]
     model = write_classifier(tmp_path / "old", "bert", tags, AutoModelForTokenClassification)
     old = AutoModelForTokenClassification.from_pretrained(model)
@@ -157,7 +158,7 @@ def test_tags_are_carried_over_by_name(tmp_path: Path) -> None:
 
 
 def test_answers_are_found_with_a_model_of_three_classes(tmp_path: Path) -> None:
-    """transformers gives it as many outputs as there were classes, and needs two."""
+    """transformers would give the model as many outputs as classes, but it needs two."""
     model = write_classifier(tmp_path / "old", "bert", NLI)
     new, _ = begin(tmp_path, model, [], "question-answering")
     assert new.qa_outputs.out_features == 2
@@ -200,7 +201,7 @@ def test_weights_that_do_not_fit_are_refused_by_name_and_shape(tmp_path: Path) -
     [
         (NLI, MNLI, (2, 1, 0)),
         (["a", "A"], ["A", "a"], (1, 0)),
-        (["a", "A"], ["\uff21", "b"], (None, None)),  # two are as near
+        (["a", "A"], ["\uff21", "b"], (None, None)),  # two names are equally similar
         (["negative", "positive"], ["0", "1"], (0, 1)),
         (["1", "2", "3", "4", "5"], ["0", "1", "2", "3", "4"], (None, 0, 1, 2, 3)),
         (["LABEL_0", "LABEL_1", "LABEL_2"], ["a", "b"], (None, None)),
@@ -235,7 +236,7 @@ def test_an_evaluation_refuses_unknown_classes_with_both_lists(tmp_path: Path) -
 
 
 def test_an_evaluation_matches_the_names_of_parquet(tmp_path: Path) -> None:
-    """Features of `datasets`, in GLUE's order."""
+    """Match the names in Parquet metadata of `datasets`, which has GLUE's order."""
     from datasets import ClassLabel, Dataset, Features, Value
 
     model = write_classifier(tmp_path / "old", "bert", NLI)
@@ -287,7 +288,7 @@ class Kept:
         self.notices: list[str] = []
 
     def notice(self, message: str) -> None:
-        """Keep a notice."""
+        """Store a notice."""
         self.notices.append(message)
 
 
@@ -313,9 +314,9 @@ def test_weights_are_advised_to_those_who_may_set_them(options: Any, advised: bo
 def test_nothing_is_advised_where_it_changes_nothing() -> None:
     even, skewed = [0, 1, 0, 1], [0, 0, 0, 1]
     for labels, options, advice in (
-        (even, TextClassification(), "higher learning rate"),  # weights would all be 1
+        (even, TextClassification(), "higher learning rate"),  # all weights would be 1
         (skewed, TextClassification(), "class_weights=balanced"),
-        (skewed, None, ": b"),  # a trained model is evaluated
+        (skewed, None, ": b"),  # evaluates a trained model
     ):
         log = Kept()
         report = report_of_classes([0] * len(labels), labels, ["a", "b"])

@@ -1,4 +1,4 @@
-"""Classification against torch and transformers: weights of classes, several classes of a row."""
+"""Classification against torch and transformers: class weights, and several classes per row."""
 
 import json
 from collections import Counter
@@ -27,7 +27,7 @@ from tests.engine.models import make_model
 from tests.engine.runs import Row, classes, labelled, make_whole_job, write_data, write_model
 
 TASK = "text-classification"
-# the columns of the Jigsaw challenge, which are not lists and have no column with a class
+# the columns of the Jigsaw challenge: no lists, and no column with a class
 COLUMNS = ("toxic", "threat", "insult")
 SETS = ("validation_near", "validation_far", "validation_last")
 
@@ -65,7 +65,7 @@ def job_of(folder: Path, rows: Any, model: str = "", purpose: Any = "train", **c
 def test_the_loss_with_weights_is_torchs(
     tmp_path: Path, world: World, weights: Any, smoothing: float
 ) -> None:
-    """Over uneven micro-batches, whose weights differ."""
+    """Compare uneven micro-batches, whose class weights differ."""
     samples = make_samples(TASK, 8)
     counts = Counter(sample["label"][0] for sample in samples)
     assert len(set(counts.values())) > 1
@@ -90,7 +90,7 @@ def test_the_loss_with_weights_is_torchs(
     done = run(job, model, samples, world, validation=samples)
     assert done.losses == [pytest.approx(wanted.item(), rel=1e-5)]
     assert done.of("step")[0]["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
-    # that of evaluations has no weights
+    # the loss of evaluations has no weights
     with torch.no_grad():
         plain = torch.nn.functional.cross_entropy(done.model(**batch.inputs).logits, labels)
     assert done.result.metrics["loss"] == pytest.approx(plain.item(), rel=1e-5)
@@ -122,17 +122,17 @@ def test_several_classes_of_a_row_are_those_of_transformers(tmp_path: Path) -> N
         {one["label"]: one["score"] for one in row}
         for row in pipeline([row["text"] for row in rows[120:]], top_k=None)
     ]
-    # the loss is that of the model itself
+    # the loss equals the model's own loss
     losses = []
     for row in rows[120:]:
         labels = torch.tensor([[float(row[name]) for name in COLUMNS]])
         with torch.no_grad():
             losses.append(model(**tokenizer(row["text"], return_tensors="pt"), labels=labels).loss)
     assert of_far["loss"] == pytest.approx(torch.stack(losses).mean().item(), rel=1e-4)
-    # evaluate, also of lists, has the thresholds of the training
+    # evaluate uses the thresholds of the training, also for lists
     measured = result_of(job_of(tmp_path / "e", as_lists(rows[120:]), folder, "evaluate"))
     assert measured["metrics"] == pytest.approx(of_far, rel=1e-5)
-    # no other threshold is better on the set that is named
+    # no other threshold is better on the named set
     true = [{name for name in COLUMNS if row[name]} for row in rows[120:]]
     for name in COLUMNS:
         assert all(
@@ -157,7 +157,7 @@ def test_lists_and_columns_are_the_same_samples(tmp_path: Path) -> None:
     for name, form in (("columns", rows), ("lists", as_lists(rows))):
         inputs = prepare(job_of(tmp_path / name, form))
         sets = [Samples(Path(inputs.samples) / split) for split in ("train", "validation")]
-        if name == "columns":  # of lists the names are in the order of their letters
+        if name == "columns":  # names in lists are sorted alphabetically
             names = sets[0].about["names"]
             assert names == list(COLUMNS)
         other = sets[0].about["names"]
@@ -200,7 +200,7 @@ def test_classes_that_cannot_be_learned_or_measured(
 def test_f1_of_more_than_two_classes_is_refused_of_a_trained_model_too(tmp_path: Path) -> None:
     model = tmp_path / "trained"
     make_model("bert").save_pretrained(model)
-    prepared = job_of(tmp_path, classes(20, 1))  # has a tokenizer
+    prepared = job_of(tmp_path, classes(20, 1))  # this job has a tokenizer
     AutoTokenizer.from_pretrained(prepared.recipe.model).save_pretrained(model)
     with pytest.raises(TrainError, match="f1 needs exactly two classes, the data have 3"):
         prepare(
@@ -220,7 +220,7 @@ def test_rows_without_text_or_class_are_left_out_on_request(tmp_path: Path) -> N
     for split in ("train", "validation"):
         one, other = (Samples(Path(found.samples) / split) for found in (inputs, wanted))
         assert one.about["sha256"] == other.about["sha256"]
-        assert one.about["names"] == ["0", "1", "2"]  # numbers are their own names
+        assert one.about["names"] == ["0", "1", "2"]  # for numbers, the names are the numbers
 
 
 @pytest.mark.usefixtures("one_world")
@@ -249,7 +249,8 @@ def test_what_a_model_was_trained_on_is_known_and_what_it_never_predicts_said(
     ]
     wanted = f"NEVER PREDICTED for any row of validation: {never}; what may help: more epochs"
     [message] = [message for message in said if message.startswith(wanted)]
-    assert message.endswith("class_weights=balanced") == (never == "b")  # the rare class
+    # the weight of the rare class
+    assert message.endswith("class_weights=balanced") == (never == "b")
 
 
 def _only(job: Any) -> str:

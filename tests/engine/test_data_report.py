@@ -45,7 +45,7 @@ TASKS: dict[str, tuple[str, Row, str]] = {
 
 
 def shown(sample: list[dict[str, Any]]) -> str:
-    """A sample with its learned parts between « and »."""
+    """Return a sample with its target tokens between « and »."""
     documents = []
     for one in sample:
         text = "".join(f"«{part}»" if learned else part for part, learned in one["parts"])
@@ -98,7 +98,7 @@ def test_pairs_of_equal_answers(tmp_path: Path) -> None:
 
 
 def test_the_end_of_text_in_a_text_that_is_classified_at_it(tmp_path: Path) -> None:
-    """transformers' BART raises in the step whose batch has it."""
+    """Report an end-of-text token inside a text; transformers' BART would fail in that step."""
     config = BartConfig(
         vocab_size=VOCABULARY, d_model=SIZES["hidden_size"], encoder_layers=1, decoder_layers=1,
         encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=32,
@@ -118,7 +118,7 @@ def test_the_end_of_text_in_a_text_that_is_classified_at_it(tmp_path: Path) -> N
 
 
 def test_dirty_labels_are_noted_as_the_control_node_notes_them(tmp_path: Path) -> None:
-    """Both count with RowReview; the rows are a person's, with a column of Prodigy."""
+    """Both sides count with RowReview; the rows have labels by people and a Prodigy column."""
     labels = ["good", "Good", "N/A", "bad", "good, bad", "bad\u00a0", "['good']", "go\u200bod"]
     rows: list[Row] = [
         {"text": f"w{n + 5}", "label": label, "answer": "reject" if n == 3 else "accept"}

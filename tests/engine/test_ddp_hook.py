@@ -11,7 +11,7 @@ from ftcluster_train.comm.collectives import bf16_hook
 from tests.engine.ranks import on_ranks
 
 STEPS = 8
-BF16 = 2**-8  # unit roundoff, relative
+BF16 = 2**-8  # unit roundoff of bf16
 
 
 def _train(rank: int, _: int) -> dict[str, torch.Tensor]:
@@ -21,7 +21,8 @@ def _train(rank: int, _: int) -> dict[str, torch.Tensor]:
         net = torch.nn.Sequential(
             torch.nn.Linear(37, 129), torch.nn.Tanh(), torch.nn.Linear(129, 11)
         )
-        model = DistributedDataParallel(net, bucket_cap_mb=0.01)  # several buckets
+        # small buckets, so that there are several
+        model = DistributedDataParallel(net, bucket_cap_mb=0.01)
         if name == "hook":
             model.register_comm_hook(None, bf16_hook)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -44,7 +45,7 @@ def test_the_hook_is_plain_ddp_to_rounding(tmp_path: Path) -> None:
     assert all(torch.equal(found["hook"], hook) for found in of_ranks)
     assert float((hook - plain).abs().max()) < 1e-2
     assert float((hook - plain).norm() / plain.norm()) < 1e-3
-    assert not torch.equal(hook, plain)  # that it is used
+    assert not torch.equal(hook, plain)  # proves that the hook is used
 
 
 def _sums(rank: int, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""docs/deploy.md: trained models in the Python of users, who have ftcluster and transformers."""
+"""docs/deploy.md: trained models in a user's Python that has ftcluster and transformers."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from tests.programs import CONTROL, ROOT
 
 PAGE = ROOT / "docs/deploy.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# folder: the task, its rows, and the kind of model
+# by folder: the task, its rows, and the kind of model
 MODELS: dict[str, tuple[str, Callable[[int, int], list[Row]], str]] = {
     "my-model": ("text-classification", runs.classes, "bert"),
     "my-embeddings": ("sentence-similarity", runs.triplets, "bert"),

@@ -1,4 +1,4 @@
-"""Ranks whose parameters are no longer equal are named."""
+"""Ranks whose parameters differ are named."""
 
 from pathlib import Path
 

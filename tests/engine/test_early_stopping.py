@@ -1,4 +1,4 @@
-"""A training that ends early does so where transformers' EarlyStoppingCallback ends it."""
+"""Early stopping ends a training after the same evaluation as EarlyStoppingCallback."""
 
 import math
 import random
@@ -22,7 +22,7 @@ from tests.engine.models import make_model
 
 
 def theirs(values: list[float], patience: int, threshold: float, greater: bool) -> list[bool]:
-    """Return if Trainer stops after each evaluation, by its own order of calls."""
+    """Return if Trainer stops after each evaluation, using Trainer's own order of calls."""
     arguments = TrainingArguments(
         "unused", eval_strategy="epoch", save_strategy="epoch", metric_for_best_model="f1",
         greater_is_better=greater, load_best_model_at_end=True, use_cpu=True, report_to="none",
@@ -70,7 +70,7 @@ def test_a_training_ends_early_with_its_best_model_also_where_it_is_resumed(
     }  # fmt: skip
 
     def trained(name: str, before: str = "", **changes: object) -> object:
-        # with a learning rate of nothing no evaluation is better than the first one
+        # with a learning rate of 0 no evaluation is better than the first
         job = make_job(
             tmp_path / "runs" / name, "text-classification", max_steps=9, learning_rate=1e-30,
             **{**each, **changes},

@@ -1,4 +1,4 @@
-"""A small model learns the embeddings of a larger one, with sentence-transformers' losses."""
+"""Distillation of embeddings, compared with the losses of sentence-transformers."""
 
 import json
 from dataclasses import replace
@@ -35,7 +35,7 @@ TASK = "sentence-similarity"
 
 
 def write_teacher(folder: Path, kind: str, modules: SentenceModules) -> PreTrainedTokenizerFast:
-    """One whose tokens have other numbers than the student's."""
+    """Write a teacher whose token ids differ from the student's."""
     write_model(folder, kind, TASK)
     for name, document in module_files(modules, 32, 24, {}).items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -79,7 +79,7 @@ def test_loss_and_gradients_are_those_of_sentence_transformers(
 
 
 def test_a_student_learns_its_teachers_embeddings(tmp_path: Path) -> None:
-    """The student reads other tokens, and is used like any embedder."""
+    """The student has another tokenizer, and is used like any embedding model."""
     modules = SentenceModules("cls", True, {"": "w9 "}, "")
     tokenizer = write_teacher(tmp_path / "teacher", "bert", modules)
     job = job_of(
@@ -98,7 +98,7 @@ def test_a_student_learns_its_teachers_embeddings(tmp_path: Path) -> None:
     assert (document["recipe"], document["options"]["loss"]) == ("embed", "auto")
 
     task, model, samples = load(job, prepare(job))
-    assert len(samples["train"]) == 120  # a text that is there twice is one sample
+    assert len(samples["train"]) == 120  # duplicate texts are one sample
     task.check_model(model)
     assert task.reference_model is not None
     with torch.inference_mode():

@@ -15,7 +15,7 @@ from tests.engine.jobs import make_job, make_samples, make_task_of, write_sample
 from tests.engine.models import make_model
 
 
-# of GPT-2's tokens Trainer takes the first one, which nothing predicts, for a target (5.23)
+# Trainer counts GPT-2's first token as a target although nothing predicts it (5.23)
 @pytest.mark.parametrize(
     ("name", "kind", "head", "factor"),
     [("text-classification", "bert", "classifier", 40), ("causal-lm", "llama", "lm_head", 20)],
@@ -28,7 +28,7 @@ def test_the_loss_is_that_of_transformers_without_smoothing(
     task = make_task_of(make_job(tmp_path / "job", name, label_smoothing_factor=smoothing))
     model = make_model(kind, name)
     with torch.no_grad():
-        getattr(model, head).weight.mul_(factor)  # losses that differ from sample to sample
+        getattr(model, head).weight.mul_(factor)  # makes losses differ between samples
     found = evaluate(
         task, model, {"validation": write_samples(tmp_path / "set", samples)}, world, bf16=False
     ).metrics

@@ -1,4 +1,4 @@
-"""Numbers and ranks come from a last layer in fp32, and scores from the activation of the files."""
+"""Numbers and ranks use a last layer in fp32, and scores use the activation in the files."""
 
 import json
 import random
@@ -32,7 +32,7 @@ HEADS = ["bert", "roberta", "distilbert", "modernbert", "gpt2", "llama", "t5", "
 
 
 def write_scorer(folder: Path, kind: str = "bert", spread: float = 0.3) -> str:
-    """A model with one output, whose weights differ more than those of a new model."""
+    """Write a model with one output, whose weights vary more than in a new model."""
     config_class, settings = KINDS[kind]
     config = config_class(
         vocab_size=VOCABULARY, pad_token_id=0, **settings(0.0), num_labels=1,
@@ -72,7 +72,7 @@ def ranked(count: int) -> list[Row]:
 @pytest.mark.parametrize("kind", ["bert", "llama"])
 def test_numbers_have_more_digits_than_bf16(tmp_path: Path, kind: str) -> None:
     model = write_scorer(tmp_path / "model", kind)
-    with torch.no_grad():  # a price near 1,500, in bf16 a multiple of 8
+    with torch.no_grad():  # a price near 1,500, which bf16 rounds to a multiple of 8
         loaded = AutoModelForSequenceClassification.from_pretrained(model)
         [*_, head] = [m for m in loaded.modules() if isinstance(m, torch.nn.Linear)]
         if head.bias is None:
@@ -94,7 +94,7 @@ def test_numbers_have_more_digits_than_bf16(tmp_path: Path, kind: str) -> None:
 
 
 def test_ranks_are_those_of_fp32(tmp_path: Path) -> None:
-    """Scores that bf16 would make equal keep an order, near that of fp32."""
+    """Scores that would be equal in bf16 keep an order close to fp32's."""
     model, rows = write_scorer(tmp_path / "model", spread=0.05), ranked(120)
     found = {
         precision: result_of(
@@ -102,7 +102,7 @@ def test_ranks_are_those_of_fp32(tmp_path: Path) -> None:
         )["metrics"]
         for precision in ("bf16", "fp32")
     }
-    # the layers below round as the CPU does, which moves ranks by up to 0.035; ties cost 0.09
+    # the lower layers are rounded, which moves ranks by up to 0.035; ties would cost 0.09
     assert found["bf16"]["ndcg_at_10"] == pytest.approx(found["fp32"]["ndcg_at_10"], abs=0.05)
     scores = answers_of(
         job_with(tmp_path / "predict", RANK,
@@ -123,7 +123,7 @@ def test_heads_stay_in_fp32_in_training(
     kept = weights(model, torch.bfloat16)
     exact = exact_parameters(model)
     heads = {name: p for name, p in model.named_parameters() if p in exact}
-    assert {p.shape[0] for p in heads.values()} == {1}  # the last layer alone
+    assert {p.shape[0] for p in heads.values()} == {1}  # only the last layer
     assert {p.dtype for p in heads.values()} == {torch.float32}
     assert model.get_input_embeddings().weight.dtype == torch.bfloat16
     if weights is ShardedWeights:
@@ -158,7 +158,7 @@ def test_equal_scores_share_their_ranks_as_in_scikit_learn(monkeypatch: pytest.M
         relevant = [True, *(draw.random() < 0.3 for _ in range(count - 1))]
         found = ranking_metrics([(scores, relevant)])
         assert found["ndcg_at_10"] == pytest.approx(ndcg_score([relevant], [scores], k=10))
-        # the others: means over random orders
+        # the other metrics are means over random orders
         orders = []
         for _ in range(1000):
             order = sorted(range(count), key=lambda n: (-scores[n], draw.random()))
@@ -184,14 +184,14 @@ FORMS: dict[str, dict[str, Any]] = {
 def test_scores_are_those_of_sentence_transformers(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compare a model as it is, and a model that was trained from it."""
+    """Compare an unchanged model, and a model that was trained from it."""
     monkeypatch.syspath_prepend(COMPARED)
     from sentence_transformers import CrossEncoder
 
     model = write_scorer(tmp_path / "model")
     file = Path(model) / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | FORMS[form]))
-    if form == "6.0":  # as it writes them itself
+    if form == "6.0":  # the form that version 6.0 writes itself
         peer = CrossEncoder(model, device="cpu", activation_fn=torch.nn.Identity())
         peer.save_pretrained(model := str(tmp_path / "written"))
     rows = [{"query": row["query"], "text": row["text"]} for row in ranked(9)]

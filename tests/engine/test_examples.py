@@ -1,6 +1,6 @@
 """The scripts of `ftcluster examples`, each as the only rank of a run.
 
-The tasks and the metric among the examples are tested by test_own_code.py.
+test_own_code.py tests the example tasks and the example metric.
 """
 
 import json
@@ -17,13 +17,13 @@ import pytest
 from tests.programs import ROOT, free_ports
 
 EXAMPLES = ROOT / "examples"
-# what an example needs beside the stack
+# packages that an example needs in addition to the stack
 PACKAGES = {"embeddings": "sentence_transformers", "sft_trl": "trl", "fabric": "lightning"}
 WORDS = ["a", "b", "c", "d", "e", "f"]
 
 
 def rows_of(name: str, folder: Path) -> Path:
-    """Data as the example's docstring has them, which are easily learned."""
+    """Write data as the example's docstring describes, which are easy to learn."""
     source = random.Random(1)
     path = folder / "data"
     if name in ("ddp", "fabric"):
@@ -46,7 +46,7 @@ def rows_of(name: str, folder: Path) -> Path:
 
 
 def model_of(name: str, folder: Path) -> list[str]:
-    """A small model of random weights, where the example takes one."""
+    """Write a small model with random weights, if the example needs a model."""
     if name in ("ddp", "fabric", "nanogpt"):
         return []
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -74,7 +74,7 @@ def model_of(name: str, folder: Path) -> list[str]:
 
 
 def quick(name: str) -> bool:
-    """Return True if the example needs torch alone."""
+    """Return True if the example needs only torch."""
     return name in ("ddp", "nanogpt")
 
 
@@ -98,7 +98,7 @@ def test_an_example_trains_and_leaves_its_model(name: str, tmp_path: Path) -> No
     words = ["--data", str(rows), *model_of(name, tmp_path / "model"),
              *length.get(name, ["--epochs", epochs])]  # fmt: skip
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    (port,) = free_ports(1)  # a rank that is alone listens there
+    (port,) = free_ports(1)  # a single rank listens at this port
     more = {"GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), *words],
@@ -113,6 +113,6 @@ def test_an_example_trains_and_leaves_its_model(name: str, tmp_path: Path) -> No
         "fabric": lambda lines: float(lines[-1].split()[-1]) > 0.8,
         "nanogpt": lambda lines: (
             float(lines[-1].split()[-1]) < 1.5
-        ),  # of 7 letters; log 7 is chance
+        ),  # text of 7 letters; log 7 is chance
     }
     assert said.get(name, lambda _: True)(done.stdout.splitlines())

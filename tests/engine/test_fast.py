@@ -1,6 +1,6 @@
-"""A script of one's own with our kernels: results as without them, and what is said.
+"""User scripts with the kernels of `run --fast`: equal results, and the logged lines.
 
-Gradients are compared as in test_gradients; `./test gradients` takes all architectures.
+Gradients are compared as in test_gradients; `./test gradients` tests all architectures.
 """
 
 import copy
@@ -66,7 +66,7 @@ BERT = {
 
 @pytest.fixture
 def enabled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our kernels, until the end of the test."""
+    """Enable the kernels until the end of the test."""
     for place, name in REPLACED:
         monkeypatch.setattr(place, name, getattr(place, name))
     for name in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):
@@ -92,7 +92,7 @@ def attention_inputs(length: int = 12, dtype: torch.dtype = torch.float32) -> li
 
 
 class Errors:
-    """Errors of a model's gradients against transformers in fp32."""
+    """Errors of a model's gradients compared with transformers in fp32."""
 
     def __init__(self, name: str, folder: Path) -> None:
         kind = KINDS[name]
@@ -109,7 +109,7 @@ class Errors:
         return [plain(model, self._task, batch, bf16) for model, batch in pairs]
 
     def now(self, bf16: bool) -> dict[str, float]:
-        """Relative errors by parameter, with the functions that torch has now."""
+        """Return relative errors by parameter with the functions that torch has at present."""
         return errors(self._gradients(bf16), self._exact)
 
 
@@ -170,7 +170,7 @@ def test_cross_entropy(dtype: torch.dtype, reduction: str) -> None:
 @pytest.mark.needs("avx2", "compiler")
 @pytest.mark.usefixtures("enabled")
 def test_norms_and_activations_under_autocast() -> None:
-    """Linear layers take what a norm has rounded, and gradients are torch's to rounding."""
+    """Linear layers use the rounded output of norms, and gradients equal torch's up to rounding."""
     x, weight, bias = (torch.randn(size).requires_grad_() for size in ((6, 40), (40,), (40,)))
     matrix = torch.randn(40, 40).requires_grad_()
     inputs = [x, weight, bias, matrix]
@@ -196,7 +196,7 @@ def test_dropout_has_the_probability_that_was_asked_for(dtype: torch.dtype) -> N
     found = functional.dropout(values, 0.1)
     assert float((found == 0).float().mean()) == pytest.approx(0.1, abs=6 * 0.3 / 2_000_000**0.5)
     assert found.unique().tolist() == [0, float(torch.tensor(1 / 0.9, dtype=dtype))]
-    # attention to keys that are all alike: the mean over 1,024 keys of what is left, times 1 / 0.9
+    # attention to equal keys: the mean over the remaining ones of 1,024 keys, times 1 / 0.9
     query, key = (torch.zeros(4, 4, 1024, 8, dtype=dtype, requires_grad=True) for _ in range(2))
     value = torch.ones(4, 4, 1024, 8, dtype=dtype)
     mean = functional.scaled_dot_product_attention(query, key, value, dropout_p=0.1).double().mean()
@@ -219,10 +219,10 @@ def test_modules_are_replaced_in_training_only(monkeypatch: pytest.MonkeyPatch) 
     loss = model(**inputs, labels=inputs["input_ids"]).loss
     assert {"activations", "norm", "rotary"} <= {*fast.kernels_in_use(loss, model)}
     forwards = [module.forward for module in model.modules() if "forward" in vars(module)]
-    assert len(forwards) == 2 + 1 + 1  # norms of the layer and the last one, the MLP
+    assert len(forwards) == 2 + 1 + 1  # the two norms of the layer, the last norm, and the MLP
 
     for forward in forwards:
-        monkeypatch.setattr(forward, "fused", None)  # so a call of it fails
+        monkeypatch.setattr(forward, "fused", None)  # makes any call of the kernel fail
     torch.testing.assert_close(evaluate(), before)
     copied = copy.deepcopy(model)
     assert not any("forward" in vars(module) for module in copied.modules())
@@ -233,7 +233,7 @@ def test_modules_are_replaced_in_training_only(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("enabled")
 def test_a_checkpoint_draws_the_same_masks_again() -> None:
-    """The first pass keeps no graph if the older kind of checkpointing is chosen."""
+    """With the older kind of checkpointing, the first pass keeps no graph."""
     model = AutoModel.from_config(AutoConfig.for_model(**BERT)).train()
     tokens = torch.randint(100, (2, 12))
     found = []
@@ -248,7 +248,7 @@ def test_a_checkpoint_draws_the_same_masks_again() -> None:
         model(inputs_embeds=embedded).last_hidden_state.square().sum().backward()
         gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
         found.append(torch.cat(gradients))
-    for other in found[1:]:  # a pass without a graph computes with torch's own functions
+    for other in found[1:]:  # a pass without a graph uses torch's own functions
         assert (other - found[0]).norm() < 1e-5 * found[0].norm()
 
 
@@ -292,7 +292,7 @@ def test_fp32_is_kept_and_said(said: Any, monkeypatch: pytest.MonkeyPatch) -> No
     registry.report_once.cache_clear()
     with torch.autocast("cpu", torch.bfloat16):
         cast = functional.scaled_dot_product_attention(*attention_inputs())
-    assert cast.dtype == torch.bfloat16  # as torch's
+    assert cast.dtype == torch.bfloat16  # as with torch
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "flags : avx2\n")
     functional.scaled_dot_product_attention(*attention_inputs())
     assert said() == []
@@ -300,14 +300,14 @@ def test_fp32_is_kept_and_said(said: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("enabled")
 def test_calls_that_no_kernel_is_made_for() -> None:
-    """Evaluations, transforms of torch.func and other devices give what torch gives."""
+    """Evaluations, transforms of torch.func and other devices give torch's results."""
     values = torch.randn(3, 8)
     masked = torch.func.vmap(functional.dropout, randomness="different")(values)
     assert masked.shape == values.shape
     assert functional.dropout(values.to("meta")).device.type == "meta"
     assert functional.gelu(values.to("meta")).device.type == "meta"
     assert functional.silu(values.bfloat16(), inplace=True).grad_fn is None
-    with torch.autocast("cpu", torch.bfloat16):  # of numbers that autocast leaves as they are
+    with torch.autocast("cpu", torch.bfloat16):  # dtypes that autocast does not change
         found = functional.layer_norm(values.double(), (8,), torch.ones(8).double())
         assert found.dtype == torch.float64
     tensors = attention_inputs()
@@ -317,13 +317,13 @@ def test_calls_that_no_kernel_is_made_for() -> None:
     assert functional.dropout(values, 0.5, training=False) is values
 
 
-POSITIONS = 16  # of DeBERTa's table
-# by layer whether it has rows of first tokens alone
+POSITIONS = 16  # size of DeBERTa's table of positions
+# for each layer, whether it computes only rows of first tokens
 LAST_LAYER = {"albert": [0] * 6, "deberta-v2": [1, 1, 1, 0, 0, 0], "modernbert": [1, 1, 1, 0]}
 
 
 def small_config(name: str) -> PretrainedConfig:
-    """Return a small configuration of a model type, by its own names for sizes and dropout."""
+    """Return a small configuration of a model type, with its names for sizes and dropout."""
     small = {
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100,
         "intermediate_size": 64, "embedding_size": 16, "hidden_dropout_prob": 0.0, "dim": 32,
@@ -345,7 +345,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     product = linear.product
 
     def note_rows(input: torch.Tensor, weight: torch.Tensor, *bias: Any) -> torch.Tensor:
-        if bias:  # of the forward pass: that of a gradient has none
+        if bias:  # a matmul of the forward pass; matmuls of gradients have no bias
             rows.append(input.shape[:-1].numel())
         return product(input, weight, *bias)
 
@@ -355,7 +355,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def widths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record the width of each batch at its embeddings; hooks would belong to the script."""
+    """Record the width of each batch at its embeddings, without hooks, which scripts may use."""
     widths: list[int] = []
     embedding = functional.embedding
 
@@ -402,7 +402,7 @@ def test_what_no_classifier_reads_is_left_out(
     real = 9 + 4 + 11
     layers = [count for count in of_training if count != POSITIONS]
     if name in ("albert", "deberta-v2", "electra"):
-        del layers[0]  # from the embedding's size to the layers'
+        del layers[0]  # the layer from the embedding's size to the hidden size
     last = LAST_LAYER.get(name, [1, 1, 1, 1, 0, 0])
     assert layers[: len(last)] == [real] * len(last)
     expected = [3 if first else real for first in last]
@@ -413,7 +413,7 @@ def test_what_no_classifier_reads_is_left_out(
 def test_keys_and_values_of_padding_are_left_out(
     name: str, request: pytest.FixtureRequest, rows: list[int]
 ) -> None:
-    """On either side, but for samples without any real token; the loss reads all hidden states."""
+    """Skip padding on either side, unless a sample has no real token; the loss reads all states."""
     lengths, positions = torch.tensor([9, 4, 11])[:, None], torch.arange(16)
     behind, in_front = (positions < lengths).long(), (positions >= 16 - lengths).long()
     nothing = behind * torch.tensor([[1], [1], [0]])
@@ -463,7 +463,7 @@ def test_an_interrupted_call_leaves_nothing(rows: list[int]) -> None:
 @pytest.mark.usefixtures("enabled")
 @pytest.mark.parametrize("second", [[0, 0, 0, 0], [0, 1, 1, 0]])
 def test_padding_in_front_stays(second: list[int], widths: list[int]) -> None:
-    """Also that of a sample without any real token."""
+    """Padding on the left stays, even for a sample without any real token."""
     model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(**BERT)).train()
     mask = torch.tensor([[1, 1, 0, 0], second])
     model(input_ids=torch.ones(2, 4, dtype=torch.long), attention_mask=mask)
@@ -472,7 +472,7 @@ def test_padding_in_front_stays(second: list[int], widths: list[int]) -> None:
 
 
 def test_attention_by_its_name() -> None:
-    """For a model alone: nothing else is replaced."""
+    """Replace attention by its name in one model, and nothing else."""
     config = AutoConfig.for_model(**BERT, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)
     tokens, mask = torch.randint(100, (2, 12)), torch.ones(2, 12, dtype=torch.long)
     mask[1, 5:] = 0
@@ -514,7 +514,7 @@ print(json.dumps([dropout.__code__.co_filename, level, trained(**off), trained()
 
 
 def trained(folder: Path, **environ: str) -> Any:
-    """Return the source of dropout, the level of logging, and losses without and with dropout."""
+    """Return the random generator's state, the log level, and losses without and with dropout."""
     (folder / "script.py").write_text(SCRIPT)
     path = f"{STARTUP}{os.pathsep}{NODE_PATH}"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Data in each format become the same samples; a model that was trained evaluates and predicts."""
+"""Each data format gives the same samples; a trained model evaluates and predicts them."""
 
 import csv
 import json
@@ -33,7 +33,7 @@ TASK = "text-classification"
 
 
 def words(count: int, seed: int) -> list[Row]:
-    """Rows with other columns than the recipe's, and words for classes."""
+    """Write rows with columns of other names, and words as classes."""
     rows = classes(count, seed)
     return [{"id": i, "Review": row["text"], "Sentiment": NAMES[row["label"]]}
             for i, row in enumerate(rows)]  # fmt: skip
@@ -82,7 +82,7 @@ def test_each_format_gives_the_same_samples(tmp_path: Path, ending: str) -> None
 
 
 def test_rows_of_parquet_are_checked_where_they_are_read(tmp_path: Path) -> None:
-    """Rows of text files are checked where the command runs."""
+    """Parquet rows are checked on the hosts; text rows are checked on the control node."""
     rows = [dict(row) for row in questions(40, 1)]
     rows[6]["answers"] = {"text": ["nowhere"], "answer_start": [0]}
     rows[9]["context"] = None
@@ -95,7 +95,7 @@ def test_rows_of_parquet_are_checked_where_they_are_read(tmp_path: Path) -> None
 
 
 def test_names_of_classes_in_parquet(tmp_path: Path) -> None:
-    """`datasets` writes them so."""
+    """`datasets` writes names of classes into Parquet metadata."""
     rows = datasets.Dataset.from_list(classes(60, 1))
     rows = rows.cast_column("label", datasets.ClassLabel(names=["worse", "same", "better"]))
     rows.to_parquet(str(tmp_path / "reviews.parquet"))
@@ -113,7 +113,7 @@ def test_names_of_classes_in_parquet(tmp_path: Path) -> None:
 def test_names_that_are_not_those_of_the_classes(
     tmp_path: Path, names: list[str], said: str
 ) -> None:
-    """The metadata of a Parquet file say anything."""
+    """Reject invalid metadata of a Parquet file."""
     path = tmp_path / "reviews.parquet"
     table = pyarrow.Table.from_pylist(classes(60, 1))
     features = {"label": {"names": names, "_type": "ClassLabel"}}
@@ -147,7 +147,7 @@ def _rank(number: int, jobs: Sequence[Job], ports: Sequence[int], size: int) -> 
 
 
 def on_ranks(jobs: Sequence[Job], size: int) -> list[dict[str, Any]]:
-    """The result of each job."""
+    """Return the result of each job."""
     for job in jobs:
         write_inputs(job.run_dir, prepare(job))
     start(_rank, size, jobs, free_ports(len(jobs)), size)

@@ -1,4 +1,4 @@
-"""Properties of norms, embeddings, linear layers and activations, in fp32 over bf16 weights."""
+"""Norms, embeddings, linear layers and activations with fp32 values and bf16 weights."""
 
 from typing import Any
 from unittest.mock import patch
@@ -22,7 +22,7 @@ shapes = st.lists(st.integers(1, 5), min_size=1, max_size=3)
 
 @given(st.integers(1, 40), st.integers(1, 40), dtypes, st.sampled_from([1e-5, 1e-12]), st.data())
 def test_layer_norm(rows: int, width: int, dtype: torch.dtype, eps: float, data: Any) -> None:
-    """Whatever the input is in; mean, variance and sums over rows are in fp32."""
+    """For any input dtype, mean, variance and sums over rows are in fp32."""
     inputs = [
         data.draw(tensors((rows, width), dtype)),
         data.draw(tensors((width,), torch.float32)),
@@ -49,7 +49,8 @@ def test_layer_norm(rows: int, width: int, dtype: torch.dtype, eps: float, data:
         up.sum(0),
     )
 
-    # the mean is off by width roundings of the largest value; so are variance and what is centred
+    # the mean has rounding errors of the largest value for each element; variance and centered
+    # values have them too
     u = (width + 8) * FP32
     off = u * (1 + x.abs().amax(-1, keepdim=True) * rstd)
     relative = off * (1 + normed.abs())
@@ -80,7 +81,7 @@ def test_embedding(
     dtype: torch.dtype,
     data: Any,
 ) -> None:
-    """Rows of an embedding; their gradients are summed in fp32 and rounded once."""
+    """Gather rows of an embedding; gradients are summed in fp32 and rounded once."""
     if padding is not None:
         padding = max(-vocabulary, min(padding, vocabulary - 1))
     master = data.draw(tensors((vocabulary, width), torch.float32))
@@ -91,7 +92,7 @@ def test_embedding(
     context = BatchContext()
     if dtype == torch.bfloat16 and data.draw(st.booleans()):
         context = BatchContext(fp32_weights={weight: master})
-    by_rows = data.draw(st.booleans())  # as of a large vocabulary
+    by_rows = data.draw(st.booleans())  # sparse gradients, as for a large vocabulary
     if by_rows:
         context.sinks.rows[weight] = []
     with context, patch.object(fp32_residuals, "MANY_ELEMENTS", 0):
@@ -111,7 +112,7 @@ def test_embedding(
 
 
 def test_many_gradients_of_one_token() -> None:
-    """Summed in bf16 they would be 256."""
+    """A sum in bf16 would stop at 256."""
     tokens, upstream = torch.zeros(8192, dtype=torch.int64), torch.ones(8192, 3)
     weight = torch.ones(5, 3).bfloat16().requires_grad_()
     (gradient,) = torch.autograd.grad(embedding(tokens, weight), weight, upstream)
@@ -121,7 +122,7 @@ def test_many_gradients_of_one_token() -> None:
 def check_sums(
     gradient: torch.Tensor, tokens: torch.Tensor, upstream: torch.Tensor, padding: int | None
 ) -> None:
-    """Each row has the gradients of its tokens; that of padding has none."""
+    """Check that each row has the sum of its tokens' gradients; the padding row has none."""
     vocabulary, width = gradient.shape
     rows, places = upstream.double().view(-1, width), tokens.flatten()
     kept = torch.ones(len(places), 1)
@@ -139,7 +140,7 @@ def check_sums(
 def test_linear(
     shape: list[int], inner: int, outer: int, dtype: torch.dtype, with_bias: bool, data: Any
 ) -> None:
-    """Input and result are rounded to bf16, sums are in fp32."""
+    """Input and result are rounded to bf16; sums are in fp32."""
     inputs = [
         data.draw(tensors((*shape, inner), dtype)),
         data.draw(tensors((outer, inner), torch.bfloat16)),
@@ -160,14 +161,14 @@ def test_linear(
 
     exact = results(rows, weight, *(bias or [0]), up)
     large = results(rows.abs(), weight.abs(), bias[0].abs() if bias else 0, up.abs())
-    # the input and the result are rounded, and a product before its bias is added
+    # the input, the result and the product before the bias are rounded
     u = 3 * unit(torch.bfloat16, max(len(rows), inner, outer))
     for one, other, size in zip((found, *gradients), exact, large, strict=True):
         check_near(one, other.view(one.shape), u * size.view(one.shape))
 
 
 def test_a_layer_of_gpt_2_is_a_linear_layer() -> None:
-    """GPT-2 stores the weight transposed; torch's function would refuse two dtypes."""
+    """GPT-2 stores the weight transposed; torch's function would reject two dtypes."""
     torch.manual_seed(1)
     layer, x = Conv1D(5, 3).bfloat16(), torch.randn(2, 7, 3)
     with KernelMode():
@@ -194,13 +195,13 @@ actions = st.lists(st.tuples(st.sampled_from(["call", "change", "data"]), st.int
 
 @given(actions)
 def test_linear_never_takes_an_input_for_another(steps: list[tuple[str, int]]) -> None:
-    """Whatever was called or changed before."""
+    """Linear never confuses inputs, after any sequence of calls and changes."""
     linear, weight = Linear(), torch.eye(3).bfloat16()
     inputs = [torch.full((2, 3), 1.0 + number) for number in range(3)]
     for action, number in steps:
         if action == "change":
             inputs[number].mul_(1.5)
-        elif action == "data":  # leaves the version as it is
+        elif action == "data":  # leaves the tensor's version unchanged
             inputs[number].data.mul_(1.5)
         else:
             assert torch.equal(linear(inputs[number], weight), inputs[number].bfloat16())

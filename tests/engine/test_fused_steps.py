@@ -1,4 +1,4 @@
-"""Steps of Adam and AdamW are those of torch without the fused kernel, whatever the layouts."""
+"""Steps of Adam and AdamW equal torch's steps without the fused kernel, for any layout."""
 
 import copy
 from collections.abc import Callable
@@ -17,13 +17,13 @@ OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW)
 
 
 def in_order_of(dims: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return what copies a tensor so that these are its dimensions from the outermost in memory."""
+    """Return a function that copies a tensor to memory with this order of dimensions."""
     back = [dims.index(i) for i in range(len(dims))]
     return lambda x: x.permute(dims).contiguous().permute(back)
 
 
 def spaced(x: torch.Tensor) -> torch.Tensor:
-    """Return a copy with other numbers between its elements."""
+    """Return a copy with gaps between its elements."""
     return torch.stack((x, torch.full_like(x, 1e3)), -1)[..., 0]
 
 
@@ -39,7 +39,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.fixture
 def fused_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of parameters of each call of torch's fused kernels."""
+    """Record the number of parameters in each call of torch's fused kernels."""
     calls: list[int] = []
     for name in ("_fused_adam_", "_fused_adamw_"):
         kernel = getattr(torch, name)
@@ -71,7 +71,7 @@ def trained(
 def test_layouts(fused_calls: list[int]) -> None:
     for kind in OPTIMIZERS:
         for (weight, of_weight), (grad, of_grad) in product(LAYOUTS.items(), LAYOUTS.items()):
-            if weight in ("expanded", "negative"):  # as a weight torch refuses it
+            if weight in ("expanded", "negative"):  # torch rejects these layouts for weights
                 continue
             fused_calls.clear()
             wanted = trained(kind, of_weight, of_grad, fused=False)
@@ -91,7 +91,7 @@ def test_a_step_that_is_not_fused_is_reported(said: Any) -> None:
 
 @pytest.mark.usefixtures("enabled")
 def test_a_model_of_images_in_channels_last() -> None:
-    """Follow torch's tutorial: gradients have the strides that its convolutions return."""
+    """Gradients have the strides that torch's convolutions return, as in torch's tutorial."""
     ends = []
     for fused in (False, None):
         torch.manual_seed(1)
@@ -134,7 +134,7 @@ def test_groups_stay_as_the_script_made_them(fused_calls: list[int]) -> None:
 
 @pytest.mark.usefixtures("enabled")
 def test_gradients_that_come_within_the_step(fused_calls: list[int]) -> None:
-    """By a closure or a hook: their strides are seen by nobody before the kernel."""
+    """Gradients from a closure or a hook are first seen by the kernel."""
     ends = []
     for fused in (False, None):
         for late in ("closure", "hook"):

@@ -1,4 +1,4 @@
-"""Texts of a tuned model are those of transformers' pipeline."""
+"""Texts that a tuned model generates equal the texts of transformers' pipeline."""
 
 import json
 import os
@@ -36,7 +36,7 @@ PROMPTS = ["w5 w6", "w7"]
 
 
 def texts(folder: Path, model: str, **asked: Any) -> tuple[list[str], list[str]]:
-    """The answers, and the texts of the pieces that were logged, by prompt."""
+    """Return the answers, and the joined pieces that were logged, by prompt."""
     job = make_job(folder, TASK)
     recipe = replace(job.recipe, model=model, from_scratch=False)
     generation = {**GREEDY, "prompts": PROMPTS, **asked}
@@ -64,7 +64,7 @@ def test_answers_are_those_of_transformers_pipeline(tmp_path: Path) -> None:
 
 
 def session(folder: Path, model: str, lines: list[str]) -> list[str]:
-    """The answers to PROMPTS and to what is typed, each line after another answer."""
+    """Return the answers to PROMPTS and to typed lines, each typed after the previous answer."""
     events = folder / "events.jsonl"
 
     def answered() -> int:
@@ -75,7 +75,7 @@ def session(folder: Path, model: str, lines: list[str]) -> list[str]:
             while answered() < len(PROMPTS) + number and not over.wait(0.02):
                 pass
             with (events.parent / "prompts.jsonl").open("a") as file:
-                file.write(f"\n{line}\n")  # an empty one says that somebody is there
+                file.write(f"\n{line}\n")  # an empty line is a sign that the user is still there
 
     over, typing = threading.Event(), threading.Thread(target=type_lines)
     typing.start()
@@ -135,7 +135,7 @@ def test_an_evaluation_shows_answers_beside_their_references(tmp_path: Path) -> 
     job: Job = job_of(tmp_path, chats(30, 1), options={"lora_r": 2}, num_train_epochs=1.0)
     trained = run_rank(job)[-1]
     adapters, _ = texts(tmp_path / "one", trained["model"])
-    assert all(adapters)  # of the base that the folder names, with the adapters
+    assert all(adapters)  # the folder has adapters and names its base
 
     whole = replace(job.recipe, options=replace(job.recipe.options, lora_r=None))
     measured = replace(job, run_dir=tmp_path / "runs/two", recipe=whole, purpose=EVALUATE)
@@ -151,7 +151,7 @@ def test_an_evaluation_shows_answers_beside_their_references(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("adapters", [False, True], ids=["all weights", "adapters"])
 def test_an_answer_ends_with_the_end_that_was_learned(tmp_path: Path, adapters: bool) -> None:
-    """The base knows only the end of a text, which no conversation has."""
+    """An answer ends with the trained end token; the base knows only the end of a text."""
     base = Path(write_chat_model(tmp_path / "model"))
     config = base / "generation_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token_id": ANSWER}))
@@ -173,7 +173,7 @@ def test_an_answer_ends_with_the_end_that_was_learned(tmp_path: Path, adapters: 
         assert PAD not in found[:-1]
         ended += found[-1] == PAD
     assert ended > 10
-    if adapters:  # a file of others, which says nothing of ends
+    if adapters:  # a file of others that has no end tokens
         (Path(folder) / "generation_config.json").write_text('{"temperature": 0.5}')
         model = generation.load_decoder(folder, tmp_path, torch.float32)
         assert model.generation_config.eos_token_id == ANSWER
@@ -183,9 +183,9 @@ def test_an_answer_ends_with_the_end_that_was_learned(tmp_path: Path, adapters: 
     ("written", "ends"),
     [
         ("{{ m.content }}\n[PAD]\n", [2, PAD]),
-        ("{{ m.content }} w7\n", 2),  # a token that answers have as well
+        ("{{ m.content }} w7\n", 2),  # an end token that answers may contain too
         ("{{ m.role }} [PAD]", 2),  # without the answer
-        ("{{ m.content }} [CLS]", 2),  # known already
+        ("{{ m.content }} [CLS]", 2),  # an end token that the tokenizer knows already
     ],
 )
 def test_which_token_ends_an_answer(tmp_path: Path, written: str, ends: Any) -> None:

@@ -1,4 +1,4 @@
-"""Two ranks with half of each batch learn what one with the whole learns."""
+"""Two ranks with half of each batch learn the same as one rank with the whole batch."""
 
 import gc
 import math
@@ -22,7 +22,7 @@ from tests.engine.ranks import Case, Learned, learn, learn_all, on_ranks
 
 STEPS = 5
 WHOLE = [list(range(8 * step, 8 * step + 8)) for step in range(STEPS)]
-# the last batch of an epoch may have fewer samples than there are ranks
+# the last batch of an epoch may have fewer samples than ranks
 ONE_LEFT = [*WHOLE[:2], [40], WHOLE[2], [41], WHOLE[3]]
 ODD = [batch[:7] for batch in WHOLE]
 CASES = {
@@ -65,7 +65,7 @@ def test_ranks_learn_what_one_learns(of_ranks: list[dict[str, Learned]], name: s
     apart = (shared.master_weights - alone.master_weights).abs()
     if exact:
         assert float(apart.max()) < 1e-6
-    else:  # Adam's step is as long for a gradient that rounds to the other side of 0
+    else:  # Adam's step has the same size for a gradient that rounds to the other side of 0
         assert float(apart.mean()) < 1e-3
 
 
@@ -79,7 +79,7 @@ def test_small_buckets_are_many(of_ranks: list[dict[str, Learned]]) -> None:
 
 
 ROWS, WIDTH = 50, 4
-# the rows of each rank's batch, None for gradients of all rows; and whether only rows are sent
+# the rows in each rank's batch, or None for gradients of all rows; and True if only rows are sent
 BATCHES: list[tuple[list[list[int] | None], bool]] = [
     ([[3, 7], [7, 20, 49]], True),
     ([[], [1]], True),
@@ -105,7 +105,7 @@ def test_a_model_is_freed_with_what_takes_its_gradients() -> None:
 
 
 def _sum_a_table(rank: int, size: int, dtype: torch.dtype) -> list[tuple[torch.Tensor, float]]:
-    """The summed gradients of an embedding, and the bytes sent, for each of BATCHES."""
+    """Return the summed gradients of an embedding and the sent bytes, for each of BATCHES."""
     gradient_buckets.TABLE, fp32_residuals.MANY_ELEMENTS = ROWS * WIDTH, 0
     model = torch.nn.Sequential(torch.nn.Embedding(ROWS, WIDTH), torch.nn.Linear(WIDTH, 2))
     buckets = GradientBuckets(FlatWeights(model, dtype), size)
@@ -150,7 +150,7 @@ def test_a_table_is_summed_by_rows_where_these_are_few(tmp_path: Path, dtype: to
 @pytest.mark.usefixtures("world")
 def test_a_table_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((gradient_buckets, "TABLE"), (fp32_residuals, "MANY_ELEMENTS")):
-        monkeypatch.setattr(module, name, getattr(module, name))  # to be as before afterwards
+        monkeypatch.setattr(module, name, getattr(module, name))  # restore the value afterwards
     found = _sum_a_table(0, 1, torch.bfloat16)
     for (of_ranks, _), (summed, _) in zip(BATCHES, found, strict=True):
         assert torch.equal(summed, sum_of(of_ranks[:1]))

@@ -29,22 +29,24 @@ from ftcluster_train.patching.patch_model import Optimizations, patch_model
 from tests.engine.architectures import FEW, VOCABULARY, Kind, Size, kinds, long_but, make_kind
 from tests.engine.jobs import CLASSES, make_job, make_task_of
 
-TIMES, LEAST = 1.5, 0.01  # of the error of plain transformers in bf16, or this
-MEDIAN = 1.15  # over all parameters
-MOST_IN_FP32, MEDIAN_IN_FP32 = 1e-3, 1e-5  # a small gradient is a sum of large ones
+# allowed multiple of the error of plain transformers in bf16, or at least this error
+TIMES, LEAST = 1.5, 0.01
+MEDIAN = 1.15  # limit of the median over all parameters
+# limits in fp32, where a small gradient is a sum of large values
+MOST_IN_FP32, MEDIAN_IN_FP32 = 1e-3, 1e-5
 EVERYTHING = bool(os.environ.get("FTCLUSTER_TEST_GRADIENTS"))
-# torch has products in bf16 without instructions for them, ten times as slow
+# without instructions, torch's bf16 matmuls are ten times as slow
 EMULATED = not EVERYTHING and not {"amx_bf16", "avx512_bf16"} & {*cpu_flags()}
 ROWS, LENGTH = (16, 250) if EVERYTHING else (4, 80) if EMULATED else (8, 250)
 PLACES = ("start", "end")
 WIDTH = 768 if EVERYTHING else 256 if EMULATED else 512
 LAYERS = 2 if EVERYTHING else 1
-DRAWS = 2 if EVERYTHING else 1  # batches
-# where a batch's error is chance: a few tokens' scores make the gradients of XLNet's segments, and
-# cancel there; T5 has a ReLU
+DRAWS = 2 if EVERYTHING else 1  # number of batches
+# architectures whose error depends on chance: the scores of a few tokens determine the gradients of
+# XLNet's segments, and cancel there; T5 has a ReLU
 DRAWS_OF = {"xlnet": 8 if EVERYTHING else 3, "t5": 8 if EVERYTHING or EMULATED else 3}
-LENGTH_OF = {"mamba": 16}  # tokens
-# in fp32: a sum before T5's ReLU that is 0 but for rounding, as in batch 0, decides on gradients
+LENGTH_OF = {"mamba": 16}  # tokens per sample
+# in fp32: a sum before T5's ReLU that is 0 up to rounding, as in batch 0, decides about gradients
 SEED_OF = {"t5": 1}
 KINDS = kinds(Size(WIDTH, WIDTH // 64, LAYERS, window=64))
 Gradients = dict[str, torch.Tensor]
@@ -53,7 +55,7 @@ Gradients = dict[str, torch.Tensor]
 def make_inputs(
     kind: Kind, side: str, seed: int, length: int = LENGTH, rows: int = ROWS
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Inputs of the model and targets of the loss; some tokens are far more frequent."""
+    """Return model inputs and targets; some tokens are much more frequent."""
     draw = torch.Generator().manual_seed(seed)
     tokens = (4 + (VOCABULARY - 4) * torch.rand(rows, length, generator=draw) ** 3).long()
     if kind.task == "causal-lm":
@@ -64,7 +66,7 @@ def make_inputs(
     mask = mask.flip(1) if side == "left" else mask
     types = (torch.arange(length).expand(rows, -1) > length // 4).long() * mask
     last = (length - 1 - mask.flip(1).argmax(1)).unsqueeze(1)
-    tokens.scatter_(1, last, 3)  # an end of text, which T5 looks for
+    tokens.scatter_(1, last, 3)  # T5 needs an end-of-text token
     inputs = {"input_ids": tokens * mask, "attention_mask": mask, "token_type_ids": types}
     if kind.task == "question-answering":
         places = {name: torch.randint(5, length // 3, (rows,), generator=draw) for name in PLACES}
@@ -108,7 +110,7 @@ def ours(model: PreTrainedModel, task: Any, batch: Any, bf16: bool) -> Gradients
 def errors(found: Sequence[Gradients], exact: Sequence[Gradients]) -> dict[str, float]:
     """Return each parameter's relative error over all batches.
 
-    Gradients that are 0 but for rounding are left out.
+    Gradients that are 0 up to rounding are skipped.
     """
     norms = {name: math.hypot(*(float(of[name].norm()) for of in exact)) for name in exact[0]}
     floor = 1e-6 * max(norms.values())

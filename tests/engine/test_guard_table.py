@@ -1,7 +1,7 @@
-"""The guards of all that changes a model or torch: the table of guards.md.
+"""The guards of all changes of a model or of torch: the table in guards.md.
 
-FTCLUSTER_RENEW_GUARDS=1 writes it, otherwise it is compared. A guard's docstring says where it lets
-a change be made; nothing is changed anywhere else (`tests/unit/test_patching.py`).
+FTCLUSTER_RENEW_GUARDS=1 writes the table; otherwise the test compares it. A guard's docstring
+describes when its change is allowed. All changes have a guard (`tests/unit/test_patching.py`).
 """
 
 import ast
@@ -39,7 +39,7 @@ PAGE = ROOT / "tests/engine/guards.md"
 BEGIN, END = "<!-- table: guards -->\n", "<!-- end -->"
 HEAD = "| what is changed | `train` | `run --fast` | where | tests in tests/engine |\n"
 LINE = "|---|---|---|---|---|\n"
-# what is changed in objects, in which of the two, and by which guard
+# the changed objects, where they are used, and the guard
 OBJECTS: dict[str, tuple[bool, bool, Any]] = {
     "RMSNorms": (True, True, FUSED_RMS_NORMS.guard),
     "gated MLPs": (True, True, FUSED_GATED_MLPS.guard),
@@ -51,7 +51,7 @@ OBJECTS: dict[str, tuple[bool, bool, Any]] = {
     "AdamW and Adam: fused": (False, True, FUSED_ADAMW.guard),
 }
 UNKNOWN = ("test_guards.py::test_train", "test_guards.py::test_run_fast")
-# each with models or calls for which the change would be wrong
+# models or calls for which each change would be wrong
 TESTS: dict[str, tuple[str, ...]] = {
     "RMSNorms": (*UNKNOWN, "test_patching.py::test_models_with_fused_modules"),
     "gated MLPs": (
@@ -90,7 +90,7 @@ def name_of(entry: FunctionPatch) -> str:
 
 
 def changes() -> Iterator[tuple[str, bool, bool, str]]:
-    """Return the changes of models, where each applies, and the words of its guards."""
+    """Return the changes of models, where each applies, and the text of its guards."""
     model = make_model("gpt2", "causal-lm")
     train = patch_model(model, Task(), True, Optimizations(), ProgressLog()).patches
     script = (*SCRIPT_FUNCTIONS, *activation_patches())
@@ -103,7 +103,7 @@ def changes() -> Iterator[tuple[str, bool, bool, str]]:
 
 
 def sentence(guard: Any) -> str:
-    """The first paragraph of a guard's docstring, without its own wrapping."""
+    """Return the first paragraph of a guard's docstring as one line."""
     return " ".join((inspect.getdoc(guard) or "").partition("\n\n")[0].split())
 
 
@@ -136,7 +136,7 @@ def test_every_change_has_words_and_tests() -> None:
         assert name in {getattr(node, "name", "") for node in tree.body}, test
 
 
-# --- names of transformers without a promise; each assertion says what would be lost
+# --- undocumented names of transformers; each assertion describes the effect of a change
 
 
 def test_models_call_post_init_when_they_are_made() -> None:
@@ -167,7 +167,7 @@ def test_rms_norms_and_rotary_positions_are_found() -> None:
 
 
 def test_shared_keys_reach_attention_once() -> None:
-    """Also beside a mask, where transformers repeats them by itself."""
+    """Masked attention is included, for which transformers repeats the keys itself."""
     from transformers.integrations import sdpa_attention
 
     assert SHARED_KEYS in inspect.getsource(sdpa_attention), (
@@ -183,7 +183,7 @@ def test_saving_asks_a_model_whether_this_rank_saves() -> None:
 
 
 def test_modules_keep_their_hooks_where_guards_look() -> None:
-    """And in no other place: a kind of hooks that is new would not be seen."""
+    """Hooks are stored only where guards check; a new kind of hooks would be missed."""
     from ftcluster_train.patching.registry import HOOKS
 
     own = {name for name in vars(nn.Linear(1, 1)) if name.endswith("_hooks")}

@@ -1,8 +1,8 @@
-"""Models that nobody has looked at: loss and all gradients are those without our kernels.
+"""Unknown models: loss and all gradients equal the results without our kernels.
 
-Each case is made for a class of transformers, changed as users do, or is none of transformers'. It
-takes one step alone, one with what `ftcluster train` changes, and one with what `ftcluster run
---fast` does.
+Each case changes a class of transformers as users do, or is a new class. It takes one step without
+changes, one with the changes of `ftcluster train`, and one with the changes of `ftcluster run
+--fast`.
 """
 
 import copy
@@ -50,7 +50,7 @@ class OwnConfig(PreTrainedConfig):  # type: ignore[misc]
 
 
 class OddRMSNorm(nn.Module):  # type: ignore[misc]
-    """Has the name and the fields of others, and takes the mean of absolute values."""
+    """A norm with a known name and known fields that computes the mean of absolute values."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class OddRMSNorm(nn.Module):  # type: ignore[misc]
 
 
 class CappedMLP(nn.Module):  # type: ignore[misc]
-    """Has the layers of others, and caps what is between them."""
+    """An MLP with known layers that clamps the values between them."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -76,14 +76,14 @@ class CappedMLP(nn.Module):  # type: ignore[misc]
 def apply_rotary_pos_emb(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Has the name of others, and turns queries alone."""
+    """A function with a known name that rotates only queries."""
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
     half = torch.cat((-q[..., q.shape[-1] // 2 :], q[..., : q.shape[-1] // 2]), -1)
     return q * cos + half * sin, k
 
 
 class OwnModel(PreTrainedModel):  # type: ignore[misc]
-    """None of transformers' architectures; its weights are used by more than layers."""
+    """A new architecture whose weights are also used outside of layers."""
 
     config_class = OwnConfig
 
@@ -112,7 +112,7 @@ def own() -> PreTrainedModel:
 
 
 class ScaledLlama(LlamaForCausalLM):  # type: ignore[misc]
-    """A subclass whose forward pass computes something else with the stock layers."""
+    """A subclass whose forward pass uses the stock layers for another computation."""
 
     def forward(self, input_ids: Any, labels: Any = None, **_: Any) -> Any:
         hidden = self.model(input_ids=input_ids).last_hidden_state
@@ -121,7 +121,7 @@ class ScaledLlama(LlamaForCausalLM):  # type: ignore[misc]
 
 
 class MaskedLlamaMLP(nn.Module):  # type: ignore[misc]
-    """Stock's in evaluations and for ordinary numbers."""
+    """An MLP that equals the stock MLP only during evaluation and for ordinary numbers."""
 
     def __init__(self, stock: nn.Module) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ def with_renamed_layers() -> PreTrainedModel:
 
 
 def with_hooks(kind: str) -> PreTrainedModel:
-    """On all modules, also those that a fusion would not call; they change what they see."""
+    """Add hooks that change values to all modules, also to modules that a fusion would skip."""
     model = llama()
 
     def scale(numbers: Any, factor: float) -> Any:
@@ -201,7 +201,7 @@ class RemoteLlama(LlamaForCausalLM):
 
 
 def remote(folder: Path) -> PreTrainedModel:
-    """Code that is beside the weights, as trust_remote_code runs it."""
+    """Load code that is stored beside the weights, as trust_remote_code does."""
     config = copy.deepcopy(LLAMA)
     config.auto_map = {"AutoModelForCausalLM": "modeling.RemoteLlama"}
     config.save_pretrained(folder)
@@ -242,7 +242,7 @@ OWN: dict[str, Callable[[], PreTrainedModel]] = {
 
 
 class Task:
-    """A task whose loss the model computes."""
+    """A task whose model computes the loss."""
 
     large_vocabulary = False
     reads_padding = True
@@ -252,7 +252,7 @@ class Task:
 
 
 def step(model: nn.Module, context: Any = None, bf16: bool = False) -> Gradients:
-    """The loss and the gradients of a step."""
+    """Return the loss and the gradients of a step."""
     model.train().zero_grad()
     with context or torch.enable_grad():
         loss = loss_of(model, bf16)
@@ -271,7 +271,7 @@ def loss_of(model: nn.Module, bf16: bool) -> torch.Tensor:
 
 
 def differing(found: Gradients, stock: Gradients) -> dict[str, float]:
-    """Relative errors of what is not the same to rounding."""
+    """Return relative errors of the results that differ by more than rounding."""
     assert found.keys() == stock.keys()
     assert len(stock) > 5
     floor = 1e-6 * max(float(one.norm()) for one in stock.values())
@@ -280,7 +280,7 @@ def differing(found: Gradients, stock: Gradients) -> dict[str, float]:
 
 
 def patched(model: nn.Module) -> KernelMode:
-    """Apply the changes of `train`, and yield the context in which it trains."""
+    """Apply the changes of `train`, and yield the context of its training."""
     return patch_model(model, Task(), True, Optimizations(), ProgressLog())
 
 
@@ -306,7 +306,7 @@ def test_run_fast(make: Callable[[], PreTrainedModel], request: pytest.FixtureRe
 
 
 def test_code_beside_the_weights(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """trust_remote_code runs such code from a package outside of transformers."""
+    """trust_remote_code imports such code from a package outside of transformers."""
     model = remote(tmp_path)
     assert type(model).__module__.startswith("transformers_modules.")
     stock, trained = step(model), copy.deepcopy(model)
@@ -328,7 +328,7 @@ def test_gradient_checkpointing(request: pytest.FixtureRequest) -> None:
 
 
 def test_a_compiled_model(request: pytest.FixtureRequest) -> None:
-    """Compiled before our kernels are there, and after."""
+    """Compile the model before the kernels are enabled, and after."""
 
     def compiled() -> Any:
         return torch.compile(made(own), backend="eager")
@@ -342,7 +342,7 @@ def test_a_compiled_model(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.usefixtures("world")
 def test_a_model_under_ddp(request: pytest.FixtureRequest) -> None:
-    """DDP wraps the model before our kernels are there, and after."""
+    """Wrap the model with DDP before the kernels are enabled, and after."""
     stock, before = step(made(llama)), DistributedDataParallel(made(llama))
     request.getfixturevalue("enabled")
     for model in (before, DistributedDataParallel(made(llama))):
@@ -383,7 +383,7 @@ def test_a_change_of_a_model_that_is_fused_already(
 
 
 def test_hooks_see_nothing_but_the_model_s_own_numbers(request: pytest.FixtureRequest) -> None:
-    """Trial calls of the guards are hidden from hooks."""
+    """Hooks do not see the trial calls of the guards."""
     request.getfixturevalue("enabled")
     model, seen = made(llama), []
     for module in model.modules():
@@ -396,7 +396,7 @@ def test_hooks_see_nothing_but_the_model_s_own_numbers(request: pytest.FixtureRe
 
 
 def trained_in_bf16(model: PreTrainedModel) -> Gradients:
-    """By copies of the weights in bf16, as `train` has them."""
+    """Use bf16 copies of the weights, as `train` does."""
     names = {p: name for name, p in model.named_parameters()}
     kernels = patched(model.train())
     weights = FlatWeights(model, torch.bfloat16)
@@ -415,7 +415,7 @@ OF_BF16 = {n: OWN[n] for n in ("an architecture of one's own", "forward hooks", 
 
 @pytest.mark.parametrize("make", OF_BF16.values(), ids=OF_BF16.keys())
 def test_bf16(make: Callable[[], PreTrainedModel], request: pytest.FixtureRequest) -> None:
-    """Errors against fp32 are those that autocast has without our kernels."""
+    """Errors compared with fp32 are as large as with autocast and without our kernels."""
     exact, stock = step(made(make)), step(made(make), bf16=True)
     ways = [trained_in_bf16(made(make))]
     request.getfixturevalue("enabled")
@@ -429,7 +429,7 @@ def test_bf16(make: Callable[[], PreTrainedModel], request: pytest.FixtureReques
 
 
 class CutLlama(LlamaForCausalLM):  # type: ignore[misc]
-    """Has fewer words than its last layer."""
+    """A model whose vocabulary is smaller than its last layer."""
 
     def forward(self, *args: Any, **named: Any) -> Any:
         output = super().forward(*args, **named)

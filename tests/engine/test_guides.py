@@ -18,7 +18,7 @@ from tests.engine.models import make_model, make_tokenizer
 from tests.guides import GUIDES, ICE_LAKE, MANY_CPUS, STAND_IN, script_folder
 from tests.programs import free_ports
 
-LONGEST = 512  # tokens, as the models that these stand for
+LONGEST = 512  # tokens, as in the models that these models represent
 MODELS = {"distilbert-base-uncased": "distilbert", "bert-large-uncased": "bert"}
 EVALUATE = """class Metric:
     def compute(self, predictions, references):
@@ -26,7 +26,7 @@ EVALUATE = """class Metric:
 
 def load(*_, **__):
     return Metric()
-"""  # the library asks the Hub for each metric
+"""  # the library would download each metric from the Hub
 GLUE_PAGE = """---
 configs:
 - config_name: mrpc
@@ -42,7 +42,7 @@ configs:
 
 
 def write_data(folder: Path) -> None:
-    """SQuAD and MRPC as the Hub has them, of some rows."""
+    """Write SQuAD and MRPC in the Hub's format, with a few rows."""
     import datasets
 
     text = "w4 w5 w6 w7"
@@ -52,7 +52,7 @@ def write_data(folder: Path) -> None:
     labels = datasets.ClassLabel(names=["not_equivalent", "equivalent"])
     for name, row in (("squad", squad), ("nyu-mll/glue", pairs)):
         (folder / name).mkdir(parents=True)
-        for split in ("train", "validation", "test"):  # run_glue has to have all
+        for split in ("train", "validation", "test"):  # run_glue needs all splits
             rows = datasets.Dataset.from_list([{**row, "id": str(n)} for n in range(16)])
             if "label" in row:
                 rows = rows.remove_columns("id").cast_column("label", labels)
@@ -71,7 +71,7 @@ def _rank(rank: int, words: list[str], ports: list[int]) -> None:
     runpy.run_path(words[0], run_name="__main__")
 
 
-@pytest.mark.parametrize("name", [ICE_LAKE, MANY_CPUS])  # the third has fewer of the same flags
+@pytest.mark.parametrize("name", [ICE_LAKE, MANY_CPUS])  # the third CPU has fewer of these flags
 def test_a_command_trains(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = GUIDES[name].advised.split()
     monkeypatch.chdir(tmp_path)

@@ -33,22 +33,22 @@ from tests.engine.jobs import make_job, make_task_of, run
 from tests.engine.models import make_model, make_tokenizer
 from tests.engine.ranks import on_ranks
 
-# the number of each text: a query, its text, texts that do not belong to it
+# numbers of the texts: a query, its text, and texts that do not belong to it
 ROWS = (
     (10, 20, 30),
     (11, 21),
-    (12, 20, 31, 32),  # another query of the first row's text
-    (11, 22),  # another text of the second row's query
+    (12, 20, 31, 32),  # another query for the first row's text
+    (11, 22),  # another text for the second row's query
     (13, 21, 23),  # its negative belongs to the last row, its text to the second one
     (24, 25, 20),  # its negative is the first row's text
-    (14, 24),  # its text is the query before
+    (14, 24),  # its text is the previous query
     (15, 23, 15),  # its negative is its query
 )
-UNIT = 2**-23  # fp32
+UNIT = 2**-23  # roundoff of fp32
 
 
 def formula(embeddings: dict[int, torch.Tensor], scale: float, symmetric: bool) -> torch.Tensor:
-    """The sum of the rows' losses, number by number, with log(sum(exp))."""
+    """Return the sum of the rows' losses, computed element by element with log(sum(exp))."""
 
     def cosine(one: int, other: int) -> torch.Tensor:
         return functional.cosine_similarity(embeddings[one], embeddings[other], dim=0)
@@ -101,14 +101,14 @@ def test_loss_and_gradients_are_those_of_the_formula(symmetric: bool) -> None:
     wanted.backward()
     for number, one in ours.items():
         assert torch.allclose(one.grad.double(), theirs[number].grad, rtol=0, atol=1e4 * UNIT)
-    # a text that is left out would change it
+    # an omitted text would change the loss
     all_differ = texts._replace(numbers=torch.arange(len(numbers)))
     other = ranking_loss(embeddings, all_differ, 20.0, symmetric)
     assert other.item() > wanted.item() * 1.05
 
 
 def sample(row: Sequence[int]) -> Sample:
-    """A row with texts of other lengths and other tokens by their number."""
+    """Return a row; the numbers determine the lengths and tokens of its texts."""
     tokens = [[2, *range(number, number + number % 7), number + 40, 3] for number in row]
     return {
         "input_ids": [token for text in tokens for token in text],
@@ -118,7 +118,7 @@ def sample(row: Sequence[int]) -> Sample:
 
 
 class Gradients:
-    """In place of an optimizer: leaves the gradients where torch puts them."""
+    """A stand-in for an optimizer that leaves the gradients in the parameters."""
 
     def __init__(self) -> None:
         self.traffic, self.context = Traffic(), BatchContext()
@@ -136,7 +136,7 @@ def loss_of(
     task: Task, model: PreTrainedModel, parts: Sequence[Sequence[Sample]], world: World,
     kernels: Any = None,
 ) -> tuple[float, list[bool]]:  # fmt: skip
-    """This rank's loss of a batch; and of each backward pass, whether it was the last one."""
+    """Return this rank's loss, and for each backward pass if it was the last."""
     optimizer = Gradients()
     times = StepTimes(optimizer.traffic, world)
     kernels = kernels or contextlib.nullcontext()
@@ -148,7 +148,7 @@ def loss_of(
 def gradients(
     rank: int, size: int, folder: Path, rows: Sequence[Sequence[int]], parts: int, symmetric: bool
 ) -> tuple[float, dict[str, torch.Tensor]]:
-    """The loss of a batch and the gradients, summed over the ranks."""
+    """Return the loss and the gradients of a batch, summed over the ranks."""
     job = make_job(folder / str(rank), "sentence-similarity")
     task = make_task(job.recipe, make_tokenizer())
     task.options = SentenceSimilarity(symmetric=symmetric)  # type: ignore[attr-defined]
@@ -171,13 +171,13 @@ def gradients(
 
 
 def cases(rank: int, size: int, folder: Path) -> list[Any]:
-    sampler.PASS_TOKENS = 8  # also in another process
+    sampler.PASS_TOKENS = 8  # set here, because this may be another process
     return [
         gradients(rank, size, folder / name, rows, parts, symmetric)
         for name, rows, parts, symmetric in (
             ("whole", ROWS, 1, False),
             ("parts", ROWS, 3, True),
-            ("few", ROWS[:2], 2, False),  # a third rank has none
+            ("few", ROWS[:2], 2, False),  # a third rank has no rows
         )
     ]
 
@@ -200,9 +200,9 @@ def test_any_number_of_ranks_and_parts_learns_the_same(tmp_path: Path) -> None:
 
 
 def trained(rank: int, size: int, folder: Path) -> list[dict[str, torch.Tensor]]:
-    """The weights after some steps of whole trainings, with a sharded optimizer and without.
+    """Return the weights after some steps of trainings with a sharded optimizer and without.
 
-    The second step of an epoch has one row, so that another rank has none.
+    The second step of an epoch has one row, so one rank has no rows.
     """
     found = []
     for sharded in (False, True):
@@ -224,13 +224,13 @@ def test_whole_trainings_on_ranks_end_with_the_same_weights(tmp_path: Path) -> N
     alone, _ = trained(0, 1, tmp_path)
     assert not torch.allclose(alone["encoder.layer.0.output.dense.weight"],
                               start["encoder.layer.0.output.dense.weight"], atol=1e-3)  # fmt: skip
-    for weights in on_ranks(trained, 2, tmp_path, tmp_path)[0]:  # of rank 0
+    for weights in on_ranks(trained, 2, tmp_path, tmp_path)[0]:  # results of rank 0
         for name, one in alone.items():
             assert torch.allclose(weights[name], one, rtol=0, atol=1e-5), name
 
 
 def double_loss(model: PreTrainedModel, pooling: str) -> torch.Tensor:
-    """The formula with the model in fp64, each text by itself."""
+    """Compute the formula with the model in fp64, one text at a time."""
     embeddings = {}
     for row in ROWS:
         for number in row:
@@ -257,7 +257,7 @@ def test_a_model_learns_what_it_learns_in_fp64(
     job = make_job(tmp_path, "sentence-similarity")
     task = make_task(job.recipe, make_tokenizer())
     task.options = SentenceSimilarity(pooling=pooling)  # type: ignore[attr-defined, arg-type]
-    # with usual weights all texts have nearly the same first vector, and differences are rounding
+    # with usual weights all first vectors are nearly equal, so differences would be rounding errors
     model = make_model(kind, "sentence-similarity", initializer_range=0.3, **changes).eval()
     exact = copy.deepcopy(model).double()
     task.check_model(model)
@@ -287,7 +287,7 @@ def test_parts_have_the_same_dropout_twice(tmp_path: Path, world: World) -> None
     rows = list(map(sample, ROWS))
     loss_of(task, model, [rows[:4], rows[4:]], world, kernels)
     first, again = seen[: len(seen) // 2], seen[len(seen) // 2 :]
-    assert len(first) == len(again) > 2  # groups of lengths
+    assert len(first) == len(again) > 2  # the groups of lengths
     assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
     for _ in range(2):
         call_model(model, task.collate([{"input_ids": [2, 5, 3]}]).inputs)

@@ -1,4 +1,4 @@
-"""Conversations become a decoder that answers; adapters are those of peft."""
+"""Instruction tuning of a decoder on conversations; its adapters equal peft's."""
 
 import json
 import random
@@ -39,7 +39,7 @@ def write_chat_model(folder: Path, kind: str = "llama", template: str | None = C
 
 
 def chats(count: int, seed: int) -> list[Row]:
-    """An answer is the last word of its question, twice."""
+    """Write conversations whose answers repeat the last word of the question."""
     draw = random.Random(seed)
     rows = []
     for _ in range(count):
@@ -93,7 +93,7 @@ def test_a_trained_model_answers(
 
 
 def made(model: PreTrainedModel, sample: Sample) -> torch.Tensor:
-    """Return the losses of a sample's target tokens, each text alone and by transformers."""
+    """Return the losses of a sample's target tokens, from transformers with one text at a time."""
     losses, start = [], 0
     for length in sample["documents"]:
         tokens = torch.tensor(sample["input_ids"][start : start + length])
@@ -106,7 +106,7 @@ def made(model: PreTrainedModel, sample: Sample) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_no_document_sees_another_one(tmp_path: Path, world: World, kind: str) -> None:
-    """The loss and the gradients of a step are those of each document by itself."""
+    """Loss and gradients of a step equal the results for each document alone."""
     draw = random.Random(3)
     samples: list[Sample] = []
     for lengths in ([7, 2, 9], [12], [3, 5], [20], [4, 4, 4, 4]):
@@ -149,7 +149,7 @@ def test_without_a_template(tmp_path: Path) -> None:
     job = job_of(tmp_path, rows, model=model, options={"chat_template": False})
     [sample] = Samples(Path(prepare(job).samples) / "train")
     tokens = sample["input_ids"]
-    assert tokens == [BEGIN, 5, 6, 7, ANSWER, ANSWER]  # the end-of-text token, and the last of BERT
+    assert tokens == [BEGIN, 5, 6, 7, ANSWER, ANSWER]  # the end-of-text token and BERT's last token
     assert [tokens[target] for target in sample["targets"]] == [7, ANSWER]
 
 
@@ -265,7 +265,7 @@ def test_adapters_are_those_of_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_tokens_of_spaces_are_learned_where_offsets_leave_them_out() -> None:
-    """The tokenizers of RoBERTa, BART and OPT leave them out."""
+    """The offsets of RoBERTa's, BART's and OPT's tokenizers omit spaces."""
     text = "Q: code? A: def f():\n    if x:\n        return  1   \n"
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

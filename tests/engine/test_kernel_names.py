@@ -1,4 +1,4 @@
-"""The kernels that took part in a step are named, and no class is said to lack one that it used."""
+"""The kernels used in a step are named, and no class is reported as lacking a used kernel."""
 
 import importlib
 import inspect
@@ -17,7 +17,7 @@ from tests.engine.models import VOCABULARY
 FUNCTIONS = {
     value
     for module in pkgutil.iter_modules(kernels.__path__, f"{kernels.__name__}.")
-    if ".lib" not in module.name  # libraries in C, which Python cannot import
+    if ".lib" not in module.name  # compiled libraries, which Python cannot import
     for value in vars(importlib.import_module(module.name)).values()
     if inspect.isclass(value) and issubclass(value, torch.autograd.Function)
 }
@@ -26,8 +26,9 @@ NAMES = {"activations", "attention", "cross_entropy", "dropout", "low_rank", "no
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_each_function_names_its_kernel(function: type) -> None:
-    assert vars(function)["kernel"] in {"", *NAMES}  # "": it computes what torch computes as well
-    # a node of the graph leads back to the function; torch has no public name for it
+    # "": the function computes the same as torch
+    assert vars(function)["kernel"] in {"", *NAMES}
+    # a node of the graph leads back to the function, for which torch has no public name
     assert function._backward_cls._forward_cls is function  # type: ignore[attr-defined]
 
 

@@ -60,7 +60,7 @@ TRL = (
     "--use_cpu", "true", "--bf16", "false", "--report_to", "none", "--output_dir", "out",
     "--use_peft", "true", "--lora_target_modules", "q_proj", "v_proj",
 )  # fmt: skip
-CASES = {  # by the module: the script's text, or its command
+CASES = {  # by module: the script's text, or its command
     "lightning": FABRIC,
     "sentence_transformers": SIMILARITY,
     "trl": TRL,

@@ -29,7 +29,7 @@ SETTINGS = Training(
     learning_rate=1e-2, weight_decay=0.1, sync="local", sync_steps=4, outer_learning_rate=0.6,
     outer_momentum=0.5,
 )  # fmt: skip
-HOSTS = [[0, 1], [2]]  # ranks of each
+HOSTS = [[0, 1], [2]]  # the ranks of each host
 BATCH, STEPS = 12, 11
 SAMPLES = make_samples("text-classification", 60)
 LOCAL: dict[str, Any] = {
@@ -44,7 +44,7 @@ def _tokens() -> torch.Tensor:
 
 
 def _loss(model: Any, samples: range, ranks: list[int], world: int) -> tuple[torch.Tensor, float]:
-    """The loss of some ranks' samples over the whole batch, and how many of it these are."""
+    """Return the loss of some ranks' samples over the whole batch, and these ranks' share."""
     own = [sample for rank in ranks for sample in share_of_rank(samples, rank, world)]
     tokens = _tokens()[own]
     return model(input_ids=tokens, labels=tokens).loss * len(own) / len(samples), len(own)
@@ -55,7 +55,7 @@ def _batches() -> list[range]:
 
 
 def _by_formula() -> torch.Tensor:
-    """The common weights after all steps and a last exchange, with nothing rounded."""
+    """Return the common weights after all steps and a last exchange, computed without rounding."""
     models = [make_model("gpt2", "causal-lm").eval() for _ in HOSTS]
     steps = [FlatOptimizerStep(model, SETTINGS, torch.float32, 1) for model in models]
     weights = [step.weights.master_weights for step in steps]
@@ -99,12 +99,12 @@ def _learn(rank: int, size: int, dtype: Any) -> tuple[torch.Tensor, str]:
         step.backward(loss, last=True)
         step.step()
     step.synchronize()
-    step.synchronize()  # nothing to exchange
+    step.synchronize()  # there is nothing to exchange
     return step.weights.master_weights.clone(), step.digest()
 
 
 def _learn_unevenly(rank: int, size: int) -> bool:
-    """Return True if a worker's gradients are those of the mean over its own samples."""
+    """Return True if a worker's gradients are the mean over its own samples."""
     os.environ["GROUP_RANK"] = str(rank)
     model, plain = (make_model("gpt2", "causal-lm").eval() for _ in range(2))
     step = LocalOptimizerStep(model, SETTINGS, torch.float32)
@@ -135,7 +135,7 @@ def test_hosts_with_several_ranks_take_the_steps_of_the_formula(tmp_path: Path) 
     moved = float((expected - start.weights.master_weights).norm())
     found = on_ranks(_learn_all, 3, tmp_path)
     for dtype, tolerance in (("bf16", 0.002), ("int8", 0.02)):
-        assert len({of_rank[dtype][1] for of_rank in found}) == 1  # the same digest
+        assert len({of_rank[dtype][1] for of_rank in found}) == 1  # the digests are equal
         for of_rank in found:
             assert torch.equal(of_rank[dtype][0], found[0][dtype][0])
         assert float((found[0][dtype][0] - expected).norm()) / moved < tolerance
@@ -192,7 +192,7 @@ def _run(job: Any, world: World, **options: Any) -> Run:
 
 
 class Killed(Exception):
-    """Stands for killed ranks."""
+    """Simulates killed ranks."""
 
 
 def _train(rank: int, size: int, folder: Path) -> Found:
@@ -235,7 +235,7 @@ def _train(rank: int, size: int, folder: Path) -> Found:
 
 
 def _killed_at(step: int) -> Any:
-    """Once the snapshot that was begun before is on the disk."""
+    """Kill the ranks when the earlier snapshot is on the disk."""
 
     def report(at: int, doing: str) -> None:
         if (at, doing) == (step, "forward"):
@@ -262,7 +262,7 @@ def test_hosts_evaluate_and_save_the_same_model(found: list[Found]) -> None:
     assert [event["step"] for event in first.of("checkpoint")] == [4, 8, 10]
     assert first.losses[-1] < first.losses[0]
     states = zip(first.model.state_dict().values(), second.model.state_dict().values(), strict=True)
-    # rank 0 has it in fp32
+    # rank 0 has the weights in fp32
     assert all(torch.equal(one.to(other.dtype), other) for one, other in states)
 
 

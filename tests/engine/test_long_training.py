@@ -1,4 +1,4 @@
-"""Rank 0 takes no more memory or files after a thousand steps and 120,000 reports."""
+"""Rank 0 needs no more memory or files after a thousand steps and 120,000 reports."""
 
 import os
 from pathlib import Path
@@ -12,11 +12,11 @@ from tests.engine.models import make_model
 
 STEPS, FIRST_LOOK = 1200, 300
 REPORTS = 120_000
-MOST_BYTES = 2 << 20  # 2 kB a step
+MOST_BYTES = 2 << 20  # 2 kB per step
 
 
 def used() -> tuple[int, int]:
-    """Open files, and bytes of memory that this process has touched."""
+    """Return the number of open files, and the resident memory in bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return len(list(Path("/proc/self/fd").iterdir())), pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -25,7 +25,7 @@ def used() -> tuple[int, int]:
 def test_rank_0_does_not_grow(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each step is logged, and some are saved."""
+    """Log each step and save some steps."""
     job = make_job(
         tmp_path, "text-classification", max_steps=STEPS, save_strategy="steps",
         save_steps=FIRST_LOOK // 2, save_total_limit=2,

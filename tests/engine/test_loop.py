@@ -1,4 +1,4 @@
-"""The loop learns what a plain loop of torch and transformers learns, and the same every time."""
+"""The loop learns the same as a plain loop of torch and transformers, and is reproducible."""
 
 import copy
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from tests.engine.jobs import make_job, make_samples, make_task_of, run
 from tests.engine.models import make_model
 
 COUNT = 60
-STEPS = 10  # with batches of 8 the eighth one is smaller, and the ninth of another epoch
+STEPS = 10  # with batches of 8 the eighth is smaller, and the ninth belongs to the next epoch
 
 
 def plain_loop(job: Job, model: PreTrainedModel, samples: Sequence[Sample]) -> list[float]:
-    """Losses of the same batches with transformers' own loss, torch's AdamW and its clipping."""
+    """Return the losses of a loop with transformers' loss, torch's AdamW and torch's clipping."""
     settings = job.recipe.training
     groups = [
         {"params": [p for p in model.parameters() if p.ndim > 1],
@@ -49,7 +49,7 @@ def plain_loop(job: Job, model: PreTrainedModel, samples: Sequence[Sample]) -> l
 
 
 def transformers_inputs(job: Job, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
-    """A batch as a model of transformers takes it, which then computes its loss by itself."""
+    """Convert a batch to arguments of a transformers model that computes its loss."""
     longest = max(len(sample["input_ids"]) for sample in samples)
     rows = [s["input_ids"] + [0] * (longest - len(s["input_ids"])) for s in samples]
     masks = [[int(i < len(s["input_ids"])) for i in range(longest)] for s in samples]
@@ -83,7 +83,8 @@ def test_losses_are_those_of_a_plain_loop(
     samples = make_samples(task, COUNT)
     job = make_job(
         tmp_path, task, max_steps=STEPS, warmup_steps=2, weight_decay=0.1, max_grad_norm=0.5,
-        adam_epsilon=1e-6, gradient_accumulation_steps=3,  # which the plain loop does without
+        # the plain loop does not accumulate gradients
+        adam_epsilon=1e-6, gradient_accumulation_steps=3,
     )  # fmt: skip
     model = make_model(kind, task)
     plain = copy.deepcopy(model)
@@ -120,7 +121,7 @@ def test_the_same_seed_gives_the_same_bits(
     samples = make_samples(task, 40)
     made = []
     for number, seed in enumerate((3, 3, 4)):
-        # the order of the data stays, so that it is dropout that differs
+        # the data order stays the same, so only dropout differs
         changes = {"max_steps": 4, "seed": seed, "data_seed": 0, "gradient_accumulation_steps": 2}
         job = make_job(tmp_path / str(number), task, precision, **changes)
         made.append(run(job, make_model(kind, task, dropout=0.1), samples, world))
@@ -150,7 +151,7 @@ def test_bf16_learns_about_what_fp32_learns(tmp_path: Path, world: World, kind: 
 def test_gradient_checkpointing_changes_nothing(
     tmp_path: Path, world: World, kind: str, precision: str
 ) -> None:
-    """Dropout draws the same masks again."""
+    """Checkpointing draws the same dropout masks again."""
     task = TASKS[kind]
     samples = make_samples(task, 40)
     made = [
@@ -199,7 +200,7 @@ def test_label_smoothing_is_that_of_transformers(
 
 
 def test_smoothing_under_the_loop(tmp_path: Path, world: World) -> None:
-    """The loss of a large vocabulary, which knows no smoothing, must not be taken for it."""
+    """The fused loss of a large vocabulary has no label smoothing and must not be used."""
     samples = make_samples("causal-lm", 8)
     model = make_model("gpt2", "causal-lm")
     tokens = torch.tensor([sample["input_ids"] for sample in samples])

@@ -1,4 +1,4 @@
-"""Masked language models against transformers: its collator's masks, its loss, run_mlm's blocks."""
+"""Masked language models against transformers: the collator's masks, the loss, run_mlm's blocks."""
 
 import json
 from dataclasses import replace
@@ -44,7 +44,7 @@ def test_loss_and_all_gradients_are_those_of_all_logits(
     model = make_model(kind, TASK)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "bias" in name:  # else it would not show that they are left out
+            if "bias" in name:  # otherwise the test would not show that biases are skipped
                 parameter.normal_()
     task = make_task_of(make_job(tmp_path, TASK))
     samples = [task.draw(one, n, 0) for n, one in enumerate(make_samples(TASK, 6))]
@@ -73,7 +73,7 @@ def test_loss_and_all_gradients_are_those_of_all_logits(
     assert {name for name, p in model.named_parameters() if p.grad is not None} == gradients.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(model.get_parameter(name).grad, gradient, rtol=1e-4, atol=1e-6)
-    # that of an evaluation
+    # the loss of an evaluation
     with torch.inference_mode(), task.evaluation_kernels(model):
         sums = task.predictions(model(**inputs), samples)
     assert task.score(sums, Samples.__new__(Samples))["loss"] == pytest.approx(
@@ -104,12 +104,12 @@ def test_tokens_are_masked_as_often_as_transformers_masks_them() -> None:
     )
     theirs = shares(inputs[0].numpy(), np.array(tokens), wanted[0].numpy(), mask)
     assert ours[0] == pytest.approx(theirs[0], abs=0.01)  # 4 standard deviations
-    assert ours[1:] == pytest.approx(theirs[1:], abs=0.03)  # of 6,000 tokens
+    assert ours[1:] == pytest.approx(theirs[1:], abs=0.03)  # share among 6,000 tokens
 
 
 @pytest.mark.parametrize("kind", ["bytes", "metaspace"])
 def test_words_whose_space_belongs_to_them_are_words(kind: str) -> None:
-    """Each token ends where the next begins: all of a text would be one word."""
+    """Tokens without gaps are words of their own; otherwise a whole text would be one word."""
     text = "one two three, four fivefold sixteen"
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.ByteLevel(add_prefix_space=True, trim_offsets=False)
@@ -155,7 +155,7 @@ def test_whole_words_are_those_of_transformers() -> None:
 
 
 def test_masks_are_those_of_the_seed_the_epoch_and_the_sample(tmp_path: Path) -> None:
-    """On any number of ranks, and from any step on."""
+    """Masks do not depend on the number of ranks or on the first step."""
     train_set = write_samples(tmp_path / "samples", make_samples(TASK, 12, length=40))
     job = make_job(tmp_path, TASK, batch_size=4, num_train_epochs=2)
 
@@ -176,7 +176,7 @@ def test_masks_are_those_of_the_seed_the_epoch_and_the_sample(tmp_path: Path) ->
     assert read(3, 0) == alone
     assert read(2, 4) == {key: sample for key, sample in alone.items() if key[0] > 4}
     places = {n: {str(s["targets"]) for (_, m), s in alone.items() if m == n} for n in range(12)}
-    assert all(len(of_epochs) == 2 for of_epochs in places.values())  # others in each epoch
+    assert all(len(of_epochs) == 2 for of_epochs in places.values())  # each epoch has other masks
     other = make_task_of(make_job(tmp_path, TASK, seed=7))
     assert other.draw(train_set[0], 0, 0) != make_task_of(job).draw(train_set[0], 0, 0)
     assert other.draw(train_set[0], 0, None) == make_task_of(job).draw(train_set[0], 0, None)
@@ -190,9 +190,9 @@ def job_of(folder: Path, texts: list[str], name: str = "train.txt", **options: A
 
 
 def test_blocks_are_those_of_run_mlm(tmp_path: Path) -> None:
-    """run_mlm's tokenize_function and group_texts are these lines."""
+    """The expected blocks come from run_mlm's tokenize_function and group_texts."""
     texts = [row["text"] for row in classes(60, 1)]
-    lines = [line for text in texts for line in (text, "")]  # blank lines are no texts
+    lines = [line for text in texts for line in (text, "")]  # blank lines are not texts
     inputs = prepare(job_of(tmp_path, lines))
     joined = list(chain.from_iterable(make_tokenizer()(texts)["input_ids"]))
     wanted = [joined[n : n + 16] for n in range(0, len(joined) // 16 * 16, 16)]
@@ -257,7 +257,7 @@ def test_a_tokenizer_without_a_mask_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("of_tokens", [False, True])
 def test_loss_and_gradients_with_a_bias(of_tokens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "LOGITS", 1)  # the logits of 16 tokens at once
+    monkeypatch.setattr(kernel, "LOGITS", 1)  # limits the logits to 16 tokens at once
     draws = torch.Generator().manual_seed(1)
     shapes = ((40, 8), (70, 8), (70,))
     given = [torch.randn(shape, generator=draws, requires_grad=True) for shape in shapes]

@@ -1,4 +1,4 @@
-"""Hard negatives: those that sentence-transformers mines, and a training with them."""
+"""Mined hard negatives equal sentence-transformers'; a training uses them."""
 
 import json
 from dataclasses import replace
@@ -62,7 +62,7 @@ def test_rows_get_the_negatives_of_their_queries(tmp_path: Path) -> None:
         assert len({*mined}) == 2
         own = {row["texts"][1] for row in before if row["texts"][0] == old["texts"][0]}
         assert not own & {*mined}
-        assert len({*new["texts"]}) == len(new["texts"])  # nor what the row has itself
+        assert len({*new["texts"]}) == len(new["texts"])  # the row's own texts are no negatives
         assert {*mined} <= texts_of.keys()
         assert sum(new["lengths"]) == len(new["input_ids"]) == lengths[number]
         assert new["input_ids"][: len(old["input_ids"])] == old["input_ids"]

@@ -17,7 +17,7 @@ from tests.engine.jobs import OPTIONS, make_job, run_rank
 from tests.engine.runs import classes, make_whole_job, write_data, write_model
 from tests.engine.test_instruction_tuning import chats, job_of
 
-# the Hub has these besides transformers' pipelines
+# task names of the Hub that are not transformers pipelines
 OF_THE_HUB = {"question-answering", "summarization", "sentence-similarity", "text-ranking"}
 MEASURED = MeasuredModel({"accuracy": 0.75, "loss": float("nan")}, {}, 7, 2)
 
@@ -45,7 +45,8 @@ def test_the_card_of_a_classifier(tmp_path: Path) -> None:
         found = read(folder)
         assert found.data.license == "apache-2.0"
         assert found.data.pipeline_tag == "text-classification"
-        assert (found.data.base_model, found.data.datasets) == (None, None)  # both are folders here
+        # model and data are folders here
+        assert (found.data.base_model, found.data.datasets) == (None, None)
         measured = {one.metric_type: one.metric_value for one in found.data.eval_results}
         assert measured == result["metrics"]
         text = found.content
@@ -82,7 +83,7 @@ def test_front_matter_of_each_task_is_the_hubs(task: str, tmp_path: Path) -> Non
     found = ModelCard(text).data
     assert found.pipeline_tag in {*PIPELINE_REGISTRY.get_supported_tasks(), *OF_THE_HUB}
     assert (found.base_model, found.datasets) == ("google-bert/bert-base-uncased", ["nyu-mll/glue"])
-    [result] = found.eval_results  # NaN is no value of JSON
+    [result] = found.eval_results  # JSON has no NaN
     assert (result.dataset_type, result.dataset_config) == ("nyu-mll/glue", "mrpc")
     assert (result.dataset_revision, result.metric_value) == ("b" * 40, 0.75)
     assert "(commit aaaa" in text
@@ -98,7 +99,7 @@ def test_texts_of_others_do_not_break_a_table(tmp_path: Path) -> None:
 
 
 def test_names_that_others_made_are_text(tmp_path: Path) -> None:
-    """Names of columns, classes and a base model that end a line, a block or a cell."""
+    """Foreign names of columns, classes and models could end a line, a block or a cell."""
     job = make_job(tmp_path, "text-classification")
     hostile = 'a"); import os; os.system("x\n```\n---\nlicense: mit\n<img src=x>` | [y](z)\u2028# d'
 

@@ -1,4 +1,4 @@
-"""A model in NF4 is the model with the values that its weights have in NF4."""
+"""A model in NF4 equals a model whose weights have the rounded values."""
 
 import shutil
 from dataclasses import replace
@@ -24,7 +24,7 @@ from tests.engine.jobs import make_job, run_rank
 from tests.engine.models import VOCABULARY
 from tests.engine.test_instruction_tuning import TASK, chats, job_of, write_chat_model
 
-# Dettmers et al. 2023, QLoRA, appendix E
+# the values in Dettmers et al. 2023, QLoRA, appendix E
 NF4 = torch.tensor(
     [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
      -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
@@ -35,7 +35,7 @@ BLOCK = 64
 
 
 def loaded(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """A model as it was saved, and in NF4."""
+    """Return a saved model, and the same model in NF4."""
     path = write_chat_model(folder / "model")
     plain = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
     recipe = replace(make_job(folder, TASK).recipe, from_scratch=False)
@@ -51,7 +51,7 @@ def test_values_are_those_of_qlora(tmp_path: Path) -> None:
         exact = plain.get_submodule(name).weight.detach().view(-1, BLOCK)
         values = dense(layer.weight).view(-1, BLOCK)
         largest, factors = exact.abs().amax(1, True), values.abs().amax(1, True)
-        torch.testing.assert_close(factors, largest, rtol=0.05, atol=0)  # in 8 bits
+        torch.testing.assert_close(factors, largest, rtol=0.05, atol=0)  # the scales are in 8 bits
         nearest = NF4[(exact / largest).unsqueeze(-1).sub(NF4).abs().argmin(-1)]
         torch.testing.assert_close(values, nearest * factors)
         assert layer.weight.nbytes == exact.numel() / 2
@@ -65,7 +65,7 @@ def test_values_are_those_of_qlora(tmp_path: Path) -> None:
     {}, {"lora_target_modules": ("q_proj", "down_proj")}, {"lora_dropout": 1e-12},
 ], ids=["all layers", "some layers", "dropout"])  # fmt: skip
 def test_loss_and_gradients(tmp_path: Path, dtype: torch.dtype, changes: dict[str, Any]) -> None:
-    """A plain model has these values as weights, plus the addend of the adapters."""
+    """Compare with a plain model with these weights, plus the addend of the adapters."""
     plain, model = loaded(tmp_path, dtype)
     options = InstructionTuning(lora_r=4, **changes)
     add_adapters(model, options)

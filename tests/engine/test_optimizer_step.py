@@ -1,4 +1,4 @@
-"""One learning step on flat weights is torch's AdamW on a model's parameters."""
+"""One step on flat weights equals torch's AdamW on a model's parameters."""
 
 import copy
 import math
@@ -21,16 +21,16 @@ from tests.engine.drawn import ROUNDOFF, TINY, check_near, dtypes, tensors
 
 FP32 = ROUNDOFF[torch.float32]
 ADAM_STEPS = 4
-OPERATIONS = 16  # of AdamW for an element, each rounded
-# sums of n terms are off by the root of n roundings, but for one case in many (Higham and Mary
-# 2019, "A new approach to probabilistic rounding error analysis", with their lambda)
+OPERATIONS = 16  # operations of AdamW per element, each of which is rounded
+# with few exceptions, the rounding error of a sum of n terms grows with the root of n (Higham and
+# Mary 2019, "A new approach to probabilistic rounding error analysis", with their lambda)
 LAMBDA = 4
 
 gradient_sizes = st.sampled_from([1.0, 1e-6, 1e-3, 100.0])
 
 
 class Parameters(nn.Module):  # type: ignore[misc]
-    """Parameters of these shapes; vectors are biases, which are not decayed."""
+    """A model with parameters of these shapes; vectors are biases, which have no weight decay."""
 
     def __init__(self, values: list[torch.Tensor]) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Parameters(nn.Module):  # type: ignore[misc]
 
 @dataclass
 class Adam:
-    """AdamW of one parameter in fp64 (Loshchilov and Hutter 2019, algorithm 2), and its error."""
+    """AdamW of one parameter in fp64 (Loshchilov and Hutter 2019, algorithm 2), with its error."""
 
     value: torch.Tensor
     decay: float
@@ -52,7 +52,7 @@ class Adam:
         )
 
     def step(self, gradient: torch.Tensor, number: int, settings: Any, off: float) -> None:
-        """`off` is the relative error of the gradient."""
+        """Take a step; `off` is the relative error of the gradient."""
         one, two, rate = settings.adam_beta1, settings.adam_beta2, settings.learning_rate
         self.first = one * self.first + (1 - one) * gradient
         self.size = one * self.size + (1 - one) * gradient.abs()
@@ -60,10 +60,10 @@ class Adam:
         scale = (self.second / (1 - two**number)).sqrt() + settings.adam_epsilon
         moved = rate / (1 - one**number) / scale
         self.value = self.value * (1 - rate * self.decay) - moved * self.first
-        # v is off by twice what the gradient is, its root by half of that
+        # v has twice the gradient's relative error, and its root half of this
         rounded = 2 * off + number * OPERATIONS * FP32
         self.error += moved * self.size * rounded + 4 * FP32 * self.value.abs()
-        self.error += moved * math.sqrt(TINY)  # squares below the least number are lost
+        self.error += moved * math.sqrt(TINY)  # squares below the smallest number are lost
 
 
 @given(
@@ -84,7 +84,7 @@ class Adam:
 def test_adamw(
     shapes: list[list[int]], dtype: torch.dtype, numbers: dict[str, float], data: Any
 ) -> None:
-    """Whatever the shapes and the size of gradients; all steps are within their roundings."""
+    """All steps are within their rounding error, for any shapes and sizes of gradients."""
     settings = Training(**numbers)
     net = Parameters([data.draw(tensors(shape, torch.float32)) for shape in shapes])
     exact = [
@@ -119,11 +119,11 @@ def test_adamw(
     st.sampled_from([1.0, 1e-12, 1e-3, 1e12]),
     st.integers(0, 2**32),
 )
-@example(22_000_000, 1.0, 0)  # one sum in fp32 loses 0.15 % of them
+@example(22_000_000, 1.0, 0)  # a single sum in fp32 would lose 0.15 %
 def test_norm(count: int, size: float, seed: int) -> None:
     values = torch.randn(count, generator=torch.Generator().manual_seed(seed)).mul_(size)
     exact = float(values.double().norm())
-    # the squares of a block are summed, and then those of the blocks' norms
+    # the squares of a block are summed first, then the norms of the blocks
     roundings = LAMBDA * (math.sqrt(NORM_BLOCK) + math.sqrt(1 + count / NORM_BLOCK)) + 4
     assert abs(float(norm_of(values)) - exact) <= roundings * FP32 * exact
 
@@ -139,7 +139,7 @@ STEPS = 6
 
 
 class Net(nn.Module):  # type: ignore[misc]
-    """Matrices, vectors and norms, of sizes that fill no cache line; `head` is tied to `words`."""
+    """Matrices, vectors and norms of sizes that fill no cache line; `head` is tied to `words`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 def learn(
     optimizer: FlatOptimizerStep, model: nn.Module, steps: int = STEPS, parts: int = 1
 ) -> list[float]:
-    """The gradients' norm of each step."""
+    """Train, and return the gradient norm of each step."""
     norms = []
     for tokens in batches(steps):
         micro_batches = tokens.chunk(parts)
@@ -192,13 +192,13 @@ def learn(
 
 
 def check_dtypes(net: Net, dtype: torch.dtype) -> None:
-    """Norms are in fp32, everything else in `dtype`."""
+    """Check that norms are in fp32, and everything else in `dtype`."""
     for name, parameter in net.named_parameters():
         assert parameter.dtype == (torch.float32 if name.startswith("norm.") else dtype), name
 
 
 def twins(net: Net, dtype: torch.dtype) -> tuple[FlatOptimizerStep, Net, FlatOptimizerStep]:
-    """An optimizer of `net`, and a copy with another one; both after two steps."""
+    """Return an optimizer of `net` and a copy with another optimizer, both after two steps."""
     other = copy.deepcopy(net)
     one, another = (
         FlatOptimizerStep(model, Training(learning_rate=1e-2), dtype, 1) for model in (net, other)
@@ -218,7 +218,7 @@ def test_micro_batches_sum_to_the_batch(net: Net) -> None:
 
 
 def test_parameters_without_a_gradient_are_decayed(net: Net) -> None:
-    """Also after a step in which they had one: Adam's mean of it keeps moving them."""
+    """Adam's mean of earlier gradients moves them even in a step without a gradient."""
     rate, decay = 1e-2, 0.5
     settings = Training(learning_rate=rate, weight_decay=decay)
     optimizer = FlatOptimizerStep(net, settings, torch.float32, 1)
@@ -249,7 +249,7 @@ def test_frozen_and_tied_weights(net: Net, dtype: torch.dtype) -> None:
 def test_gradients_of_rows_are_those_of_the_whole_embedding(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The embedding is tied or not, and its gradients are summed over micro-batches."""
+    """Gradients of a tied or untied embedding are summed over micro-batches."""
     net.alone = nn.Embedding(11, 7)
 
     def gradients_of(model: nn.Module) -> torch.Tensor:
@@ -267,7 +267,7 @@ def test_gradients_of_rows_are_those_of_the_whole_embedding(
 
 
 def test_embeddings_read_the_master_weights(net: Net) -> None:
-    """The layer that is tied to an embedding uses their copy in bf16."""
+    """The layer tied to an embedding uses the bf16 copy of the weights."""
     tokens = torch.tensor([[1, 2, 1]])
     before = net.words.weight.detach()[tokens]
     optimizer = FlatOptimizerStep(net, Training(), torch.bfloat16, 1)
@@ -282,7 +282,7 @@ def test_embeddings_read_the_master_weights(net: Net) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_detach_and_attach_do_not_change_the_training(net: Net, dtype: torch.dtype) -> None:
-    """However often each is called."""
+    """Detach and attach can be called any number of times."""
     optimizer, other, undisturbed = twins(net, dtype)
     digest = optimizer.digest()
     for _ in range(2):
@@ -293,7 +293,7 @@ def test_detach_and_attach_do_not_change_the_training(net: Net, dtype: torch.dty
     for parameter, storage in zip(net.parameters(), storages, strict=True):
         assert storage.nbytes() == parameter.numel() * 4
         if parameter.requires_grad:
-            parameter.data.fill_(7.0)  # has no effect on the master weights
+            parameter.data.fill_(7.0)  # this does not change the master weights
     assert optimizer.digest() == digest
     for _ in range(2):
         optimizer.attach()
@@ -317,7 +317,7 @@ def test_a_loss_that_is_not_finite_changes_nothing(
 
 
 def test_weights_that_were_given_back_get_their_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a kernel computes them in the dtype of the optimizer's sums."""
+    """Kernels may compute in the dtype of the optimizer's sums."""
     monkeypatch.setattr("ftcluster_kernels.linear.MUCH_WORK", 0)
     layer = nn.Linear(32, 64)
     optimizer = FlatOptimizerStep(layer, Training(), torch.float32, 1)

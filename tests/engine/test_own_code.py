@@ -1,4 +1,4 @@
-"""A task and a metric of the user's own, from the files that ship as examples."""
+"""A user's own task and metric, from the example files of the package."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def _no_task_is_left() -> Iterator[None]:
 
 
 def own_job(folder: Path, task: CodeFile, run: str = "one", **training: Any) -> Job:
-    """A training with the task of a file, as a control node writes it for a host."""
+    """Return a training with a file's task, as a control node writes it for a host."""
     spec = load_task(task, folder / task.name)
     assert spec is not None
     texts = [" ".join(["w5", "w6", "w7"][: 1 + n % 3]) for n in range(24)]
@@ -70,12 +70,12 @@ def own_job(folder: Path, task: CodeFile, run: str = "one", **training: Any) -> 
 
 
 def with_task_of(job: Job) -> Recipe:
-    """The recipe with the fields of the task that its file has registered."""
+    """Return the recipe with the fields of the task that its file has registered."""
     return replace(job.recipe, options=TASKS[job.recipe.task].fields())
 
 
 def as_run(job: Job, run: str) -> Job:
-    """The same training as another run."""
+    """Return the same training as another run."""
     folder = job.run_dir.parent / run
     folder.mkdir()
     return replace(job, run=run, run_dir=folder)
@@ -87,7 +87,7 @@ def write_job(job: Job) -> Path:
 
 
 def used(job: Job, purpose: Purpose, model: str, data: str) -> Job:
-    """The job that uses the trained model."""
+    """Return the job that uses the trained model."""
     recipe = replace(job.recipe, model=model, data=data)
     folder = job.run_dir.parent / purpose
     folder.mkdir()
@@ -126,7 +126,7 @@ def test_two_ranks_train_it_and_its_model_is_measured_and_predicts(tmp_path: Pat
     assert trained.returncode == 0, trained.stdout
     [result] = [event for event in read_events(job) if event["event"] == "result"]
     assert result["world_size"] == 2
-    assert result["metrics"]["loss"] < 0.5  # always two words: 0.67
+    assert result["metrics"]["loss"] < 0.5  # a constant prediction of two words would give 0.67
     rows = [{"text": "w5"}, {"text": "w5 w6 w7"}]
     unseen = write_data(tmp_path / "unseen", {"test": rows})
     measured = result_of(used(job, "evaluate", result["model"], job.recipe.data))
@@ -211,7 +211,7 @@ def test_a_file_that_has_changed_replaces_its_task(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("one_world")
 def test_a_loss_of_ones_own_is_minimized(tmp_path: Path) -> None:
-    """With gamma 0 it is the cross entropy, with a larger one another training."""
+    """With gamma 0 the loss is the cross entropy; a larger gamma changes the training."""
     task = file_of(ROOT / "examples/focal_loss.py")
     spec = load_task(task, Path("focal_loss.py"))
     assert spec is not None
@@ -259,7 +259,7 @@ def test_open_job_makes_the_task_available(tmp_path: Path) -> None:
 
 
 def equally_long_tags(count: int, seed: int) -> list[Row]:
-    """Rows of as many words, so that the mean over rows is that over words."""
+    """Return rows with equally many words, so that means over rows and over words agree."""
     rows = [row for row in tags(20 * count, seed) if len(row["tokens"]) >= 5][:count]
     return [{name: values[:5] for name, values in row.items()} for row in rows]
 

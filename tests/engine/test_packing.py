@@ -1,6 +1,6 @@
-"""Packed sequences have the losses that transformers computes for each alone, in any decoder.
+"""Packed sequences have the same losses as each sequence alone with transformers, in any decoder.
 
-The expected loss and gradients come from plain transformers, which gets one document at a time.
+The expected loss and gradients come from plain transformers, one document at a time.
 """
 
 import copy
@@ -22,10 +22,10 @@ from ftcluster_train.patching.patch_model import disable_dropout
 from tests.engine.jobs import make_job, make_task_of, run
 from tests.engine.models import VOCABULARY
 
-TASK = "instruction-tuning"  # whose documents have up to 40 tokens
+TASK = "instruction-tuning"  # its documents have up to 40 tokens
 LENGTHS = ([36, 2, 9], [12], [3, 5], [40], [4, 4, 4, 4])
-PARAMETERS = 10_000_000  # of a tiny model; others have parts that no field makes small
-# the fields that make a model tiny, by the names that configurations have for them
+PARAMETERS = 10_000_000  # limit for a tiny model; other models have parts that no field makes small
+# fields that make a model tiny, under the names in configurations
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 32),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
@@ -37,7 +37,7 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2, "num_kv_heads": 4, "num_experts_per_tok": 2, "head_dim": 8,
     "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "is_decoder": True,
 }  # fmt: skip
-# by title: type, changed fields, and if documents are packed
+# by title: type, changed fields, and True if documents are packed
 CASES: dict[str, tuple[str, dict[str, Any], bool]] = {
     "Llama": ("llama", {}, True),
     "Llama 4, chunks": (
@@ -111,7 +111,7 @@ def norm_of(model: PreTrainedModel) -> float:
 
 
 def compared(model: PreTrainedModel, folder: Path, world: World) -> bool:
-    """Compare a step with plain transformers; returns if documents are packed."""
+    """Compare a step with plain transformers; return True if documents are packed."""
     job = make_job(folder, TASK, batch_size=5, max_steps=1, max_grad_norm=0, seed=1)
     task, samples = make_task_of(job), make_documents()
     loss, norm = expected(copy.deepcopy(model), samples)
@@ -132,15 +132,15 @@ def test_a_step_is_that_of_each_document_alone(tmp_path: Path, world: World, tit
 
 @pytest.mark.long
 def test_every_decoder_of_transformers(tmp_path: Path, world: World) -> None:
-    """Each type whose model can be made tiny, and computes a text alone."""
+    """Test each model type that can be made tiny and computes a text alone."""
     right, wrong = [], {}
     warnings.simplefilter("ignore")
     for name in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         try:
             model = make_decoder(name)
-            with torch.no_grad():  # some keep what they computed
+            with torch.no_grad():  # some models keep computed values
                 model(input_ids=torch.tensor([[5, 6, 7]]), use_cache=False)
-        except Exception:  # as each configuration refuses what it does not take
+        except Exception:  # configurations raise various exceptions for unsupported fields
             continue
         try:
             compared(model, tmp_path / name, world)
@@ -173,7 +173,7 @@ def test_a_router_adds_its_loss_as_in_transformers(tmp_path: Path, world: World)
 
 
 def test_pairs_of_answers_without_packing(tmp_path: Path) -> None:
-    """The probabilities of chosen and rejected answers are those of each one alone."""
+    """The probabilities of chosen and rejected answers equal those of each answer alone."""
     model = make_decoder("bloom")
     task = make_task_of(make_job(tmp_path, "preference-tuning"))
     samples: list[Sample] = []
@@ -198,7 +198,7 @@ def test_pairs_of_answers_without_packing(tmp_path: Path) -> None:
 
 
 def test_positions_that_depend_on_the_longest_document(tmp_path: Path) -> None:
-    """Phi 3 has other frequencies for a row as soon as one document of it is long."""
+    """Phi 3 uses other frequencies for a whole row if one of its documents is long."""
     factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 16.0}
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16}
     model = make_decoder("phi3", rope_parameters={**rope, **factors},
@@ -209,7 +209,7 @@ def test_positions_that_depend_on_the_longest_document(tmp_path: Path) -> None:
 
 
 def test_a_model_that_computes_no_text_is_refused(tmp_path: Path) -> None:
-    model = make_decoder("gptj")  # whose heads are smaller than what it rotates
+    model = make_decoder("gptj")  # its heads are smaller than the rotated part
     for task in (TASK, "causal-lm"):
         with pytest.raises(TrainError, match="which fails even on a single text"):
             make_task_of(make_job(tmp_path, task)).check_model(model)

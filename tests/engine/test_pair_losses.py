@@ -1,4 +1,4 @@
-"""Losses and gradients are those of sentence-transformers, recorded; see the script beside."""
+"""Losses and gradients equal recorded results of record_sentence_transformers.py."""
 
 import json
 from dataclasses import replace
@@ -27,7 +27,7 @@ TASK = "sentence-similarity"
 
 
 def batch(columns: list[torch.Tensor], rows: slice) -> tuple[torch.Tensor, BatchTexts]:
-    """Embeddings of rows one after the other, with other numbers for each."""
+    """Return embeddings of rows, different for each number."""
     embeddings = torch.stack(columns, dim=1).flatten(0, 1)
     count = len(columns[0])
     kinds = torch.tensor([0, 1, 2][: len(columns)]).repeat(count)
@@ -51,7 +51,7 @@ def test_loss_and_gradients_are_those_of_sentence_transformers(tmp_path: Path, n
     used = RECORDED["columns"][: len(wanted["gradients"])]
     columns = [torch.tensor(one, requires_grad=True) for one in used]
     parts = []
-    for rows in (slice(0, 2), slice(2, 2), slice(2, 6)):  # of three ranks, one without a row
+    for rows in (slice(0, 2), slice(2, 2), slice(2, 6)):  # three ranks, one of them without rows
         embeddings, texts = batch(columns, rows)
         parts.append(task.batch_loss(embeddings, texts))
     total = torch.stack(parts).sum() / len(columns[0])
@@ -62,7 +62,7 @@ def test_loss_and_gradients_are_those_of_sentence_transformers(tmp_path: Path, n
 
 
 def scored(count: int, seed: int) -> list[Row]:
-    """Pairs of words; the score, from 0 to 5, is how near they are."""
+    """Return pairs of words; the score from 0 to 5 is their similarity."""
     draw = torch.Generator().manual_seed(seed)
     numbers = torch.randint(0, 40, (count, 2), generator=draw).tolist()
     return [
@@ -143,7 +143,7 @@ def test_scores_that_are_refused(tmp_path: Path, row: Row, options: Any, said: s
 
 
 def test_a_prompt_that_is_not_pooled(tmp_path: Path) -> None:
-    """Texts are pooled behind it, as include_prompt=false of sentence-transformers says."""
+    """Pool only the text behind the prompt, as with include_prompt=false."""
     rows = [{"query": "w20", "positive": "w21 w22", "negative": "w20"}] * 3
     data = write_data(tmp_path / "data", {"train": rows})
     model = write_model(tmp_path / "model", "bert", TASK)
@@ -156,15 +156,16 @@ def test_a_prompt_that_is_not_pooled(tmp_path: Path) -> None:
     inputs = prepare(job)
     write_inputs(job.run_dir, inputs)
     samples = Samples(Path(inputs.samples) / "train")
-    assert samples[0]["skipped"] == [3, 0, 0]  # with [CLS]
-    assert samples[0]["texts"][0] == samples[0]["texts"][2]  # whatever is before them
+    assert samples[0]["skipped"] == [3, 0, 0]  # the count includes [CLS]
+    # the texts are equal whatever precedes them
+    assert samples[0]["texts"][0] == samples[0]["texts"][2]
     task, loaded, _ = load(job, read_inputs(job.run_dir))
     task.check_model(loaded)
     assert task.modules == modules  # type: ignore[attr-defined]
     [group], places = task.group_texts([samples[0]])  # type: ignore[attr-defined]
     masks = task.collate(group).targets["tokens"][places]
     assert masks.tolist() == [[0, 0, 0, 1, 1], [1, 1, 1, 1, 0], [1, 1, 1, 0, 0]]
-    # the query's own text is no find of it, though their prompts differ
+    # the query's own text does not count as found, although the prompts differ
     found = Samples(Path(inputs.samples) / "validation")
     assert found.about["same"] == [2]
     assert [one["skipped"] for one in found] == [[3], [0], [0]]

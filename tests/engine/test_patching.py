@@ -28,7 +28,7 @@ from ftcluster_train.patching.shared_entries import (
 from ftcluster_train.patching.skipped_rows import SKIPPED_ROWS
 from tests.engine.models import make_model
 
-# functions whose entry is right for each call, and why
+# functions whose replacement is right for every call, with the reasons
 UNGUARDED = {
     torch_linear: "what is not in bf16 and has no adapter is torch's product, but for rows that "
     "nothing reads, whose guard is that of SKIPPED_ROWS",
@@ -41,7 +41,7 @@ UNGUARDED = {
 
 
 class Task:
-    """Without a loss of its own."""
+    """A task without its own loss."""
 
     large_vocabulary = False
     reads_padding = True
@@ -58,7 +58,7 @@ def test_each_entry_has_a_guard() -> None:
     assert len(entries) > 15
 
 
-# changes whose guard compares nothing, and what it knows instead
+# changes whose guard does not compare results, with the reasons
 NOT_COMPARED = {
     SKIPPED_ROWS: "classes of transformers alone, with their own forward passes and no hooks of "
     "others, looked at before each call; tests know that nothing of these is read",
@@ -68,7 +68,7 @@ NOT_COMPARED = {
 
 @pytest.fixture
 def _transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers' own functions; an earlier test may have replaced them."""
+    """Restore transformers' own functions, which an earlier test may have replaced."""
     for name, module in list(sys.modules.items()):
         if name.startswith("transformers.models.") and hasattr(module, ROTARY_FUNCTION):
             monkeypatch.setattr(
@@ -77,7 +77,7 @@ def _transformers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FUSIONS = (FUSED_TANH_GELUS, FUSED_GATED_MLPS, FUSED_RMS_NORMS, ROTARY_POSITIONS)
-# in how many places: Gemma's norms add 1 to the weight, Phi-3's MLPs have other layers
+# number of fused modules: Gemma's norms add 1 to the weight, Phi-3's MLPs have other layers
 PLACES = {
     "llama": [0, 2, 5, 1], "qwen2": [0, 2, 5, 1], "qwen3": [0, 2, 9, 1], "mistral": [0, 2, 5, 1],
     "gemma": [0, 2, 0, 1], "gemma2": [0, 2, 0, 1], "gemma3_text": [0, 2, 0, 1],
@@ -86,15 +86,16 @@ PLACES = {
 TINY = {
     "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24,
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0,
-    "initializer_range": 0.1,  # five times the usual one: near 0 activations are almost linear
+    # five times the default, because activations are almost linear near 0
+    "initializer_range": 0.1,
 }  # fmt: skip
 
 
-@pytest.mark.needs("avx2", "compiler")  # the package has the loops, then
+@pytest.mark.needs("avx2", "compiler")  # then the package has the loops
 @pytest.mark.usefixtures("_transformers")
 @pytest.mark.parametrize("architecture", PLACES)
 def test_models_with_fused_modules(architecture: str) -> None:
-    """Weights are the same, gradients are equal to rounding, and nothing is fused twice."""
+    """Weights stay, gradients are equal up to rounding, and nothing is fused twice."""
     config = AutoConfig.for_model(architecture, **TINY)
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config).eval()
@@ -118,7 +119,7 @@ def test_models_with_fused_modules(architecture: str) -> None:
 @pytest.mark.parametrize("same", [True, False])
 @pytest.mark.usefixtures("_transformers")
 def test_changes_of_models_are_compared(monkeypatch: pytest.MonkeyPatch, same: bool) -> None:
-    """If one change is reported to compute something else, none of the others is made."""
+    """If one change is found to alter results, no other change is made."""
     for room in (shared_entries,):
         monkeypatch.setattr(room, "computes_same", lambda *_, **__: same)
     monkeypatch.setattr(simd, "is_available", lambda: True)

@@ -32,14 +32,14 @@ from ftcluster_train.patching.script_functions import SCRIPT_FUNCTIONS
 from tests.engine.test_fast import attention_inputs, enabled  # noqa: F401 - a fixture
 from tests.engine.test_repeated_backward import functions_of
 
-expecttest = types.ModuleType("expecttest")  # torch's wheel does not bring it
+expecttest = types.ModuleType("expecttest")  # torch's wheel does not contain this package
 expecttest.TestCase = unittest.TestCase  # type: ignore[attr-defined]
 sys.modules.setdefault("expecttest", expecttest)
 from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
 from torch.testing._internal.common_modules import module_db  # noqa: E402
 from torch.testing._internal.common_utils import noncontiguous_like  # noqa: E402
 
-# OpInfo's names of the functions that are replaced
+# OpInfo's names of the replaced functions
 FUNCTIONS = {
     f"nn.functional.{patch.original.__name__}": patch.original.__name__
     for patch in SCRIPT_FUNCTIONS
@@ -53,12 +53,12 @@ KERNELS = {
     "linear": (_Linear,), "gelu": (_Activation,), "silu": (_Activation,), "layer_norm": (_Norm,),
 }  # fmt: skip
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-# by function and a name of its samples, why only shapes and dtypes are compared
+# by function and name of a sample: the reason why only shapes and dtypes are compared
 IN_PART = {
     (DROPOUT, "p=0.5"): "the mask comes from another generator",
     (ATTENTION, "dropout_p=0.5"): "the mask comes from another generator",
 }
-# derivatives that torch does not compute, so that ours are compared with those of its math backend
+# derivatives that torch does not compute; ours are compared with its math backend
 NOT_IN_TORCH = {
     (ATTENTION, "second"): "the flash kernel has no second derivatives",
     ("LinearCrossEntropyLoss", "first"): "some of its options refuse gradients with a graph",
@@ -67,24 +67,24 @@ NOT_IN_TORCH = {
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.05}
 # by function and dtype, a larger tolerance
 LARGER = {
-    # a row of one value is divided by sqrt(eps): 300 times as much
+    # a row with one value is divided by sqrt(eps), which multiplies errors by 300
     ("layer_norm", torch.float32): 1e-3,
-    # the kernel rounds scores, which are up to 200 in these samples: by 0.5
+    # the kernel rounds scores, which are up to 200 in these samples, by up to 0.5
     (ATTENTION, torch.bfloat16): 0.15,
 }
 # derivatives whose values are not compared
 COARSE = {
     (ATTENTION, "second", torch.bfloat16): "they begin with probabilities that are rounded to bf16",
 }
-FEW = 6  # samples of each module; the mark `more` has all of them
-CLASSES = 4099  # at least as many as the kernel takes
+FEW = 6  # samples of each module; tests with the mark `more` use all samples
+CLASSES = 4099  # enough classes for the kernel
 
 
 def in_part(short: str, kwargs: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return the entry of IN_PART that a sample has, or None."""
     options = {f"{name}={value}" for name, value in kwargs.items()}
     if short == DROPOUT and (kwargs.get("training") is False or not kwargs):
-        options = {"p=0.5"} if not kwargs else set()  # 0.5 in training is the default
+        options = {"p=0.5"} if not kwargs else set()  # the default during training is 0.5
     entries = [entry for entry in IN_PART if entry[0] == short and entry[1] in options]
     return entries[0] if entries else None
 
@@ -94,12 +94,12 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 
 
 def total(values: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Sums of squares, one of each tensor."""
+    """Return sums of squares, one for each tensor."""
     return [(x.float() if x.dtype == torch.bfloat16 else x).square().sum() for x in values]
 
 
 def outcome(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
-    """The output and derivatives of a call, each a list of tensors or the type of an error.
+    """Return the output and derivatives of a call, as lists of tensors or types of errors.
 
     `second` are gradients of the gradients, `batched` those of several gradients of the output.
     """
@@ -161,7 +161,7 @@ def alike(found: Any, wanted: Any, tolerance: float) -> bool:
 def compare(
     found: dict[str, Any], wanted: dict[str, Any], tolerance: float, where: str
 ) -> list[str]:
-    """Compare types, shapes and dtypes; returns the parts whose values differ."""
+    """Compare types, shapes and dtypes; return the parts whose values differ."""
     different = []
     for part in wanted.keys() - {"kernels"}:
         ours, theirs = found.get(part), wanted[part]
@@ -178,18 +178,18 @@ def compare(
 
 
 def outcome_by_math(args: Any, kwargs: Any) -> dict[str, Any]:
-    """Compute torch's attention by operations that have all derivatives."""
+    """Compute torch's attention with operations that have all derivatives."""
     with sdpa_kernel(SDPBackend.MATH):
         return outcome(STOCK[ATTENTION], args, kwargs)
 
 
 def refused(found: dict[str, Any]) -> list[str]:
-    """The derivatives of an outcome that there are not."""
+    """Return the derivatives that an outcome lacks."""
     return [part for part in found if part != "output" and found[part] == "RuntimeError"]
 
 
 class Checked:
-    """Compares calls of a function with torch's, and counts.
+    """A comparison of a function's calls with torch's, with counters.
 
     Attributes:
         calls: number of calls.
@@ -231,13 +231,13 @@ class Checked:
         self.by_kernel += bool(found.get("kernels", set()) & {*KERNELS[self.short]})
 
     def check_lists(self) -> None:
-        """All that is listed for the function was needed."""
+        """Check that each entry in the lists for the function was needed."""
         lists = (*IN_PART, *NOT_IN_TORCH, *LARGER, *COARSE)
         assert self.listed == {entry for entry in lists if entry[0] == self.short}
 
 
 def op_samples(name: str, dtype: torch.dtype) -> Iterator[tuple[str, Any, Any]]:
-    """The number, arguments and options of OpInfo's samples."""
+    """Yield the number, arguments and options of OpInfo's samples."""
     for op in op_db:
         if op.name == name and not op.variant_test_name and dtype in op.dtypes:
             samples = op.sample_inputs("cpu", dtype, requires_grad=True)
@@ -251,7 +251,7 @@ def op_samples(name: str, dtype: torch.dtype) -> Iterator[tuple[str, Any, Any]]:
 
 
 def with_many_classes(sample: Any, **options: Any) -> tuple[Any, Any]:
-    """The arguments and options of a sample of cross entropy, with CLASSES classes."""
+    """Return arguments and options for cross entropy with CLASSES classes."""
     logits, (target, *_), kwargs = sample.input, sample.args, dict(sample.kwargs)
     shape = [CLASSES if i == min(1, logits.ndim - 1) else n for i, n in enumerate(logits.shape)]
     make = partial(make_tensor, device="cpu", **options)
@@ -301,7 +301,7 @@ def float64_by_default() -> Iterator[None]:
 
 @pytest.fixture
 def small_calls(monkeypatch: pytest.MonkeyPatch, enabled: None) -> None:  # noqa: ARG001, F811
-    """The kernels, which take small linear layers too."""
+    """Make the kernels accept small linear layers too."""
     monkeypatch.setattr(linear, "MUCH_WORK", 1)
     torch.manual_seed(2)
 
@@ -310,7 +310,7 @@ def small_calls(monkeypatch: pytest.MonkeyPatch, enabled: None) -> None:  # noqa
 @pytest.mark.parametrize("context", [nullcontext, autocast, float64_by_default])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_torchs_samples(name: str, context: Any) -> None:
-    """All samples of OpInfo."""
+    """Compare all samples of OpInfo."""
     checked = Checked(FUNCTIONS[name])
     for dtype in DTYPES:
         for where, args, kwargs in op_samples(name, dtype):
@@ -334,16 +334,17 @@ def test_torchs_samples_at_other_strides(name: str, layout: str) -> None:
         args, kwargs = pytree.tree_map_only(torch.Tensor, change, call)
         checked.check(args, kwargs, torch.float32, f"{where} {layout}")
     assert checked.calls > 0
-    # torch computes with negative views
+    # torch supports negative views
     assert (checked.by_kernel == 0) == (layout == "negative")
 
 
 @pytest.mark.usefixtures("small_calls")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_torchs_samples_without_elements(name: str) -> None:
-    """All samples without rows, and without columns where torch allows it."""
+    """Compare all samples without rows, or without columns if torch allows this."""
     checked, short = Checked(FUNCTIONS[name]), FUNCTIONS[name]
-    batches = {ATTENTION: 3, CROSS_ENTROPY: 2}.get(short, 1)  # arguments that have the batch
+    # arguments that have a batch dimension
+    batches = {ATTENTION: 3, CROSS_ENTROPY: 2}.get(short, 1)
 
     def cut(x: Any, dim: int) -> Any:
         return x.detach().narrow(dim, 0, 0).requires_grad_(x.requires_grad)
@@ -371,7 +372,7 @@ def test_outputs_are_written_where_a_call_says(name: str) -> None:
 @pytest.mark.usefixtures("small_calls")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_vectorized_jacobians(name: str) -> None:
-    """In reverse mode, of the first sample that a kernel takes in each number of dimensions."""
+    """Compare in reverse mode, for the first sample of each number of dimensions."""
     checked, ranks = Checked(FUNCTIONS[name]), set()
     for _, args, kwargs in op_samples(name, torch.float32):
         few = 0 < args[0].numel() <= 500
@@ -390,7 +391,7 @@ def test_vectorized_jacobians(name: str) -> None:
     assert ranks
 
 
-# modules whose forward passes call one of the functions, and ModuleInfo's samples of them
+# modules that call one of the functions, with ModuleInfo's samples
 MODULES = (
     "CrossEntropyLoss", "GELU", "SiLU", "LayerNorm", "Linear", "TransformerEncoderLayer",
     "TransformerDecoderLayer", "MultiheadAttention", "TransformerEncoder", "Transformer",
@@ -400,7 +401,7 @@ WITHOUT_KERNEL = {"CrossEntropyLoss": "its samples have few classes"}
 
 
 def drops(module: nn.Module) -> bool:
-    """Return True if a part of a module has dropout, whose mask would be another one."""
+    """Return True if a part of a module has dropout, whose masks would differ."""
     parts = [x for x in module.modules() if isinstance(x, (nn.Dropout, nn.MultiheadAttention))]
     return any(x.p if isinstance(x, nn.Dropout) else x.dropout for x in parts)
 
@@ -417,7 +418,7 @@ def test_all_samples_of_torchs_modules(name: str, request: pytest.FixtureRequest
 
 
 def check_module(name: str, request: pytest.FixtureRequest, most: int | None) -> None:
-    """Compare a module on ModuleInfo's inputs, in training."""
+    """Compare a module on ModuleInfo's inputs in training mode."""
     (info,) = (info for info in module_db if info.module_cls.__name__ == name)
     results = []
     for ours in (False, True):
@@ -444,7 +445,7 @@ def check_module(name: str, request: pytest.FixtureRequest, most: int | None) ->
 
 
 def test_the_list_of_torchs_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each module of ModuleInfo that calls one of the functions is in MODULES."""
+    """MODULES contains each module of ModuleInfo that calls one of the functions."""
     called: set[str] = set()
     for short in FUNCTIONS.values():
 
@@ -461,7 +462,7 @@ def test_the_list_of_torchs_modules(monkeypatch: pytest.MonkeyPatch) -> None:
         for sample in islice(samples, 1):
             called.clear()
             made, call = sample.constructor_input, sample.forward_input
-            with suppress(RuntimeError):  # FractionalMaxPool's samples are for another dtype
+            with suppress(RuntimeError):  # FractionalMaxPool's samples need another dtype
                 info.module_cls(*made.args, **made.kwargs)(*call.args, **call.kwargs)
             if called:
                 modules.add(info.module_cls.__name__)
@@ -469,7 +470,7 @@ def test_the_list_of_torchs_modules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Layers(nn.Module):  # type: ignore[misc]
-    """Calls each of the functions; dropout drops nothing."""
+    """A model that calls each of the functions, with dropout of 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -498,7 +499,7 @@ def of_transforms(model: nn.Module, x: torch.Tensor) -> dict[str, Any]:
         found["forward mode"] = forward_ad.unpack_dual(model(dual, False)).tangent
     jacobian = torch.autograd.functional.jacobian
     found["jacobian"] = jacobian(model, x)
-    # torch's attention has no forward derivative
+    # torch's attention has no forward-mode derivative
     found["forward jacobian"] = jacobian(
         lambda x: model(x, False), x, vectorize=True, strategy="forward-mode"
     )
@@ -583,7 +584,7 @@ def by_inference(mask: torch.Tensor, values: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
 @pytest.mark.parametrize("expanded", [True, False])
 def test_masks_that_are_filled_again(refill: Any, dtype: torch.dtype, expanded: bool) -> None:
-    """One buffer for the masks of all batches, as a script with a static shape has it."""
+    """Use one buffer for the masks of all batches, like a script with static shapes."""
     query, key, value = attention_inputs(200)
     memory = torch.zeros(2, 1, 1 if expanded else 200, 200, dtype=dtype)
     mask = memory.expand(2, 1, 200, 200)
@@ -600,7 +601,7 @@ def test_masks_that_are_filled_again(refill: Any, dtype: torch.dtype, expanded: 
 @pytest.mark.usefixtures("enabled")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dtypes_under_autocast(dtype: torch.dtype) -> None:
-    """Weights are in fp32; torch returns what it gets."""
+    """Weights are in fp32, and torch returns the dtype that it gets."""
     stock = {p.original.__name__: p.original for p in SCRIPT_FUNCTIONS}
     x, weight = torch.randn(4, 8).to(dtype).requires_grad_(), torch.ones(8, requires_grad=True)
     matrix = torch.randn(8, 8, requires_grad=True)

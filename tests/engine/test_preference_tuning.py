@@ -1,4 +1,4 @@
-"""Pairs of answers become a decoder that prefers the chosen ones; the loss is TRL's."""
+"""Preference tuning of a decoder on pairs of answers; the loss equals TRL's."""
 
 import copy
 import json
@@ -37,7 +37,7 @@ PAD, BEGIN, ANSWER = 0, 2, 3  # see CHAT
 
 
 def pairs(count: int) -> list[Row]:
-    """Answers with even words are better than those with odd ones."""
+    """Write pairs whose chosen answers have even words."""
     return [
         {"prompt": f"w{5 + i % 9} w{7 + i % 5}", "chosen": f"w{20 + 2 * (i % 8)} w30",
          "rejected": f"w{21 + 2 * (i % 7)}"}
@@ -77,7 +77,7 @@ def test_a_trained_model_prefers(
 def test_the_reference_is_computed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: World
 ) -> None:
-    """A start after a failure, and a run that continues, read it, unless it is damaged."""
+    """A restart or a resumed run reads the stored reference, unless the file is damaged."""
     data = tmp_path / "data"
     job = job_of(data, pairs(20), batch_size=4, max_steps=2)
     inputs = prepare(job)
@@ -111,7 +111,7 @@ def test_the_reference_is_computed_once(
 
 @pytest.mark.parametrize("name", ["gpt2", "falcon", "llama", "gemma2", "opt"])
 def test_nothing_is_dropped(name: str) -> None:
-    """A model gives in training what it gives in evaluations."""
+    """A model has no dropout, so training and evaluation give the same output."""
     kind = architectures.kinds(architectures.Size(64, 4, 2, 8, dropout=0.5))[name]
     model = architectures.make_kind(name, kind)
     tokens = torch.arange(12).unsqueeze(0) + 4
@@ -127,7 +127,7 @@ def test_nothing_is_dropped(name: str) -> None:
 
 
 def test_what_is_learned(tmp_path: Path) -> None:
-    """Texts, messages after a prompt and conversations with a common beginning are equal."""
+    """Texts, messages after a prompt, and conversations with a common beginning are equivalent."""
     asks = {"role": "user", "content": "w5 w6"}
     good, bad = ({"role": "assistant", "content": text} for text in ("w7", "w8 w9"))
     rows: list[Row] = [
@@ -168,7 +168,7 @@ def test_answers_that_are_too_long(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_losses_of_tokens(frozen: bool) -> None:
-    """Gradients are multiplied by those of each token's loss."""
+    """Gradients are scaled by the gradient of each token's loss."""
     torch.manual_seed(1)
     hidden = torch.randn(37, 12, requires_grad=True)
     weight = torch.randn(71, 12, requires_grad=not frozen)
@@ -192,7 +192,7 @@ def test_some_labels_are_wrong(tmp_path: Path) -> None:
     """
     job = make_job(tmp_path, TASK, label_smoothing_factor=0.2)
     task = make_task_of(job)
-    beta, counts = 0.1, (3, 5, 2, 4)  # of two pairs
+    beta, counts = 0.1, (3, 5, 2, 4)  # counts of two pairs
     logits = torch.randn(sum(counts), VOCABULARY, dtype=torch.float64, requires_grad=True)
     tokens = torch.randint(VOCABULARY, (sum(counts),))
     start = torch.tensor([[-30.0, -9.0], [-8.0, -40.0]], dtype=torch.float64)
@@ -227,7 +227,7 @@ def test_loss_and_gradients_are_those_of_trl(
 
     torch.manual_seed(3)
     start, model = make_model("llama", TASK), make_model("llama", TASK)
-    with torch.no_grad():  # as after some learning
+    with torch.no_grad():  # simulates some training
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.05)
     tokenizer = make_tokenizer()

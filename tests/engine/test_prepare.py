@@ -1,4 +1,4 @@
-"""Data are tokenised once by a build of the package, and again when their name means others."""
+"""Data are tokenized once per package build, and again if their name refers to other data."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ load_dataset = datasets.load_dataset
 
 
 def write(folder: Path, texts: Sequence[str]) -> dict[str, str]:
-    """A data set as files; returns each split's."""
+    """Write a data set as files; return each split's file."""
     folder.mkdir()
     files = {split: str(folder / f"{split}.jsonl") for split in ("train", "validation")}
     for path in files.values():
@@ -66,7 +66,7 @@ def test_named_data_are_tokenised_once(tmp_path: Path, monkeypatch: pytest.Monke
         found.append(prepare(replace(job, recipe=recipe, prefix=tmp_path / "prefix")).samples)
         if run == "b":
             files = write(tmp_path / "second", ["w8", "w9"])
-        if run == "c":  # another build of the package may look for more
+        if run == "c":  # another build of the package may need more files
             (tmp_path / "package").mkdir()
             monkeypatch.setattr(prepare_module, "__file__", str(tmp_path / "package/prepare.py"))
     assert found[0] == found[1] != found[2] != found[3]
@@ -85,7 +85,7 @@ def test_a_run_with_the_same_recipe_and_files_takes_the_inputs_without_torch(
     numbers = itertools.count()
 
     def prepared(**training: Any) -> tuple[Inputs, bool]:
-        """The inputs of a new run, and whether torch was imported for them."""
+        """Return the inputs of a new run, and True if torch was imported for them."""
         job = make_job(tmp_path / "runs" / f"run{next(numbers)}", "text-classification")
         recipe = replace(
             job.recipe, model=str(model), data=str(tmp_path / "data"), from_scratch=False,
@@ -99,8 +99,8 @@ def test_a_run_with_the_same_recipe_and_files_takes_the_inputs_without_torch(
             [*program, str(job.run_dir)], capture_output=True, text=True, check=True
         )
         imported = set(re.findall(r"\| +(\S+)$", done.stderr, re.MULTILINE))
-        assert "transformers.modeling_utils" not in imported  # a second of imports
-        assert (job.run_dir / LAUNCH_FILE).read_text() == "planned"  # it may start
+        assert "transformers.modeling_utils" not in imported  # this import would take a second
+        assert (job.run_dir / LAUNCH_FILE).read_text() == "planned"  # the run may start
         return read_inputs(job.run_dir), "torch" in imported
 
     first, with_torch = prepared()
@@ -111,7 +111,7 @@ def test_a_run_with_the_same_recipe_and_files_takes_the_inputs_without_torch(
     second, with_torch = prepared()
     assert with_torch
     assert second.samples != first.samples
-    shutil.rmtree(second.samples)  # as less recent ones are
+    shutil.rmtree(second.samples)  # less recent samples are removed in this way
     assert prepared()[1]
 
 

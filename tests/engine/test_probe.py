@@ -33,7 +33,7 @@ def test_links_are_measured_where_an_interface_has_a_known_speed(tmp_path: Path)
     [link] = first["links"]
     assert link["ranks"] == [0, 1]
     assert link["mb_per_second"] > 1
-    assert "speed" not in first  # which takes longer
+    assert "speed" not in first  # speeds are not measured, which would take longer
 
 
 def test_each_precision_has_the_kernel_that_this_cpu_promises() -> None:
@@ -62,7 +62,7 @@ def test_products_are_put_beside_what_the_instructions_do_at_most(
     assert speed["bf16_of_peak"] is None or bf16
     rate = peak_rate("avx2", 1, 0.2) / 1e9
     assert 0 < (share_of_peak(rate / 2, "fp32", 1) or 0) <= 1
-    assert share_of_peak(100 * rate, "fp32", 1) is None  # the loops were kept from the CPU
+    assert share_of_peak(100 * rate, "fp32", 1) is None  # the CPU lacks instructions for the loops
     # a stack that was built without a C compiler
     monkeypatch.setattr("ftcluster_train.health.peak.KERNELS", tmp_path)
     assert share_of_peak(100.0, "fp32", 1) is None

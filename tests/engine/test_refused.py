@@ -22,7 +22,7 @@ from tests.engine.jobs import run_rank
 from tests.engine.models import make_tokenizer
 from tests.engine.runs import classes, make_whole_job, questions, triplets, write_data, write_model
 
-KINDS = {"bert": "text-classification", "gpt2": "causal-lm"}  # of models, for what
+KINDS = {"bert": "text-classification", "gpt2": "causal-lm"}  # tasks by kind of model
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def one_world(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusal(job: Job, by_rank: bool = False) -> TrainError:
-    """Return the error of a run, from before or after the start of its ranks."""
+    """Return the error of a run, before or after the start of its ranks."""
     if not by_rank:
         with pytest.raises(TrainError) as error:
             prepare(job)
@@ -51,7 +51,7 @@ def texts(folder: Path, count: int = 40) -> str:
 def job_of(
     folder: Path, task: str, kind: str = "bert", data: str = "", model: str = "", **changes: Any
 ) -> Job:
-    """A job on texts, with a model of this kind, unless other data or another model is named."""
+    """Return a job on texts with a model of this kind, unless other data or models are named."""
     model = model or write_model(folder / "model", kind, KINDS[kind])
     return make_whole_job(folder / "run", task, data or texts(folder), model, **changes)
 
@@ -62,7 +62,7 @@ def test_an_encoder_cannot_be_a_causal_model(tmp_path: Path) -> None:
     assert "reads a text in both directions" in error.message
     assert "config_overrides.is_decoder=true" in error.hint
     decoder = replace(job.recipe, config_overrides={"is_decoder": True})
-    rank.run(replace(job, recipe=decoder))  # what the hint says helps
+    rank.run(replace(job, recipe=decoder))  # following the hint fixes the error
 
 
 def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Two backward passes through one graph add up: no kernel changes what it has saved."""
+"""Two backward passes through one graph add up, so no kernel changes its saved tensors."""
 
 import importlib
 import pkgutil
@@ -26,7 +26,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 def rounded_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The copy of a norm's output in bf16, which linear layers of a training read."""
+    """Return the bf16 copy of a norm's output, which linear layers of a training use."""
     copies = norms.RoundedCopies()
     with torch.autocast("cpu", torch.bfloat16):
         output = norms.norm(x.float(), weight.float(), None, 1e-5, centered=True, copies=copies)
@@ -36,7 +36,7 @@ def rounded_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def frozen_linear(x: torch.Tensor) -> torch.Tensor:
-    """The function of weights in NF4; a dense weight is its own dense copy."""
+    """Return the function for weights in NF4; a dense weight is its own dense copy."""
     return nf4.linear_in_nf4(x, draw((64, 64))[0].to(x.dtype))
 
 
@@ -45,11 +45,11 @@ KERNELS: dict[str, tuple[Function, list[torch.Tensor]]] = {
     "rounded norm": (rounded_norm, draw((7, 33), (33,))),
     "frozen linear": (frozen_linear, draw((7, 64))),
 }
-ONLY_FP32 = {"layer norm", "low rank"}  # their cases have inputs or weights of fp32
+ONLY_FP32 = {"layer norm", "low rank"}  # their cases have inputs or weights in fp32
 
 
 def functions_of(*outputs: torch.Tensor) -> Iterator[type]:
-    """The autograd functions in Python of a graph."""
+    """Return the Python autograd functions in a graph."""
     nodes: list[Node] = [x.grad_fn for x in outputs if x.grad_fn is not None]
     seen = set()
     while nodes:
@@ -70,7 +70,7 @@ def leaves_of(inputs: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tens
 def gradients(
     call: Callable[[], torch.Tensor], leaves: list[torch.Tensor], passes: int
 ) -> list[torch.Tensor]:
-    """Sums over backward passes through one graph."""
+    """Return the sums over repeated backward passes through one graph."""
     torch.manual_seed(5)
     output = call()
     along = output.detach().float().cos().to(output.dtype)
@@ -92,7 +92,7 @@ def check_twice(kernel: Function, leaves: list[torch.Tensor]) -> None:
 
 
 def marks_of(name: str, dtype: torch.dtype) -> list[pytest.MarkDecorator]:
-    """Return what a case needs: other CPUs leave packed sequences in bf16 to the caller."""
+    """Return a case's marks: some CPUs leave packed bf16 sequences to the caller."""
     packed_in_bf16 = name.startswith("documents") and dtype == torch.bfloat16
     return [pytest.mark.needs("avx512_bf16")] if packed_in_bf16 else []
 
@@ -113,7 +113,7 @@ def test_two_passes_are_twice_one(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", ["linear", "linear_cross_entropy", "token_losses"])
 def test_sums_of_gradients_get_both_passes(name: str) -> None:
-    """Gradients of weights that go to the sums of a training, not to autograd."""
+    """Gradients of weights go to the training's sums instead of autograd."""
     kernel, inputs = KERNELS[name]
     found: list[Any] = []
     for passes in (1, 2):

@@ -1,4 +1,4 @@
-"""report_to where there is no network at all: no interface is up, not even the loopback."""
+"""report_to without any network: no interface is up, not even loopback."""
 
 import json
 import os
@@ -20,7 +20,7 @@ ALONE = ["unshare", "--map-root-user", "--net"]
 def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reports")
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), TRACKERS])
-    # as Trainer's users have it; a proxy or token would be a way out
+    # settings of Trainer's users; a proxy or token would allow connections
     changes = {"PYTHONPATH": path, "HOME": str(folder)}
     done = subprocess.run(
         [*ALONE, sys.executable, "-m", "tests.engine.report_to", str(folder)],

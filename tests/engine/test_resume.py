@@ -1,4 +1,4 @@
-"""Resuming a training: to the last bit, from what is whole."""
+"""Resumed trainings are bit-identical, and resume only from complete files."""
 
 import contextlib
 import itertools
@@ -50,13 +50,13 @@ def job_of(folder: Path, precision: str = "bf16", **changes: Any) -> Job:
 
 
 def run(job: Job, model: PreTrainedModel, world: World, **options: Any) -> Run:
-    """Train, also where a training of this job was before."""
+    """Train, also in a folder in which this job has trained before."""
     shutil.rmtree(job.run_dir / "samples", ignore_errors=True)
     return run_once(job, model, SAMPLES, world, **options)
 
 
 class Killed(Exception):
-    """Stands for a killed rank."""
+    """Simulates a killed rank."""
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
@@ -77,7 +77,7 @@ def test_a_resumed_training_is_the_same_to_the_last_bit(
         killed_at(patch, 7)
         with pytest.raises(Killed):
             run(job, make_model("bert"), world)
-    # another model: everything comes from the checkpoint
+    # another initial model, because everything comes from the checkpoint
     other = make_model("bert")
     with torch.no_grad():
         for parameter in other.parameters():
@@ -98,7 +98,7 @@ def test_a_resumed_training_is_the_same_to_the_last_bit(
 def test_a_resumed_run_of_a_task_is_the_same_to_the_last_bit(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if samples are drawn again in each epoch, or a teacher has read them."""
+    """Resume with samples that are redrawn in each epoch, or with a teacher's results."""
     jobs = [
         job_of_kind(tmp_path / folder, KINDS[name], "runs/one", save_strategy="steps", save_steps=4)
         for folder in ("whole", "killed")
@@ -126,7 +126,7 @@ def test_another_run_continues_from_the_checkpoints_of_the_first(
     run(first, make_model("bert"), world)
     second = replace(
         make_job(tmp_path / "runs/later", "text-classification", "bf16", **STEPS, max_steps=6),
-        # the one before it has ended without a state of its own
+        # the previous run ended without saving a state
         prefix=tmp_path, resume=("between", "here"),
     )  # fmt: skip
     assert [e["step"] for e in run(second, make_model("bert"), world).of("step")] == [5, 6]
@@ -155,7 +155,7 @@ def test_the_state_of_another_model_is_refused(tmp_path: Path, world: World) -> 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        # sizes are equal: the weights of one layer would go to another
+        # equal sizes: one layer would get another layer's weights
         (lambda name: name.replace("query", "q_proj"), "another model, with bert.encoder.layer."),
         (lambda name: name.replace("layer.0", "layer.x").replace("layer.1", "layer.0").replace(
             "layer.x", "layer.1"), "in another order"),
@@ -164,7 +164,7 @@ def test_the_state_of_another_model_is_refused(tmp_path: Path, world: World) -> 
 def test_the_state_of_other_parameters_is_refused(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch, change: Any, said: str
 ) -> None:
-    """Also where they have the same sizes, as two releases of a library may have them."""
+    """Two releases of a library may have parameters of equal sizes in another order."""
     job = job_of(tmp_path, max_steps=4)
     run(job, make_model("bert"), world)
     layout = flat_params.state_layout
@@ -179,10 +179,10 @@ def test_snapshots_are_written_beside_the_training(
 ) -> None:
     job = replace(job_of(tmp_path, max_steps=6, save_strategy="no"), snapshot_seconds=1e-6)
     folder = job.run_dir / "snapshots"
-    monkeypatch.setattr(snapshots, "COST_SHARE", math.inf)  # one after each step
+    monkeypatch.setattr(snapshots, "COST_SHARE", math.inf)  # a snapshot after each step
     with monkeypatch.context() as patch:
         killed_at(patch, 4)
-        # each is written before the next step, so that the test knows which there is
+        # each snapshot is written before the next step, so the test knows which one exists
         started = snapshots.threading.Thread.start
 
         def start(thread: Any) -> None:
@@ -238,7 +238,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_one_before(
     assert done.of("notice")[0]["failed_save"] == "checkpoint"
     assert [path.name for path in folder.iterdir()] == ["checkpoint-12"]
 
-    # space is looked at before anything is written
+    # space is checked before anything is written
     monkeypatch.setattr(
         checkpoints.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0)
     )  # type: ignore[attr-defined]
@@ -252,10 +252,11 @@ TO_STOP: dict[str, Any] = {"max_steps": 10, "save_strategy": "no"}
 
 
 def _on_two_hosts(rank: int, size: int, folder: Path) -> tuple[Run, Run]:
-    """One of two ranks on hosts of their own: a whole training; one that rank 1 is asked to stop.
+    """Train as one of two ranks on separate hosts: once to the end, and once until a stop.
 
     Returns:
-        The whole one; the other one after it was resumed without the head's checkpoint.
+        The whole training, and the stopped training after it was resumed without the head's
+        checkpoint.
     """
     os.environ |= {"LOCAL_RANK": "0", "GROUP_RANK": str(rank)}
     world, report = World(rank, size, "gloo"), loop.report
@@ -283,14 +284,14 @@ def test_ranks_that_are_asked_to_stop_save_on_two_hosts_and_resume_to_the_last_b
     (whole, resumed), _ = on_ranks(_on_two_hosts, 2, tmp_path, tmp_path)
     left = [next((tmp_path / f"left{rank}/checkpoints").iterdir()) for rank in (0, 1)]
     (step,) = {int(path.name.removeprefix("checkpoint-")) for path in left}
-    assert step in (3, 4)  # the signal came while rank 1 began step 3
+    assert step in (3, 4)  # the signal arrived while rank 1 began step 3
     states = [json.loads((path / "manifest.json").read_text()) for path in left]
     for name in ("state.safetensors", "model.safetensors"):
         assert states[0][name] == states[1][name]
     assert resumed.notices[-1] == f"resumed after step {step}"
     assert resumed.digests[-1] == whole.digests[-1]
 
-    # on one rank: the same batches, and a line that says what differs
+    # on one rank: the same batches, and a line with the difference
     shutil.move(tmp_path / "left1", tmp_path / "alone/runs/here")
     alone = run(job_of(tmp_path / "alone", **TO_STOP), make_model("bert"), world)
     assert alone.notices[-1].endswith("changed since then: ranks from 2 to 1")
@@ -309,7 +310,7 @@ MODEL = make_model("bert"), TASK
 
 
 def _save_until(folder: Path, stop_before: int) -> None:
-    """In a new process: save checkpoint 2 and remove 1; end before a certain change of a file."""
+    """Save checkpoint 2 and remove 1 in a new process; end before a certain change of a file."""
     changes = itertools.count()
 
     def count(event: str, arguments: tuple[Any, ...]) -> None:
@@ -326,7 +327,7 @@ def _save_until(folder: Path, stop_before: int) -> None:
         fsync(descriptor)
 
     class Digest:
-        """Called between the pieces of a large file."""
+        """A hash that calls a function between the pieces of a large file."""
 
         def __init__(self) -> None:
             self._digest = digest()
@@ -384,7 +385,7 @@ def test_a_kill_at_any_write_leaves_a_whole_checkpoint(
         assert {one.name for one in folder.iterdir()} <= {"checkpoint-1", "checkpoint-2"}
         left.append(step)
         shutil.rmtree(folder)
-    assert sorted(left) == left  # first 1, then 2
+    assert sorted(left) == left  # checkpoint 1 first, then 2
     assert left.count(1) > 15
     assert left.count(2) > 3
 
@@ -425,19 +426,19 @@ def test_the_best_model_of_the_run_before_is_kept(tmp_path: Path, world: World) 
         return run_once(job, make_model("bert"), SAMPLES, world, validation)
 
     first = trained("first", "", max_steps=4)
-    # another step changes nothing, and what is as good is not better
+    # an equally good later step does not change the best step
     later = trained("later", "first", max_steps=5, learning_rate=1e-30)
     assert later.result.metrics == first.result.metrics
     for name, weights in later.model.state_dict().items():
         assert torch.equal(weights, first.model.state_dict()[name])
-    # where no host has it any more, the last one is taken, and a notice says so
+    # if no host has the best checkpoint any more, the last checkpoint is used, with a notice
     shutil.rmtree(tmp_path / "runs/first/checkpoints")
     last = trained("last", "later", max_steps=6, learning_rate=1e-30)
     assert "using the model of the last step" in last.notices[-1]
 
 
 def test_a_checkpoint_has_a_format_that_older_ones_lack(tmp_path: Path) -> None:
-    """A file of its own: the previous release takes each entry of the manifest for a file."""
+    """The previous release treats manifest entries as files."""
     save(tmp_path, 1)
     folder = tmp_path / "checkpoint-1"
     number = folder / "format.json"
@@ -454,5 +455,5 @@ def test_a_checkpoint_has_a_format_that_older_ones_lack(tmp_path: Path) -> None:
     assert tensors == {}
     assert f"{number} was written by a newer ftcluster (format 99" in why
     assert "ftcluster setup" in why
-    number.unlink()  # as the previous release writes one
+    number.unlink()  # as in a checkpoint of the previous release
     assert state_files.read_tensors(folder, header)[1] == ""

@@ -1,4 +1,4 @@
-"""Each task resumes after a death between two parts of a batch, and on another number of ranks."""
+"""Each task resumes after a kill within a batch, and on another number of ranks."""
 
 import os
 import shutil
@@ -21,13 +21,13 @@ from tests.engine.test_run_on_ranks import KINDS, STEPS, job_of
 from tests.programs import free_ports
 
 FEW = ("without packing",)
-SAVED = 4  # after this step
+SAVED = 4  # step of the checkpoint
 NAMES = [name if name in FEW else pytest.param(name, marks=pytest.mark.more) for name in KINDS]
 Events = list[dict[str, Any]]
 
 
 class Killed(Exception):
-    """Stands for a rank's death."""
+    """Simulates a killed rank."""
 
 
 def kill_in_second_part(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
@@ -81,7 +81,7 @@ def _rank(rank: int, jobs: Sequence[Job], ports: Sequence[int], size: int) -> No
 @pytest.mark.usefixtures("one_world")
 @pytest.mark.parametrize("name", NAMES)
 def test_another_number_of_ranks(tmp_path: Path, name: str) -> None:
-    """Two ranks continue from the checkpoint of one, in other parts of its batches."""
+    """Two ranks continue from a checkpoint of one rank, with other parts of its batches."""
     first = saving(tmp_path, name, "runs/first")
     whole = run_rank(first)
     shutil.rmtree(first.run_dir / f"checkpoints/checkpoint-{STEPS}")

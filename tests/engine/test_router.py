@@ -1,4 +1,4 @@
-"""A mixture of experts adds its router's loss to the language model's, as transformers does."""
+"""A mixture of experts adds its router's loss to the loss, as in transformers."""
 
 import copy
 from pathlib import Path
@@ -23,7 +23,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 24,
     },
 }  # fmt: skip
-COEFFICIENT = 0.5  # large, so that it shows
+COEFFICIENT = 0.5  # large, so that the effect is visible
 
 
 def make_experts(kind: str, counted: bool = True) -> PreTrainedModel:
@@ -43,7 +43,7 @@ def gradients(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 def learned(
     model: PreTrainedModel, task: Task, tokens: torch.Tensor, optimizations: Optimizations
 ) -> float:
-    """Our loss, a mean over the rows, after its backward pass."""
+    """Return our loss, a mean over the rows, after the backward pass."""
     task.check_model(model)
     kernels = patch_model(model, task, True, optimizations, ProgressLog())
     model.train()
@@ -69,7 +69,7 @@ def test_the_routers_loss_is_transformers_own(
     assert learned(model, task, tokens, optimizations) == pytest.approx(
         wanted.loss.item(), rel=1e-5
     )
-    assert wanted.aux_loss.item() > 0.5  # so it is a large part of that
+    assert wanted.aux_loss.item() > 0.5  # the router's loss is a large part of the loss
     found = gradients(model)
     assert found.keys() == gradients(plain).keys()
     for name, gradient in gradients(plain).items():
@@ -78,7 +78,7 @@ def test_the_routers_loss_is_transformers_own(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_router_whose_loss_is_not_counted(tmp_path: Path, kind: str) -> None:
-    """transformers too leaves it out of the loss by default."""
+    """By default, transformers ignores the router's loss too."""
     model, tokens = make_experts(kind, counted=False), torch.randint(4, VOCABULARY, (ROWS, LENGTH))
     wanted = copy.deepcopy(model)(input_ids=tokens, labels=tokens, use_cache=False)
     assert wanted.aux_loss is None

@@ -1,4 +1,4 @@
-"""A whole run on two ranks, or four, is the run on one."""
+"""A whole run on two or four ranks equals the run on one rank."""
 
 import json
 import os
@@ -41,7 +41,7 @@ Events = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of task: its model, its data, the fields that it changes, the names of its metrics.
+    """A kind of task: its model, its data, its changed fields, and the names of its metrics.
 
     Attributes:
         teacher: the teacher's model and what that is for.
@@ -56,7 +56,7 @@ class Kind:
 
 
 def half_labelled(count: int, seed: int) -> Sequence[Row]:
-    """Rows with the names of a teacher's classes, or without a label."""
+    """Return rows with the names of a teacher's classes, or without a label."""
     return [
         {"text": row["text"], "label": f"LABEL_{row['label']}" if number % 2 else None}
         for number, row in enumerate(classes(count, seed))
@@ -127,12 +127,12 @@ KINDS = {
         {"chat_template": False, "lora_r": 4, "load_in_4bit": True}, ("loss", "accuracy", "margin"),
     ),
 }  # fmt: skip
-FOUR = ("completions",)  # also on four ranks; the numbers of tokens that they learn differ most
+FOUR = ("completions",)  # also on four ranks, because their numbers of target tokens differ most
 
 
 def job_of(folder: Path, kind: Kind, name: str, **training: Any) -> Job:
     data = write_data(folder / "data", {"train": kind.rows(50, 1), "validation": kind.rows(17, 2)})
-    adapted = "lora_r" in kind.options  # the head is not trained then, so it has to be there
+    adapted = "lora_r" in kind.options  # then the head is not trained, so the model must have it
     model = write_model(folder / "model", kind.model, kind.task, head=adapted)
     recipe: dict[str, Any] = {"batch_size": BATCH}
     if kind.teacher:
@@ -166,13 +166,13 @@ def _rank(rank: int, jobs: Sequence[Job], ports: Sequence[int], size: int) -> No
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Events]:
-    """The events of each kind's run, by the number of its ranks."""
+    """Return the events of each kind's run by number of ranks."""
     folder = tmp_path_factory.mktemp("runs")
     events = {}
     for size, names in ((1, KINDS), (2, KINDS), (4, FOUR)):
         jobs = {name: prepared(folder / name, KINDS[name], size) for name in names}
         order = [*jobs.values()]
-        if size < 4:  # as if its ranks had been started again after they had saved the model
+        if size < 4:  # as if the ranks had been restarted after they saved the model
             again = prepared(folder / "again", KINDS["classes"], size)
             order = [again, again, *order]
         start(_rank, size, order, free_ports(len(order)), size)
@@ -196,7 +196,7 @@ def test_several_ranks_follow_the_same_loss_as_one(
         return [one for one in runs[name, size] if one["event"] == event]
 
     one, several = ([step["loss"] for step in found(size, "step")] for size in (1, ranks))
-    assert len(set(one)) == STEPS  # the loss changes with each step
+    assert len(set(one)) == STEPS  # the loss changes in each step
     assert several == pytest.approx(one, rel=1e-4)
     [alone], [shared] = found(1, "result"), found(ranks, "result")
     [reloaded] = found(ranks, "reloaded")

@@ -1,4 +1,4 @@
-"""A saved model that is not the trained one is no result, whatever has spoiled it."""
+"""A saved model that differs from the trained model is rejected, whatever the cause."""
 
 import json
 import re
@@ -101,7 +101,7 @@ def test_weights_that_become_tied_are_found(tmp_path: Path) -> None:
 
 
 def test_another_pooling_is_found(tmp_path: Path) -> None:
-    """sentence-transformers reads the pooling from beside the model."""
+    """sentence-transformers reads the pooling from a file beside the model."""
     pooling = {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
     spoil = settings("1_Pooling/config.json", **pooling)
     model, task = make_model("bert", "sentence-similarity"), "sentence-similarity"
@@ -160,7 +160,7 @@ def test_spoiled_adapters_are_found(
     assert plain["difference"] < 1e-5
     with pytest.raises(NotAsTrainedError, match=said):
         check_saved(tmp_path, "instruction-tuning", model, base, spoil)
-    if "scale" in said:  # without a base to compute with, as in NF4, it is read
+    if "scale" in said:  # without a base that can compute, as in NF4, the file is read instead
         with pytest.raises(NotAsTrainedError, match="is scaled by"):
             check_saved(tmp_path, "instruction-tuning", model, spoil=spoil)
 
@@ -170,7 +170,7 @@ def test_spoiled_adapters_are_found(
 def test_a_run_whose_model_is_spoiled_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    """So does one whose first checkpoint is."""
+    """A run whose first checkpoint is damaged fails too."""
     rows = classes(16, 1)
     data = write_data(tmp_path / "data", {"train": rows, "validation": rows[:4]})
     model = write_model(tmp_path / "model", "bert", "text-classification")

@@ -1,4 +1,4 @@
-"""Learning rates of a training are those of transformers' schedules, also where it is resumed."""
+"""Learning rates equal transformers' schedules, also after a resumption."""
 
 import shutil
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Hooks, saved models, threads and patches of a script that trains with `run --fast`."""
+"""Scripts with hooks, saved models, threads and patches that train with `run --fast`."""
 
 import copy
 import subprocess
@@ -73,7 +73,7 @@ def test_what_is_done_with_the_output_of_a_norm(
     if mode == "fast":
         request.getfixturevalue("enabled")
         found = gradients_of(change, torch.enable_grad())
-    else:  # as with weights in bf16 beside their masters
+    else:  # as with bf16 weights beside master weights
         patch = fp32_residuals.LAYER_NORM
         monkeypatch.setitem(vars(patch), "guard", lambda *_, **__: None)
         found = gradients_of(change, KernelMode())
@@ -178,7 +178,7 @@ def test_a_class_that_is_patched_after_the_first_step(
 
 
 def test_two_threads_that_train_models_of_their_own(request: pytest.FixtureRequest) -> None:
-    """With batches of other shapes."""
+    """Two threads train with batches of different shapes."""
     config = AutoConfig.for_model(**BERT, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
     def losses(seed: int) -> list[float]:

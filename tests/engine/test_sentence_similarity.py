@@ -1,4 +1,4 @@
-"""Pairs of texts become a model that sentence-transformers loads, its metrics and embeddings."""
+"""Training on pairs of texts gives a model that sentence-transformers loads and evaluates."""
 
 import json
 import random
@@ -27,7 +27,7 @@ TASK = "sentence-similarity"
 
 
 def pairs(count: int, seed: int) -> list[Row]:
-    """A query is a word, and its text has the word after it, of so many, among others."""
+    """Return pairs: a query is a word, and its text contains the next word among other words."""
     draw = random.Random(seed)
     rows = []
     for _ in range(count):
@@ -84,7 +84,7 @@ def test_a_trained_model_finds_its_texts(tmp_path: Path) -> None:
 
 
 def test_metrics_are_those_of_sentence_transformers() -> None:
-    """The recorded metrics come from record_sentence_transformers.py."""
+    """The expected metrics come from record_sentence_transformers.py."""
     recorded = json.loads(Path(__file__).with_name("sentence_transformers.json").read_text())
     queries, documents = (torch.tensor(recorded["searched"][n]) for n in ("queries", "documents"))
     relevant: list[list[int]] = [[] for _ in queries]
@@ -176,7 +176,7 @@ def test_pooling_is_that_of_the_models_folder(tmp_path: Path) -> None:
 
 
 def test_prompts_are_those_of_the_models_folder(tmp_path: Path) -> None:
-    """sentence-transformers' encode_query, encode_document and encode write them."""
+    """Compare the prompts with those that sentence-transformers' three encode methods use."""
     job = job_of(tmp_path, [{"query": "w20", "positive": "w21"}] * 3)
     model = Path(job.recipe.model)
     modules = SentenceModules("mean", True, {"query": "w5 ", "any": "w7 "}, "any")

@@ -1,4 +1,4 @@
-"""sentence-transformers reads a trained model's folder, and agrees with predict and evaluate."""
+"""sentence-transformers loads a trained model and agrees with predict and evaluate."""
 
 import json
 from dataclasses import replace
@@ -16,7 +16,7 @@ from tests.engine.runs import WORDS, Row, make_whole_job, triplets, write_data, 
 
 pytestmark = pytest.mark.usefixtures("one_world")
 EMBED, RERANK = "sentence-similarity", "text-ranking"
-# longer than any limit here; of a reranker the words behind the cut make a text a wrong one
+# longer than any limit here; without the truncated words, a reranker would judge the text as wrong
 LONG = " ".join(WORDS[number] for number in (*range(9), *range(20, 30), *range(50, 90)))
 TEXTS = ["w7 w8", "w5", LONG, "w9 w60 w61"]
 PROMPTS = {"query_prompt": "w20 w21 ", "text_prompt": "w22 "}
@@ -30,12 +30,12 @@ def _sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
 def told(
     job: Job, model: str, purpose: Purpose, folder: Path, rows: list[Row], **options: Any
 ) -> dict[str, Any]:
-    """The result of evaluate or predict of a trained model, on rows of its own."""
+    """Return the result of evaluate or predict for a trained model on separate rows."""
     data = write_data(folder / "rows", {"test" if purpose == PREDICT else "validation": rows})
     kept = {
         name: value
         for name, value in read_trained(Path(model))["options"].items()
-        if not name.endswith(("_column", "_columns"))  # the rows have others
+        if not name.endswith(("_column", "_columns"))  # these rows have other columns
     }
     changed = replace(job.recipe.options, **{**kept, **options})
     recipe = replace(job.recipe, model=model, data=data, options=changed)
@@ -65,7 +65,7 @@ def predictions(job: Job, model: str, folder: Path, rows: list[Row], **options: 
     ids=["prompts", "matryoshka", "adapters", "cls", "lasttoken", "max", "sqrt", "weightedmean"],
 )
 def test_an_embedder(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
-    """`encode` gives the vectors of predict, and the evaluator gives the metrics of evaluate.
+    """`encode` gives the vectors of predict; the evaluator gives the metrics of evaluate.
 
     Decoders pad on the left, as Qwen3-Embedding's tokenizer does.
     """
@@ -117,7 +117,7 @@ def test_an_embedder(tmp_path: Path, kind: str, options: dict[str, Any]) -> None
     "options", [{}, {"lora_r": 4, "merge_adapters": True}], ids=["plain", "adapters"]
 )
 def test_a_reranker(tmp_path: Path, options: dict[str, Any]) -> None:
-    """`predict` gives our scores, also of pairs that max_length truncates."""
+    """`predict` gives our scores, even for pairs that max_length truncates."""
     from sentence_transformers import CrossEncoder
 
     data = write_data(tmp_path / "data", {"train": triplets(60, 1)})

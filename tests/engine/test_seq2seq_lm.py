@@ -1,4 +1,4 @@
-"""Texts and what is written of them become an encoder with a decoder, as transformers trains it."""
+"""Training of an encoder-decoder on pairs of texts, compared with transformers."""
 
 import json
 from collections.abc import Mapping
@@ -33,18 +33,18 @@ from tests.engine.models import VOCABULARY, make_model, make_tokenizer
 from tests.engine.runs import Row, make_whole_job, summaries, write_data, write_model
 
 TASK = "seq2seq-lm"
-GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}  # as T5 v1.1 and mT5
+GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}  # as in T5 v1.1 and mT5
 
 
 class Silent:
-    """A log that nobody reads."""
+    """A log that discards everything."""
 
     def write(self, event: str, **fields: Any) -> None:
-        """Write nothing."""
+        """Discard the text."""
 
 
 def pairs(count: int, seed: int) -> list[Sample]:
-    """Sources and targets of unequal lengths."""
+    """Return sources and targets of unequal lengths."""
     targets = make_samples(TASK, count, seed + 1)
     sources = zip(make_samples(TASK, count, seed), targets, strict=True)
     return [{**one, "labels": other["input_ids"][:12]} for one, other in sources]
@@ -53,7 +53,7 @@ def pairs(count: int, seed: int) -> list[Sample]:
 def ours(
     task: Task, model: PreTrainedModel, samples: list[Sample]
 ) -> tuple[float, dict[str, torch.Tensor], list[str]]:
-    """The loss of a batch, its gradients and the kernels that took part."""
+    """Return the loss of a batch, its gradients and the kernels used."""
     kernels = patch_model(model, task, True, Optimizations(), Silent())
     model.train()
     inputs, targets = task.collate(samples)
@@ -68,7 +68,7 @@ def ours(
 def trainers(
     model: PreTrainedModel, samples: list[Sample], smoothing: float, folder: Path
 ) -> tuple[float, dict[str, torch.Tensor]]:
-    """The same, as Seq2SeqTrainer computes them in a step."""
+    """Return the same results, computed by Seq2SeqTrainer."""
     tokenizer = make_tokenizer()
     arguments = Seq2SeqTrainingArguments(
         str(folder), per_device_train_batch_size=len(samples), label_smoothing_factor=smoothing,
@@ -110,7 +110,7 @@ def test_loss_and_gradients_are_those_of_seq2seqtrainer(
 def test_an_evaluation_measures_the_loss_of_transformers(
     tmp_path: Path, world: World, kind: str
 ) -> None:
-    """In batches, with fused logits or not; BART's have a bias."""
+    """Evaluate in batches, with fused logits or not; BART's logits have a bias."""
     job = make_job(tmp_path / "job", TASK)
     options = replace(job.recipe.options, predict_with_generate=False)  # type: ignore[type-var]
     task = make_task_of(replace(job, recipe=replace(job.recipe, options=options)))
@@ -136,7 +136,7 @@ def job_of(folder: Path, kind: str, rows: list[Row], **changes: Any) -> Job:
 
 
 def untie(folder: str) -> None:
-    """A model whose last layer is not its embedding, as T5 v1.1 and mT5 are published."""
+    """Return a model whose last layer is not its embedding, like published T5 v1.1 models."""
     model = make_model("t5", TASK, **GATED)
     layer = torch.nn.Linear(32, VOCABULARY, bias=False)
     model.lm_head.weight = torch.nn.Parameter(torch.randn_like(layer.weight) / 4)
@@ -159,7 +159,7 @@ def test_a_trained_model_writes_what_stock_generate_writes(tmp_path: Path, kind:
     found = result_of(job)
     metrics = found["metrics"]
     assert list(metrics) == ["loss", "rouge1", "rouge2", "rougeL", "chrf", "bleu", "gen_len"]
-    assert metrics["loss"] < 3.5  # of 97 words
+    assert metrics["loss"] < 3.5  # chance among 97 words would be 4.6
 
     changed = replace(job.recipe, model=found["model"])
     again = replace(job, run_dir=tmp_path / "runs/two", recipe=changed, purpose=EVALUATE)
@@ -196,7 +196,8 @@ def test_what_is_cut_is_said(tmp_path: Path) -> None:
     ]
     samples = Samples(Path(inputs.samples) / "train")
     assert max(samples.lengths("labels")) == 12
-    assert {sample["labels"][-1] for sample in samples} == {3}  # a cut target ends as others do
+    # a truncated target has the same end
+    assert {sample["labels"][-1] for sample in samples} == {3}
     [train, _] = inputs.report["sets"]
     assert (train["cut"], train["limit"], train["rows"]) == (23, 44, 20)
     [document] = inputs.report["samples"][0]
@@ -231,7 +232,7 @@ def test_models_that_are_refused(tmp_path: Path) -> None:
 def test_a_decoder_from_random_weights_begins_as_its_kind_does(
     tmp_path: Path, kind: str, begins: str
 ) -> None:
-    """With this tokenizer's token, whatever number transformers' default has."""
+    """Use this tokenizer's start token instead of transformers' default id."""
     job, tokenizer = make_job(tmp_path, TASK), make_tokenizer()
     recipe = replace(job.recipe, model=f"config:{kind}", from_scratch=True)
     assert load_config(recipe, recipe.model, tokenizer).decoder_start_token_id == getattr(
@@ -242,7 +243,7 @@ def test_a_decoder_from_random_weights_begins_as_its_kind_does(
 
 
 def test_a_tokenizer_of_many_languages(tmp_path: Path) -> None:
-    """The texts of mBART and NLLB begin or end with the language."""
+    """Texts of mBART and NLLB begin or end with a language token."""
     recipe, tokenizer = make_job(tmp_path, TASK).recipe, make_tokenizer()
     tokenizer.src_lang = "w7"
     named = replace(recipe.options, source_lang="w5", target_lang="w6")  # type: ignore[type-var]

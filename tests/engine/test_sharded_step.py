@@ -1,4 +1,4 @@
-"""The optimizer sharded over one, two and three ranks learns what the unsharded one learns."""
+"""An optimizer sharded over one, two or three ranks learns the same as an unsharded one."""
 
 from dataclasses import replace
 
@@ -78,7 +78,7 @@ def test_a_rank_has_its_part_of_the_state(
 def test_there_are_few_buffers_for_many_buckets(
     learned: dict[tuple[int, str], list[Learned]],
 ) -> None:
-    """Though no loss depends on the layer that the backward pass should begin with."""
+    """Few buffers are used even if no loss depends on the layer of the first gradients."""
     for size in (2, 3):
         found = learned[size, "tiny buckets"][0]
         assert found.buckets > 25

@@ -1,4 +1,4 @@
-"""Trainings with a sharded optimizer: saved, resumed and compared as the others are."""
+"""Trainings with a sharded optimizer: saved, resumed, and compared with unsharded trainings."""
 
 import contextlib
 import json
@@ -50,13 +50,13 @@ def job_of(folder: Path, precision: str = "bf16", **changes: Any) -> Job:
 
 
 def run(job: Job, world: World, model: PreTrainedModel | None = None, **options: Any) -> Run:
-    """Train, also where a training of this job was before."""
+    """Train, also in a folder in which this job has trained before."""
     shutil.rmtree(job.run_dir / "samples", ignore_errors=True)
     return run_once(job, model or make_model("bert"), SAMPLES, world, **options)
 
 
 class Killed(Exception):
-    """Stands for killed ranks."""
+    """Simulates killed ranks."""
 
 
 @contextlib.contextmanager
@@ -103,7 +103,8 @@ def _on_two_hosts(rank: int, size: int, folder: Path) -> Found:
         return run(job, world, validation=VALIDATION)
 
     whole = trained("whole", **SAVED)
-    # killed after a checkpoint; what continues has another model, and only host 1 a checkpoint
+    # killed after a checkpoint; the resumed run has another initial model, and only host 1 has a
+    # checkpoint
     job = job_of(folder / f"killed-{rank}", **SAVED)
     with killed_at(7):
         run(job, world)
@@ -115,7 +116,7 @@ def _on_two_hosts(rank: int, size: int, folder: Path) -> Found:
             parameter.add_(1.0)
     resumed = run(job, world, other)
 
-    # a full disk on one host: neither its snapshots nor its checkpoints
+    # a full disk on one host: it saves neither snapshots nor checkpoints
     write_tensors = state_files._write_tensors
 
     def full(*arguments: Any) -> str:
@@ -142,7 +143,7 @@ def _on_two_hosts(rank: int, size: int, folder: Path) -> Found:
     flat = run(job, world, validation=VALIDATION)
 
     def switched(sharded_first: bool) -> Run:
-        """Killed after the checkpoint of step 4; what continues is sharded if this was not."""
+        """Resume from step 4 with shards if the killed run had none, and vice versa."""
         name = f"switched-{sharded_first}-{rank}"
         job = replace(job_of(folder / name, "fp32", **SAVED), shard_optimizer=sharded_first)
         with killed_at(7):
@@ -195,7 +196,7 @@ def test_a_full_disk_costs_a_host_its_own_copies(found: list[Found]) -> None:
     assert found[1].left == []
     notices = found[0].after_full.notices
     assert any(re.match(r"no checkpoint of step 4 on \S+ \(rank 1\): ", text) for text in notices)
-    # from a snapshot of the other host, which is newer than the checkpoint
+    # resumed from the other host's snapshot, which is newer than the checkpoint
     assert notices[-1] == "resumed after step 5"
     assert found[0].after_full.digests[-1] == found[0].whole.digests[-1]
 
@@ -246,7 +247,7 @@ def _load(
 def test_a_state_is_that_of_any_number_of_ranks(
     found: list[Found], folder: Path, tmp_path: Path
 ) -> None:
-    """Sharded or not, both directions."""
+    """A state fits any number of ranks, sharded or not, in both directions."""
     saved = folder / "whole-1/runs/here/checkpoints/checkpoint-8"
     exact = load_file(saved / "state.safetensors")
     checked = {event["step"]: event["sha256"] for event in found[0].whole.of("parameters")}
@@ -290,7 +291,7 @@ def test_a_rank_whose_model_has_other_weights_is_named(tmp_path: Path, what: str
 
 
 def _save_without_space(rank: int, size: int, folder: Path) -> Path | None:
-    """Every rank's disk is full."""
+    """Save while the disk of every rank is full."""
     os.environ |= {"LOCAL_RANK": "0", "GROUP_RANK": str(rank)}
     job = job_of(folder / f"host{rank}")
     optimizer = make_optimizer_step(job, make_model("bert"), size)

@@ -1,4 +1,4 @@
-"""Models of one's own, for which rows of padding may be read: loss and gradients are stock's."""
+"""User models for which padding rows may be skipped: loss and gradients do not change."""
 
 import contextlib
 from collections.abc import Callable
@@ -31,7 +31,7 @@ Make = Callable[[], PreTrainedModel]
 
 
 class MeanForSequenceClassification(BertForSequenceClassification):  # type: ignore[misc]
-    """The most common head of one's own."""
+    """A user's classifier with mean pooling, the most common head."""
 
     def forward(self, input_ids: Any, attention_mask: Any, labels: Any) -> Any:
         hidden = self.bert(input_ids, attention_mask=attention_mask).last_hidden_state
@@ -41,7 +41,7 @@ class MeanForSequenceClassification(BertForSequenceClassification):  # type: ign
 
 
 class BertForSequenceClassificationOfAllTokens(BertForSequenceClassification):  # type: ignore[misc]
-    """A model with stock's forward pass whose encoder gets no mask."""
+    """A model with the stock forward pass whose encoder gets no mask."""
 
     def forward(self, input_ids: Any, attention_mask: Any, labels: Any) -> Any:  # noqa: ARG002
         return super().forward(input_ids, labels=labels)
@@ -63,7 +63,7 @@ def replaced_head() -> PreTrainedModel:
 
 
 class Renamed(nn.Module):  # type: ignore[misc]
-    """A layer's attention with the names of other models for its products."""
+    """An attention layer with other models' names for its linear layers."""
 
     def __init__(self, attention: nn.Module) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def with_adapters() -> PreTrainedModel:
 
     class Adapted(nn.Linear):  # type: ignore[misc]
         def forward(self, input: torch.Tensor) -> torch.Tensor:
-            # by all tokens of the sample, which no layer of BERT does
+            # computed from all tokens of the sample, unlike any layer of BERT
             return super().forward(input) + input.mean(1, keepdim=True)
 
     model = BertForSequenceClassification(BERT)
@@ -113,7 +113,7 @@ def with_other_forward() -> PreTrainedModel:
 
 
 def distilled() -> PreTrainedModel:
-    """A hook keeps hidden states of all tokens for another loss."""
+    """A hook stores the hidden states of all tokens for another loss."""
     model = BertForSequenceClassification(BERT)
     kept: list[torch.Tensor] = []
     model.bert.encoder.layer[-1].register_forward_hook(lambda *call: kept.append(call[-1]))

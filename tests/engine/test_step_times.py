@@ -1,4 +1,4 @@
-"""The times that ranks report: blocked by slower ranks or the exchange, making batches."""
+"""Times that ranks report: waiting for slower ranks, the exchange, and making batches."""
 
 import time
 from pathlib import Path
@@ -15,11 +15,11 @@ from tests.engine.models import make_model
 from tests.engine.ranks import on_ranks
 
 STEPS = 4
-INPUT, EXCHANGE, SLOWER = 0.02, 0.01, 0.05  # seconds of a step
+INPUT, EXCHANGE, SLOWER = 0.02, 0.01, 0.05  # seconds per step
 
 
 def _report(rank: int, size: int) -> tuple[float, dict[str, object]]:
-    """Ranks are slower by turns, so that the sums of their waits say nothing of the exchange."""
+    """Ranks are slow in turns, so the sums of their waits do not reveal the exchange."""
     traffic = Traffic()
     times = StepTimes(traffic, World(rank, size, "gloo"))
     found: tuple[float, dict[str, object]] = (0.0, {})
@@ -57,7 +57,8 @@ def test_the_weights_of_products(kind: str) -> None:
         for name, weight in model.named_parameters()
         if weight.dim() == 2 and "embed" not in name and ".wte" not in name and ".wpe" not in name
     )
-    head = model.config.hidden_size * model.config.vocab_size if kind == "gpt2" else 0  # shared
+    # the shared weights of embedding and head
+    head = model.config.hidden_size * model.config.vocab_size if kind == "gpt2" else 0
     assert weights_of(shapes) == matrices + head
     assert matmul_gflops(shapes, 64, torch.bfloat16) > 0
     assert matmul_gflops({}, 64, torch.float32) == 0

@@ -1,4 +1,4 @@
-"""Targets that a model cannot write, beside what transformers' generate does with them."""
+"""Targets that a model cannot generate, compared with transformers' generate."""
 
 import json
 from pathlib import Path
@@ -15,18 +15,18 @@ from tests.engine.models import make_model, make_tokenizer
 from tests.engine.runs import make_whole_job, summaries, write_data, write_model
 
 TASK = "seq2seq-lm"
-START, END = 2, 3  # of the tests' tokenizer: [CLS], [SEP]
+START, END = 2, 3  # ids of [CLS] and [SEP] in the tests' tokenizer
 
 
 class Wants(torch.nn.Module):
-    """Makes a model's most likely next tokens those of a target."""
+    """A logits processor that makes a target's tokens the most likely ones."""
 
     def __init__(self, model: PreTrainedModel, target: list[int]) -> None:
         super().__init__()
         self.model, self.target = model, target
 
     def written(self, **settings: Any) -> list[int]:
-        """Return what generate writes if the model wants to write the target."""
+        """Return the text that generate produces if the model prefers the target."""
 
         def wish(_: Any, __: Any, kwargs: Any, output: Any) -> Any:
             length = kwargs["decoder_input_ids"].shape[1]
@@ -104,7 +104,7 @@ def test_a_token_of_two_meanings_is_not_unknown() -> None:
 
 
 def test_a_training_inherits_the_settings_of_a_summarizer(tmp_path: Path) -> None:
-    """The settings are those that facebook/bart-large-cnn has."""
+    """The settings equal those of facebook/bart-large-cnn."""
     model = write_model(tmp_path / "bart", "bart", TASK, head=True)
     path = Path(model) / "generation_config.json"
     settings = {"min_length": 56, "max_length": 142, "no_repeat_ngram_size": 3}

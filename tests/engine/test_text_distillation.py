@@ -1,4 +1,4 @@
-"""A classifier learns from another one: the loss is that of Hinton et al., by torch's functions."""
+"""Distillation of a classifier: the loss of Hinton et al. equals torch's functions."""
 
 import copy
 import json
@@ -28,7 +28,7 @@ NAMES = ["bad", "good", "so so"]
 
 def write_teacher(folder: Path, **changes: Any) -> str:
     model = make_model("bert")
-    nn.init.normal_(model.classifier.weight)  # so that it is sure of something
+    nn.init.normal_(model.classifier.weight)  # makes the teacher confident about some texts
     names = dict(enumerate(NAMES))
     settings = {"id2label": names, "label2id": {name: n for n, name in names.items()}, **changes}
     for name, value in settings.items():
@@ -39,7 +39,7 @@ def write_teacher(folder: Path, **changes: Any) -> str:
 
 
 def rows_of(count: int, seed: int, every: int = 1) -> list[Row]:
-    """Rows of which each one, each second one, ... has a label, and the others none."""
+    """Return rows of which every `each`th row has a label."""
     return [
         {"text": row["text"], "label": NAMES[row["label"]] if number % every == 0 else None}
         for number, row in enumerate(classes(count, seed))
@@ -59,7 +59,7 @@ def job_of(folder: Path, rows: list[Row], options: Any = None, **training: Any) 
 def test_the_loss_is_torchs_kl_divergence_and_cross_entropy(
     tmp_path: Path, alpha: float, temperature: float
 ) -> None:
-    """And so are the gradients; half of the rows have no label."""
+    """Compare loss and gradients; half of the rows have no label."""
     rows = rows_of(8, 1, every=2)
     job = job_of(tmp_path, rows, {"alpha": alpha, "temperature": temperature})
     inputs = prepare(job)
@@ -84,7 +84,7 @@ def test_the_loss_is_torchs_kl_divergence_and_cross_entropy(
     hard = nn.CrossEntropyLoss(reduction="sum")(mine, labels) / len(rows)
     expected = alpha * temperature**2 * soft + (1 - alpha) * hard
     expected.backward()
-    # a difference of logarithms, each rounded, times the temperature's square
+    # a difference of two rounded logarithms, times the square of the temperature
     rounding = 4 * torch.finfo(torch.float32).eps * temperature**2
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6, abs=rounding)
     for (name, p), theirs in zip(model.named_parameters(), student.parameters(), strict=True):
@@ -92,7 +92,7 @@ def test_the_loss_is_torchs_kl_divergence_and_cross_entropy(
 
 
 def test_a_student_learns_from_its_teacher_alone(tmp_path: Path) -> None:
-    """And is a classifier then, with the teacher's classes."""
+    """A student without labels becomes a classifier with the teacher's classes."""
     rows = [{"text": row["text"]} for row in classes(120, 1)]
     job = job_of(
         tmp_path, rows, {"alpha": 1.0}, batch_size=24, max_steps=60, learning_rate=5e-3,
@@ -126,7 +126,7 @@ def test_a_student_learns_from_its_teacher_alone(tmp_path: Path) -> None:
 
 
 def test_another_teacher_says_something_else(tmp_path: Path) -> None:
-    """The teacher's logits are kept by the hash of its weights, for a restart after a failure."""
+    """Logits are stored under the hash of the teacher's weights, for restarts after a failure."""
     job = job_of(tmp_path, rows_of(8, 1), batch_size=8, max_steps=1)
     result_of(job)
     kept = sorted(path.name for path in job.run_dir.glob("reference-*.json"))

@@ -1,4 +1,4 @@
-"""Pairs of a query and a text become a cross-encoder, its metrics and scores."""
+"""Training on pairs of query and text gives a cross-encoder with metrics and scores."""
 
 import json
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def test_a_trained_model_orders_texts(tmp_path: Path) -> None:
     again.run_dir.mkdir()
     assert result_of(again)["metrics"] == pytest.approx(metrics, abs=1e-5)
 
-    # the last one is longer than the recipe's 32 tokens, and than the model's 50
+    # the last text is longer than the recipe's 32 tokens and the model's 50
     texts = [f"{WORDS[3]} w40", f"{WORDS[70]} w40", " ".join(WORDS[30:90])]
     rows = [{"query": "w7 w8", "text": text} for text in texts]
     there = write_data(tmp_path / "new", {"test": rows})
@@ -54,14 +54,14 @@ def test_a_trained_model_orders_texts(tmp_path: Path) -> None:
     [file] = Path(result_of(again)["predictions"]).iterdir()
     scores = [json.loads(line)["prediction"] for line in file.read_text().splitlines()]
     pairs = [[row["query"], row["text"]] for row in rows]
-    # as CrossEncoder of sentence-transformers calls them
+    # calls the model as CrossEncoder of sentence-transformers does
     tokenizer = AutoTokenizer.from_pretrained(found["model"])
     tokens = tokenizer(pairs, padding=True, truncation=True, return_tensors="pt")
     assert tokens["input_ids"].shape == (3, 32)
     with torch.no_grad():
         loaded = AutoModelForSequenceClassification.from_pretrained(found["model"]).eval()
         logits = loaded(**tokens).logits
-    assert logits.shape == (3, 1)  # by which CrossEncoder takes the sigmoid
+    assert logits.shape == (3, 1)  # for this shape, CrossEncoder applies the sigmoid
     assert scores == pytest.approx(logits[:, 0].sigmoid().tolist(), abs=1e-5)
     assert scores[0] > scores[1]
 
@@ -93,7 +93,7 @@ def test_what_is_measured(tmp_path: Path) -> None:
     ]
     logits = [1.0, 2.0, -1.0, 0.5, 0.5, 3.0, -2.0]  # the second query's texts have equal scores
     found = task.score([(logit, 0.25) for logit in logits], write_samples(tmp_path / "s", samples))
-    # the means over both orders of the equal scores
+    # means over both orders of the equal scores
     assert found["mrr_at_10"] == pytest.approx((0.5 + 0.75) / 2)
     assert found["accuracy_at_1"] == pytest.approx(0.25)
     assert found["accuracy"] == pytest.approx(5 / 7)

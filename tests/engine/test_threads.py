@@ -1,4 +1,4 @@
-"""Kernels on more threads than this machine has cores, and in processes forked behind them."""
+"""Kernels with more threads than cores, and in processes that are forked afterwards."""
 
 import copy
 import os

@@ -39,7 +39,7 @@ TAGS = ["O", "B-A", "I-A", "B-B", "I-B"]
 
 
 def make_pieces() -> PreTrainedTokenizerFast:
-    """A tokenizer as BERT's, whose words have a token for each letter."""
+    """Return a tokenizer like BERT's that splits words into letters."""
     pieces = [*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS), ".", ","]
     tokenizer = Tokenizer(WordPiece({p: n for n, p in enumerate(pieces)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = BertPreTokenizer()
@@ -51,7 +51,7 @@ def make_pieces() -> PreTrainedTokenizerFast:
 
 
 def tagged(count: int, seed: int, most: int = 9) -> list[Row]:
-    """Words that begin with a or b, and the word behind them, are entities."""
+    """Return rows in which words that begin with a or b, and the next word, are entities."""
     draw = random.Random(seed)
     rows = []
     for _ in range(count):
@@ -91,13 +91,13 @@ def test_labels_are_those_of_run_ner(tmp_path: Path, every: bool) -> None:
         encoded = tokenizer(row["tokens"], is_split_into_words=True)
         numbers = [TAGS.index(tag) for tag in row["ner_tags"]]
         labels, previous = [], None
-        for word in encoded.word_ids():  # as run_ner's tokenize_and_align_labels
+        for word in encoded.word_ids():  # as in run_ner's tokenize_and_align_labels
             if word is None:
                 labels.append(IGNORED)
             elif word != previous:
                 labels.append(numbers[word])
             else:
-                inner = numbers[word] + (numbers[word] % 2)  # I- of its B-
+                inner = numbers[word] + (numbers[word] % 2)  # the tag I- that belongs to a B-
                 labels.append(inner if every else IGNORED)
             previous = word
         assert (sample["input_ids"], sample["tags"]) == (encoded["input_ids"], labels)
@@ -166,7 +166,7 @@ def test_what_is_found_is_what_transformers_pipeline_finds(
             for e in pipeline(text)
         ]  # fmt: skip
         assert line["prediction"] == wanted
-    # the metrics are those of what predict writes
+    # the metrics of the tags that predict writes
     validation = rows["validation"]
     words = [{"tokens": row["tokens"]} for row in validation]
     lines = lines_of(result_of(job_of(tmp_path / "w", words, model, "predict", options=options)))
@@ -196,7 +196,7 @@ def test_a_long_row_is_read_in_windows_that_learn_each_word_once(tmp_path: Path)
         tags = [tag for sample in own for tag in sample["tags"] if tag != IGNORED]
         assert [TAGS[tag] for tag in tags] == row["ner_tags"]
         assert all(len(s["input_ids"]) <= 20 for s in own)
-        for sample in own[1:]:  # a labelled token has others before it
+        for sample in own[1:]:  # a labelled token follows other tokens
             assert next(at for at, tag in enumerate(sample["tags"]) if tag != IGNORED) > 3
 
 
@@ -245,14 +245,14 @@ def test_words_of_other_tokenizers(tokenizer: Tokenizer) -> None:
     encoded = tokenizer.encode(text)
     for row in (
         Tagged(text, tuple(places), tags),
-        Tagged(text, spans=(("A", 0, 3), ("B", 6, 11))),  # divided by the tokenizer
+        Tagged(text, spans=(("A", 0, 3), ("B", 6, 11))),  # the tokenizer splits these words
     ):
         found = label_tokens(row, encoded.offsets, encoded.word_ids, every=False)
         assert [(one.word, one.tag, one.place) for one in found.tokens] == [
             (number, *pair) for number, pair in enumerate(zip(tags, places, strict=True))
         ]
         assert (found.lost, found.unfit) == (0, 0)
-        first = [encoded.word_ids.index(number) for number in range(len(words))]  # as run_ner
+        first = [encoded.word_ids.index(number) for number in range(len(words))]  # as in run_ner
         assert [one.position for one in found.tokens] == first
 
 
@@ -305,13 +305,13 @@ def test_tags_in_another_case_are_the_models(tmp_path: Path) -> None:
     assert "B-a as B-A" in notice
 
 
-# CoNLL-2003 has IOB1: `d e` are an entity, and `f` another of the same type
+# CoNLL-2003 uses IOB1: `d e` is an entity, and `f` another entity of the same type
 SCHEMES = {
     "IOB1": ["I-A", "O", "I-B", "I-A", "I-A", "B-A"],
     "IOB2": ["B-A", "O", "B-B", "B-A", "I-A", "B-A"],
     "IOBES": ["S-A", "O", "S-B", "B-A", "E-A", "S-A"],
 }
-FOUND = {  # the first two words as a whole, and the entities of all others as they are
+FOUND = {  # the first two words together, and the entities of all other words unchanged
     "IOB2": ["B-A", "I-A", "B-B", "B-A", "I-A", "B-A"],
     "IOBES": ["B-A", "E-A", "S-B", "B-A", "E-A", "S-A"],
 }
@@ -331,7 +331,7 @@ def test_each_set_has_the_scheme_of_the_model(tmp_path: Path, train: str, valida
         names = samples.about["names"]
         tags = [[names[t] for t in one["tags"] if t != IGNORED] for one in samples]
         assert tags == [SCHEMES[learned]] * 2
-        # seqeval and conlleval: 3 of 4 entities are right, of 4 that are found
+        # as in seqeval and conlleval: 3 of 4 entities are right, and 4 are predicted
         report = entity_report([FOUND[learned]] * 2, tags, scheme_of(names))
         metrics = entity_metrics(report, [FOUND[learned]] * 2, tags, scheme_of(names))
         assert [metrics[name] for name in ("precision", "recall", "f1")] == [0.75] * 3

@@ -1,4 +1,4 @@
-"""A rank counts its collectives: waiting time for slower ranks, and bytes that it sends."""
+"""A rank reports the waiting time for slower ranks and the bytes that it sends."""
 
 import time
 
@@ -12,12 +12,12 @@ from ftcluster_train.engine.optim.sharded_step import ShardedOptimizerStep
 from tests.engine.models import make_model
 from tests.engine.ranks import on_ranks
 
-STEPS, SLOWER = 3, 0.2  # seconds by which the second rank computes longer in each step
+STEPS, SLOWER = 3, 0.2  # seconds that the second rank computes longer in each step
 MODES = [(sharded, dtype) for sharded in (False, True) for dtype in ("fp32", "bf16")]
 
 
 def _train(rank: int, size: int) -> list[tuple[float, float, int]]:
-    """By mode: seconds waited, bytes sent in a step, and parameters."""
+    """Return by mode: seconds waited, bytes sent per step, and parameters."""
     found = []
     for sharded, dtype in MODES:
         model: PreTrainedModel = make_model("gpt2", "causal-lm")
@@ -31,7 +31,7 @@ def _train(rank: int, size: int) -> list[tuple[float, float, int]]:
         sent = waited = 0.0
         for number in range(STEPS + 1):
             sent = step.traffic.sent
-            if number == 1:  # the first step is also that of what torch loads for it
+            if number == 1:  # the first step also includes torch's loading of code
                 waited = step.traffic.waited
             time.sleep(SLOWER * rank)
             with torch.autocast("cpu", torch.bfloat16):
@@ -56,6 +56,7 @@ def test_the_faster_rank_waits(of_ranks: list[list[tuple[float, float, int]]], n
     assert sent == same
     sharded, dtype = MODES[number]
     of_gradient = 2 if dtype == "bf16" else 4
-    # two ranks: an all-reduce sends all of it; a reduce-scatter, and an all-gather of weights, half
+    # two ranks: an all-reduce sends all bytes; a reduce-scatter and an all-gather of weights each
+    # send half
     least = parameters * ((of_gradient + 2) / 2 if sharded else of_gradient)
     assert least <= sent < 1.3 * least + 1000

@@ -1,4 +1,4 @@
-"""Encoders without padding between their layers: loss and gradients are those of transformers."""
+"""Encoders that skip padding between layers: loss and gradients equal transformers'."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -59,7 +59,7 @@ def make(kind: str, of: Any, **settings: Any) -> PreTrainedModel:
 
 
 def masks() -> Iterator[torch.Tensor]:
-    """Padding behind, in front, and among the tokens."""
+    """Draw masks with padding on the right, on the left, and between tokens."""
     behind = (torch.arange(90) < torch.tensor(LENGTHS)[:, None]).long()
     yield behind
     yield behind.flip(1)
@@ -69,7 +69,7 @@ def masks() -> Iterator[torch.Tensor]:
 
 
 def loss_of(output: Any, mask: torch.Tensor) -> torch.Tensor:
-    """One that reads no padding, as those of the recipes do."""
+    """Return a loss that ignores padding, like the recipes' losses."""
     names = ("last_hidden_state", "start_logits", "end_logits", "logits")
     total = torch.zeros(())
     for name in names:
@@ -77,7 +77,7 @@ def loss_of(output: Any, mask: torch.Tensor) -> torch.Tensor:
         if values is None:
             continue
         values = values.float()
-        if values.shape[:2] != mask.shape:  # of a sample
+        if values.shape[:2] != mask.shape:  # one value per sample
             total = total + cross_entropy(values, torch.arange(len(mask)) % 2)
         else:
             wide = values if values.ndim == 3 else values.unsqueeze(-1)
@@ -102,7 +102,7 @@ def gradients(
 
 @pytest.fixture
 def unpadded(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[int]]:
-    """The tokens of the samples of each batch that went through the layers without padding."""
+    """Record the tokens of each batch that pass through the layers without padding."""
     found: list[Sequence[int]] = []
 
     def mask(lengths: Sequence[int], causal: bool) -> torch.Tensor:
@@ -127,7 +127,7 @@ def test_loss_and_gradients_are_those_of_transformers(
         assert UNPADDING.apply(model) == 0
         unpadded.clear()
         own_loss, found = gradients(model, mask, ours=True)
-        # classifiers whose first token is padding stay as they are
+        # classifiers whose first token is padding are not changed
         first_only = of is AutoModelForSequenceClassification and not mask[:, 0].all()
         assert unpadded == ([] if first_only else [mask.sum(1).tolist()])
         assert own_loss == pytest.approx(loss, rel=1e-5, abs=1e-5)
@@ -138,7 +138,7 @@ def test_loss_and_gradients_are_those_of_transformers(
 
 @pytest.mark.parametrize("by_heads", [False, True])
 def test_each_kernel_of_attention(monkeypatch: pytest.MonkeyPatch, by_heads: bool) -> None:
-    """A head of a sample at a time, and groups of samples."""
+    """Test the kernel for single heads and the kernel for groups of samples."""
     calls: list[Any] = []
     forward = attention_heads.forward
 
@@ -161,7 +161,7 @@ def test_each_kernel_of_attention(monkeypatch: pytest.MonkeyPatch, by_heads: boo
 
 
 def test_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within what rounding does to stock's own, also on tiles."""
+    """Errors are within stock's own rounding errors, also on tiles."""
     tiles: list[attention_heads.Plan] = []
     forward = attention_heads.forward
 
@@ -205,7 +205,7 @@ def test_where_padding_stays(unpads: Callable[..., bool]) -> None:
     assert unpads(bert(), mask)
     assert not unpads(bert().eval(), mask)
     assert not unpads(bert(), torch.ones(2, 9, dtype=torch.int64))
-    # the caller gets what each layer has, by token
+    # the caller gets the output of each layer by token
     assert not unpads(bert(), mask, output_hidden_states=True)
     assert not unpads(bert(output_hidden_states=True), mask)
     assert not unpads(bert(chunk_size_feed_forward=2), mask)
@@ -218,9 +218,10 @@ def test_where_padding_stays(unpads: Callable[..., bool]) -> None:
     assert not unpads(eager, mask)
     without_kernel = bert()
     assert unpads(without_kernel, mask)
-    without_kernel(input_ids=torch.full(mask.shape, 7), attention_mask=mask)  # torch's attention
+    # uses torch's attention
+    without_kernel(input_ids=torch.full(mask.shape, 7), attention_mask=mask)
     hooked = bert()
-    hooked.encoder.layer[0].register_forward_hook(lambda *_: None)  # may read any token
+    hooked.encoder.layer[0].register_forward_hook(lambda *_: None)  # a hook may read any token
     assert not unpads(hooked, mask)
 
 

@@ -1,4 +1,4 @@
-"""The store that the ranks meet at, and what they tell each other."""
+"""The store at which the ranks meet, and the values that they exchange."""
 
 import doctest
 import importlib
@@ -21,7 +21,7 @@ LISTEN = "0A"  # Linux, include/net/tcp_states.h
 
 
 def listening() -> set[str]:
-    """Addresses that this process listens at, as /proc/net/tcp writes them."""
+    """Return the addresses at which this process listens, as in /proc/net/tcp."""
     own = {str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
     found = set()
     for table in ("tcp", "tcp6"):
@@ -37,7 +37,7 @@ def test_the_store_listens_at_the_address_of_the_cluster_and_at_no_other() -> No
     store = open_store("127.0.0.2", free_port(), 0, 1, timedelta(seconds=10))
     store.set("key", "value")
     assert store.get("key") == b"value"
-    assert listening() - before == {"0200007F"}  # 127.0.0.2, its bytes in the machine's order
+    assert listening() - before == {"0200007F"}  # 127.0.0.2 in little-endian byte order
 
 
 def test_the_store_of_a_script_listens_there_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_the_store_of_a_script_listens_there_as_well(monkeypatch: pytest.MonkeyP
 def test_a_head_at_the_loopback_interface_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A pod with hostNetwork on Debian has 127.0.1.1 for its own name in /etc/hosts."""
+    """On Debian, a pod with hostNetwork has 127.0.1.1 for its own name in /etc/hosts."""
     given = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.1.1"}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
@@ -73,7 +73,7 @@ def test_a_port_that_is_taken_is_named_and_worth_another_start() -> None:
 
 
 def say(rank: int, size: int) -> list[Any]:
-    """Values of unlike lengths, one of them none at all."""
+    """Exchange values of different lengths, one of them empty."""
     return [
         gather_over_ranks({"rank": rank, "text": "\u00e4" * 100 * rank, "of": [size, None]}),
         gather_over_ranks([] if rank else [[0, 0.1], [1, math.inf]]),

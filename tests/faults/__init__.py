@@ -1,1 +1,1 @@
-"""Injects faults into long trainings, and checks what becomes of them: `python -m tests.faults`."""
+"""Injects faults into long trainings, and checks the outcome: `python -m tests.faults`."""

@@ -5,8 +5,8 @@
 
 Needs root, and `scripts/environment control` before. Each fault and each training adds a line to
 the results (JSON), and at the end it says how many faults were survived. The same seed gives the
-same faults in the same order; those that the results have are not tried again, so the same command
-continues where it was ended. `python -m bench.figures` writes the pages of the results.
+same faults in the same order; faults that are in the results are not repeated, so the same command
+continues an interrupted campaign. `python -m bench.figures` writes the pages of the results.
 """
 
 import argparse
@@ -27,12 +27,12 @@ from tests.faults.places import Hosts, Localhost, Place
 from tests.programs import ROOT, Home
 
 RESULTS = ROOT / "tests/faults/results.jsonl"
-DISK_MEGABYTES = 600  # for runs, so that it can be filled
+DISK_MEGABYTES = 600  # size of a disk for runs, which a fault can fill
 
 
 @contextmanager
 def localhost(folder: Path) -> Iterator[Place]:
-    """This machine, set up in a folder; its runs have a disk of their own."""
+    """Set up this machine in a folder; its runs have a separate disk."""
     home = Home(folder, folder / "ftcluster")
     runs = home.prefix / "runs"
     done = home.run("setup", "localhost", "-e", f"ftcluster_prefix={home.prefix}")
@@ -50,7 +50,7 @@ def localhost(folder: Path) -> Iterator[Place]:
 def on_testbed(
     name: str, names: tuple[str, ...], ranks_per_host: int
 ) -> Callable[[Path], AbstractContextManager[Place]]:
-    """Hosts of the testbed, set up."""
+    """Set up hosts of the testbed."""
 
     @contextmanager
     def place(folder: Path) -> Iterator[Place]:
@@ -65,7 +65,7 @@ def on_testbed(
 
 
 def plan_with_cores(saved: Path, cores: int) -> None:
-    """Have hosts planned as if they had so many cores; ranks share those that there are."""
+    """Pretend that the hosts have this many cores; ranks share the real cores."""
     document = json.loads(saved.read_text())
     cpus = f"0-{cores - 1}"
     for host in document["facts"]["hosts"]:
@@ -83,12 +83,12 @@ PLACES = {
 
 
 def tried(results: list[dict[str, Any]], place: str) -> list[dict[str, Any]]:
-    """The faults that were tried at a place."""
+    """Return the faults that were tried at a place."""
     return [one for one in results if (one["kind"], one.get("place")) == ("fault", place)]
 
 
 def main() -> int:
-    """Entry point; returns 1 where something is not as it has to be."""
+    """Run the program; return 1 if a check fails."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

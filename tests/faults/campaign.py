@@ -1,4 +1,4 @@
-"""Long trainings with one fault after another, and what is checked at their ends."""
+"""Long trainings with a sequence of faults, and the checks at their ends."""
 
 import contextlib
 import itertools
@@ -17,7 +17,7 @@ from tests.faults.places import Hosts, Place
 from tests.faults.training import Training
 from tests.faults.watch import CLEAN_SECONDS, watch
 
-LOSS_TOLERANCE = 0.02  # relative, on fewer ranks, whose sums are rounded otherwise
+LOSS_TOLERANCE = 0.02  # relative difference on fewer ranks, whose sums are rounded differently
 RUN_SECONDS = 1800.0
 
 
@@ -50,9 +50,9 @@ def undisturbed(training: Training) -> Reference:
 def at_end(
     training: Training, reference: Reference | None, before: dict[str, Any]
 ) -> dict[str, Any]:
-    """The facts that are checked when a training has ended well.
+    """Return the facts that are checked after a training has ended.
 
-    Without a reference it has to have taken each sample once in each pass over the data.
+    Without a reference, the training must have used each sample once in each epoch.
     """
     left = leftovers(training, before)
     order, steps = training.order(), training.steps
@@ -84,7 +84,7 @@ def at_end(
 
 
 def surroundings(place: Place) -> dict[str, Any]:
-    """Return the state of the hosts while no run is there."""
+    """Return the state of the hosts while there is no run."""
     inits = {host: place.init(host) for host in place.hosts}
     return {
         host: {
@@ -109,7 +109,7 @@ def _left(training: Training, before: dict[str, Any]) -> list[str]:
     place = training.place
     found = [str(process) for process in training.processes()]
     now = surroundings(place)
-    if isinstance(place, Hosts):  # others have their own on this machine
+    if isinstance(place, Hosts):  # the hosts of the testbed have separate files
         for host, kinds in now.items():
             for kind, values in kinds.items():
                 new = sorted(set(values) - set(before[host][kind]))
@@ -128,7 +128,7 @@ def _left(training: Training, before: dict[str, Any]) -> list[str]:
 
 
 def drawn_faults(seed: int, place: str, only: Sequence[str]) -> Iterator[str]:
-    """Names of faults without end: each of them once, in a random order, and again."""
+    """Yield names of faults endlessly: each of them once in a random order, then again."""
     draw = random.Random(f"{seed} {place}")
     names = [
         name
@@ -140,7 +140,7 @@ def drawn_faults(seed: int, place: str, only: Sequence[str]) -> Iterator[str]:
 
 
 def wait_for_steps(training: Training, steps: int, last: int) -> bool:
-    """Wait until a training is so many steps further; returns whether that is before `last`."""
+    """Wait for `steps` further steps; return True if the training has not reached `last`."""
     wanted = training.step() + steps
     while training.step() < min(wanted, last):
         if training.end() or training.follower.poll() is not None:
@@ -185,7 +185,7 @@ class Campaign:
 
 
 def carry_out(campaign: Campaign, write: Callable[[dict[str, Any]], None]) -> None:
-    """Inject faults into trainings, and hand each result to `write`."""
+    """Inject faults into trainings, and pass each result to `write`."""
     place, done = campaign.place, campaign.done
     names = drawn_faults(campaign.seed, place.name, campaign.only)
     names = itertools.islice(names, done, None)
@@ -219,7 +219,7 @@ def carry_out(campaign: Campaign, write: Callable[[dict[str, Any]], None]) -> No
 
 
 def _is_time(training: Training, campaign: Campaign, draw: random.Random) -> bool:
-    """Wait for the moment of the next fault; returns whether the training lasts until then."""
+    """Wait for the moment of the next fault; return True if the training lasts until then."""
     last = campaign.steps - campaign.save_steps
     steps, pause = draw.randrange(2, campaign.save_steps), draw.uniform(0, campaign.pause_seconds)
     if not wait_for_steps(training, steps, last):
@@ -241,7 +241,7 @@ def wait_for_end(training: Training) -> None:
 
 
 def one_fault(training: Training, name: str, draw: random.Random) -> dict[str, Any]:
-    """Inject one fault, and wait until the training has got over it or has ended."""
+    """Inject one fault; wait until the training has recovered or ended."""
     saved, step = training.checkpoint(), training.step()
     struck = FAULTS[name].strike(training, draw)
     outcome = watch(training, struck)

@@ -1,4 +1,4 @@
-"""The faults. Each strikes a running training and returns what it has struck."""
+"""The faults: each function disturbs a running training and returns the details."""
 
 import contextlib
 import os
@@ -14,8 +14,8 @@ from tests.faults.observe import Process, oom_kill
 from tests.faults.places import Hosts
 from tests.faults.training import Training
 
-CUT_SECONDS = (15.0, 30.0)  # how long a host is off or cut off
-LONG_CUT_SECONDS = (60.0, 90.0)  # longer than a restart takes
+CUT_SECONDS = (15.0, 30.0)  # range of seconds that a host is off or disconnected
+LONG_CUT_SECONDS = (60.0, 90.0)  # range of seconds, longer than a restart takes
 ROTATE_KEYS = """
 set -e
 mkdir /root/keys && mv /etc/ssh/ssh_host_* /root/keys
@@ -27,10 +27,10 @@ rm /etc/ssh/ssh_host_* && mv /root/keys/* /etc/ssh && rmdir /root/keys
 systemctl restart ssh
 """
 TESTBED = ("hosts", "16 ranks")
-STEP_SECONDS = 60.0  # of the clock: longer than any time-out of a run that continues
+STEP_SECONDS = 60.0  # seconds of a clock step, longer than any timeout of a run that continues
 LOSS_PERCENT = 2
-DELAY_MS = 100.0  # each way
-# sitecustomize.py of a stack whose clock can be set; only what Python itself asks for the time
+DELAY_MS = 100.0  # milliseconds in each direction
+# sitecustomize.py for a stack whose clock can be set; it affects only times that Python code reads
 CLOCK = """
 import os, time
 real = time.time
@@ -39,7 +39,7 @@ time.time = lambda: real() + ({seconds} if os.path.exists({flag!r}) else 0)
 
 
 def nothing() -> None:
-    """Nothing has to be undone."""
+    """Do nothing, for faults that need no repair."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class Struck:
         at: when, in seconds since the epoch.
         host: the host of the fault; "" if no host has to be named.
         rank: the rank of the fault; None if it strikes more than one or none.
-        cause: a regular expression for what the run has to say of it; "": it must not notice.
+        cause: regular expression for the message that the run must print; "" if the run must not
+            notice the fault.
         heal_after: seconds from `at` to `heal`.
     """
 
@@ -77,7 +78,7 @@ class Fault:
 
 
 def pick(training: Training, draw: random.Random, kind: str) -> Process:
-    """A process of the run; of a supervisor and the process that starts it again, the former."""
+    """Return a process of the run; for a supervisor, not the process that restarts it."""
     found = [one for one in training.processes() if one.kind == kind]
     parents = {one.parent for one in found}
     found = [one for one in found if one.pid not in parents]
@@ -87,7 +88,7 @@ def pick(training: Training, draw: random.Random, kind: str) -> Process:
 def signalled(
     kind: str, number: signal.Signals, cause: str, continued: bool = False
 ) -> Callable[[Training, random.Random], Struck]:
-    """A signal to one process of a kind; `continued`: SIGCONT follows some time later."""
+    """Send a signal to a process of a kind; with `continued`, send SIGCONT some time later."""
 
     def strike(training: Training, draw: random.Random) -> Struck:
         process = pick(training, draw, kind)
@@ -106,7 +107,7 @@ def out_of_memory(training: Training, draw: random.Random) -> Struck:
     group = oom_kill(process)
 
     def heal() -> None:
-        with contextlib.suppress(OSError):  # it is still in use
+        with contextlib.suppress(OSError):  # the file system is still in use
             group.rmdir()
 
     return Struck(at, process.host, process.rank, "out of memory", heal, 15.0)
@@ -118,7 +119,7 @@ def bed_of(training: Training) -> Hosts:
 
 
 def lost_host(number: int) -> Callable[[Training, random.Random], Struck]:
-    """Power off the head (0) or another host (1), and on again."""
+    """Power off the head (0) or another host (1), and later power it on."""
 
     def strike(training: Training, draw: random.Random) -> Struck:
         bed = bed_of(training).bed
@@ -205,7 +206,7 @@ def second_run(training: Training, _draw: random.Random) -> Struck:
 
 
 def rebooted(number: int) -> Callable[[Training, random.Random], Struck]:
-    """An orderly reboot of the head (0) or another host (1): processes get SIGTERM first."""
+    """Reboot the head (0) or another host (1) in order: processes get SIGTERM first."""
 
     def strike(training: Training, draw: random.Random) -> Struck:
         bed = bed_of(training).bed
@@ -224,7 +225,7 @@ def read_only(training: Training, draw: random.Random) -> Struck:
     Only the campaign's own log of samples, which no user's training writes, stays writable.
     """
     bed = bed_of(training).bed
-    # a run that continues without a lost host has other hosts than the place
+    # a run that continues without a lost host has fewer hosts than the place
     host = next(one.host for one in training.processes() if (one.kind, one.rank) == ("rank", 1))
     runs = str(training.place.prefix / "runs")
     samples = f"{runs}/{training.run}/samples"
@@ -252,14 +253,14 @@ def delayed(training: Training, draw: random.Random) -> Struck:
 
 
 def install_clock(prefix: Path) -> None:
-    """Have the Pythons of a stack on this machine take their time from a clock that can be set."""
+    """Make the Pythons of a stack on this machine use a clock that can be set."""
     [packages] = (prefix / "current" / "lib").glob("python3*/site-packages")
     code = CLOCK.format(seconds=STEP_SECONDS, flag=str(prefix / "clock"))
     (packages / "sitecustomize.py").write_text(code)
 
 
 def clock_steps(training: Training, draw: random.Random) -> Struck:
-    """A minute forward, and back some time later."""
+    """Set the clock a minute forward, and back some time later."""
     flag = training.place.prefix / "clock"
     at = time.time()
     flag.touch()
@@ -267,7 +268,7 @@ def clock_steps(training: Training, draw: random.Random) -> Struck:
 
 
 def rotated(training: Training, draw: random.Random) -> Struck:
-    """Rename the logs, as the supervisor does when they are full, while somebody follows them."""
+    """Rename the logs while somebody follows them, as the supervisor does with full logs."""
     follower = training.place.start(
         "logs", "-f", training.run, log=training.folder / f"follower-{training.step()}.x"
     )
@@ -286,7 +287,7 @@ def rotated(training: Training, draw: random.Random) -> Struck:
 
 
 def full_of_logs(training: Training, _draw: random.Random) -> Struck:
-    """Leave no space at all, so that not even a line of a log can be written."""
+    """Fill the disk completely, so that not even a line of a log can be written."""
     folder = training.path(training.head)
     assert os.path.ismount(folder.parent), "it would fill the disk of this machine"
     filler = folder.parent / "filler"
@@ -299,10 +300,10 @@ def full_of_logs(training: Training, _draw: random.Random) -> Struck:
 
 
 def full_disk(training: Training, _draw: random.Random) -> Struck:
-    """Leave half of the space that a checkpoint takes."""
+    """Leave half of the space that a checkpoint needs."""
     folder = training.path(training.head)
     while not (found := list((folder / "checkpoints").glob("checkpoint-*[0-9]"))):
-        time.sleep(0.2)  # until there is one to measure
+        time.sleep(0.2)  # until there is a checkpoint to measure
     assert os.path.ismount(folder.parent), "it would fill the disk of this machine"
     size = sum(path.stat().st_size for path in found[-1].rglob("*"))
     filler = folder.parent / "filler"
@@ -313,7 +314,7 @@ def full_disk(training: Training, _draw: random.Random) -> Struck:
 
 
 def asked_to_end(kind: str) -> Callable[[Training, random.Random], Struck]:
-    """SIGTERM, as spot instances, systemd and Slurm send it."""
+    """Send SIGTERM, as spot instances, systemd and Slurm do."""
 
     def strike(training: Training, draw: random.Random) -> Struck:
         process = pick(training, draw, kind)
@@ -347,7 +348,7 @@ FAULTS = {
     "control-gone": Fault("the control node vanishes, another one attaches", control_gone),
     "second-run": Fault("a second run on the same hosts", second_run),
     "full-disk": Fault("disk full during a checkpoint", full_disk, ("localhost",)),
-    # near the last step the model cannot be saved, which is the run's end
+    # near the last step the model cannot be saved, so the run ends
     "full-of-logs": Fault("disk full to the last byte", full_of_logs, ("localhost",), ends=None),
     "rotated": Fault("logs are rotated while somebody follows them", rotated),
     "clock-steps": Fault("the clock goes a minute forward, then back", clock_steps, ("localhost",)),
@@ -360,7 +361,7 @@ FAULTS = {
     "cut-two-long": Fault(
         "two hosts do not reach each other for over a minute", cut_apart(LONG_CUT_SECONDS), TESTBED
     ),
-    # without an idle host, and if all hosts are needed, the run ends and is resumed
+    # without an idle host, a run that needs all hosts ends and is resumed
     "rotated-key": Fault(
         "a host has a new SSH key, and a rank there is killed", rotated_key, TESTBED, ends=None
     ),

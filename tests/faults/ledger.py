@@ -1,4 +1,4 @@
-"""The samples that count: those of the last attempt at each step (`io/sample_log.py`)."""
+"""The samples that count: samples of the last attempt at each step (`io/sample_log.py`)."""
 
 import json
 from collections import Counter
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-Order = Mapping[int, Counter[int]]  # of each step, how often it has taken each sample
+Order = Mapping[int, Counter[int]]  # for each step, how often it has used each sample
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A rank's samples of a step.
+    """The samples of a rank in a step.
 
     Attributes:
         attempt: number of the run in a chain of resumed runs, and of its restart.
@@ -23,7 +23,7 @@ class Taken:
 
 
 def read_log(text: str, run: int = 0) -> list[Taken]:
-    """The whole lines of a rank's samples/rank-N.jsonl; `run` is its number in the chain."""
+    """Read the complete lines of a rank's sample log; `run` is its number in the chain."""
     lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
     return [Taken((run, line["restart"]), line["step"], tuple(line["samples"])) for line in lines]
 
@@ -50,7 +50,7 @@ def compare(found: Order, undisturbed: Order, steps: int) -> tuple[int, int]:
 
 
 def by_pass(order: Order, steps: int) -> Order:
-    """The samples of each pass over the data, from 1; one has so many steps."""
+    """Return the samples of each epoch, from 1; an epoch has `steps` steps."""
     passes: dict[int, Counter[int]] = {}
     for step, samples in order.items():
         passes.setdefault((step - 1) // steps + 1, Counter()).update(samples)
@@ -58,5 +58,5 @@ def by_pass(order: Order, steps: int) -> Order:
 
 
 def logs_below(folder: Path) -> list[str]:
-    """The texts of all ranks' logs in a run's folder on one host."""
+    """Return the texts of all ranks' logs in a run's folder on one host."""
     return [path.read_text() for path in sorted(folder.glob("samples/rank-*.jsonl"))]

@@ -12,9 +12,9 @@ from pathlib import Path
 from ftcluster_common.protocol.launch import CLUSTER_PORTS
 from tests.testbed.settings import GROUP
 
-LISTENS = "0A"  # of a socket in /proc/net/tcp
+LISTENS = "0A"  # state of a listening socket in /proc/net/tcp
 HOST = re.compile(rf"/{GROUP}/(node\d+)/")
-KINDS = {  # by the first word of the command line that is one of these
+KINDS = {  # kinds of processes, by the first word of the command line that is a key
     "mpirun": "mpirun",
     "ftcluster_train.host.supervisor": "supervisor",
     "ftcluster_train.host.bind": "guardian",
@@ -45,7 +45,7 @@ class Process:
     words: str
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal; it may have ended."""
+        """Send a signal to the process, which may have ended."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
@@ -54,7 +54,7 @@ class Process:
 
 
 def processes_of(run: str) -> list[Process]:
-    """All processes of a run but zombies, by the run's id in environment or command line."""
+    """Return a run's processes without zombies, by the id in environment or arguments."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -97,7 +97,7 @@ def mounts(init: int) -> set[str]:
 
 
 def cluster_ports(init: int) -> set[int]:
-    """Ports of the cluster on which something listens in the network of process `init`."""
+    """Return the cluster's ports with listeners in the network of process `init`."""
     found = set()
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/{init}/net/{name}").read_text().splitlines()[1:]:
@@ -120,7 +120,7 @@ def is_locked(path: Path) -> bool:
 
 
 def oom_kill(process: Process) -> Path:
-    """Leave a process without memory: its next page has the kernel kill it.
+    """Limit a process's memory so that the kernel kills it at its next page.
 
     Returns:
         Its memory cgroup, to be removed when it has ended.

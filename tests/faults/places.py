@@ -41,14 +41,14 @@ class Place(ABC):
 
     @abstractmethod
     def command(self, *arguments: str) -> Command:
-        """`ftcluster` with these arguments, as its user calls it."""
+        """Return a `ftcluster` command with these arguments, as its user calls it."""
 
     @abstractmethod
     def init(self, host: str) -> int | None:
-        """A process that sees the host as its own processes do; None while it is off."""
+        """Return a process that sees the host like the host's processes; None while it is off."""
 
     def path(self, host: str, path: Path) -> Path:
-        """A file of a host, as a path of this machine.
+        """Return the path on this machine of a file of a host.
 
         Raises:
             FileNotFoundError: the host is off.
@@ -59,7 +59,7 @@ class Place(ABC):
         return Path(f"/proc/{init}/root") / path.relative_to("/")
 
     def start(self, *arguments: str, log: Path) -> "subprocess.Popen[bytes]":
-        """Start `ftcluster`; its result goes to `log`.out, its progress to `log`.err."""
+        """Start `ftcluster`; its stdout goes to `log`.out, its stderr to `log`.err."""
         one = self.command(*arguments)
         with log.with_suffix(".out").open("wb") as out, log.with_suffix(".err").open("wb") as err:
             return subprocess.Popen(
@@ -95,7 +95,7 @@ class Localhost(Place):
 
 
 class Hosts(Place):
-    """Hosts of the testbed: three with a rank each, or four with four."""
+    """Hosts of the testbed: three with one rank each, or four."""
 
     prefix = Path(PREFIX)
 
@@ -103,7 +103,7 @@ class Hosts(Place):
         self.control, self.bed = control, control.bed
         self.name, self.hosts = name, control.hosts
         self.launch = ("--ranks-per-host", str(ranks_per_host))
-        # all of them import torch with the cores of one machine
+        # all hosts import torch with the cores of one machine
         self.patience_seconds *= ranks_per_host
 
     def command(self, *arguments: str) -> Command:

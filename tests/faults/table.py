@@ -68,7 +68,7 @@ def tables(results: Results) -> dict[str, str]:
 
 
 def _untried(faults: Results) -> list[str]:
-    """Return a line for each place with the faults that its results do not have."""
+    """Return a line for each place with the faults that have no result."""
     tried = {(one["place"], one["fault"]) for one in faults}
     lines = []
     for place, where in WHERE.items():
@@ -100,6 +100,6 @@ def _machine(found: dict[str, Any]) -> str:
 
 
 def _spread(values: Sequence[float | None]) -> str:
-    """Median and the largest."""
+    """Return the median and the maximum."""
     known = [value for value in values if value is not None]
     return f"{median(known):.3g}, {max(known):.3g}" if known else "-"

@@ -1,4 +1,4 @@
-"""A long training as its user sees it, and as the head's events.jsonl says."""
+"""A long training from the view of its user and of the head's events.jsonl."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ START_SECONDS = 180.0
 
 
 class LaunchError(Exception):
-    """A training did not begin."""
+    """A training could not be started."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Training:
 
     @property
     def run(self) -> str:
-        """The id of the last run of the chain."""
+        """The id of the chain's last run."""
         return self.runs[-1]
 
     @property
@@ -68,7 +68,7 @@ class Training:
         return self.place.hosts[0]
 
     def launch(self) -> None:
-        """Start it, or continue the last run as a new one; returns when that has begun."""
+        """Start the training, or resume the last run as a new run; return when it has started."""
         before = self._listed()
         words = ("--resume", self.run) if self.runs else self.words
         self._follow("train", *words, *self.place.launch, *self.options, "--json")
@@ -84,14 +84,14 @@ class Training:
         self._follow("attach", self.run, "--json")
 
     def abandon(self) -> None:
-        """The control node is gone: SIGKILL for the command and all that it has started."""
+        """Kill the command and all its processes, as if the control node were lost."""
         for pid in (self.follower.pid, *descendants(self.follower.pid)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.follower.wait()
 
     def stop(self) -> None:
-        """End the run and its command, whatever state they are in."""
+        """End the run and its command, in any state."""
         with contextlib.suppress(Exception):
             self.place.run("stop", self.run)
         for process in processes_of(self.run):
@@ -100,7 +100,7 @@ class Training:
             self.abandon()
 
     def clean(self) -> None:
-        """Remove its runs from the hosts."""
+        """Remove the chain's runs from the hosts."""
         done = self.place.run("clean", *self.runs)
         assert done.returncode == 0, done.stderr
 
@@ -116,13 +116,13 @@ class Training:
         runs = self.place.path(self.head, self.place.prefix / "runs")
         return {path.name for path in runs.glob("*-*-*-*")}
 
-    # ------------------------------------------------------------ what is known of it
+    # ------------------------------------------------------------ observations
     def path(self, host: str, run: str = "") -> Path:
-        """The folder of its run on a host."""
+        """Return the folder of the last run on a host."""
         return self.place.path(host, self.place.prefix / "runs" / (run or self.run))
 
     def events(self, run: str = "") -> list[dict[str, Any]]:
-        """All events of the run; while the head is off, those that were known before."""
+        """Return all events of the run; while the head is off, the events read before."""
         run = run or self.run
         with contextlib.suppress(OSError):
             lines = (self.path(self.head, run) / "events.jsonl").read_text().splitlines(True)
@@ -134,12 +134,12 @@ class Training:
         return [event for run in self.runs for event in self.events(run)]
 
     def step(self) -> int:
-        """The last step done."""
+        """The last completed step."""
         steps = [event["step"] for event in self.events() if event["event"] == "step"]
         return steps[-1] if steps else 0
 
     def end(self) -> dict[str, Any] | None:
-        """The event of its end."""
+        """The event of the run's end."""
         events = self.events()
         return events[-1] if events and events[-1]["event"] == "end" else None
 
@@ -147,7 +147,7 @@ class Training:
         return [one for run in self.runs for one in processes_of(run)]
 
     def checkpoint(self) -> int:
-        """The step of the newest checkpoint that is to be seen on a host that is on."""
+        """The step of the newest checkpoint that is visible on a running host."""
         steps = [0]
         for host in self.place.hosts:
             with contextlib.suppress(OSError):
@@ -156,7 +156,7 @@ class Training:
         return max(steps)
 
     def order(self) -> Order:
-        """The samples that count."""
+        """Return the samples that count."""
         taken = []
         for number, run in enumerate(self.runs):
             for host in self.place.hosts:
@@ -165,7 +165,7 @@ class Training:
         return ledger.counted(taken)
 
     def weights(self) -> dict[int, str]:
-        """The weights' SHA-256 by step, as long as all ranks were there."""
+        """Return the SHA-256 of the weights by step, while all ranks are there."""
         found: dict[int, str] = {}
         size = 0
         for event in self.all_events():
@@ -178,5 +178,5 @@ class Training:
         return found
 
     def losses(self) -> dict[int, float]:
-        """The loss of each step that counts."""
+        """Return the loss of each step that counts."""
         return {e["step"]: e["loss"] for e in self.all_events() if e["event"] == "step"}

@@ -10,8 +10,9 @@ from tests.faults.observe import Process, processes_of
 from tests.faults.training import Training
 
 PAUSE_SECONDS = 0.25
-UNDISTURBED_SECONDS = 17.0  # of steps: longer than anything takes to be noticed
-DEAD_SECONDS = 5.0  # without any process of the run
+# seconds of steps after which a fault counts as unnoticed; longer than any detection takes
+UNDISTURBED_SECONDS = 17.0
+DEAD_SECONDS = 5.0  # seconds without any process of the run after which it counts as dead
 CLEAN_SECONDS = 60.0
 
 
@@ -40,7 +41,7 @@ class Outcome:
 
 
 def watch(training: Training, struck: Struck) -> Outcome:
-    """Wait until a training has got over a fault, or has ended; undoes the fault."""
+    """Wait until a training has recovered from a fault or has ended; revert the fault."""
     healed = False
     quiet_since = moved_at = struck.at
     last_step = training.step()
@@ -68,7 +69,7 @@ def watch(training: Training, struck: Struck) -> Outcome:
 
 
 def _outcome(training: Training, struck: Struck, healed: bool) -> Outcome | None:
-    """Return the outcome as far as it is decided."""
+    """Return the outcome as far as it is known."""
     events = [event for event in training.events() if event["time"] >= struck.at]
     signs = [number for number, event in enumerate(events) if _is_sign(event)]
     said = [event for event in events if _is_sign(event) or _has_cause(struck, event)]
@@ -108,7 +109,7 @@ def _text(event: dict[str, Any]) -> str:
 
 
 def _is_sign(event: dict[str, Any]) -> bool:
-    """Return True if the event says that the ranks are ended, or were."""
+    """Return True if the event reports that ranks are being ended or were ended."""
     return event["event"] in ("error", "restart") or event.get("state", "done") != "done"
 
 
@@ -133,7 +134,7 @@ def _last_line(text: str) -> str:
 
 
 def _with_leftovers(training: Training, outcome: Outcome) -> Outcome:
-    """Wait a minute at most until nothing is left of the ranks of before."""
+    """Wait up to a minute until no process of the earlier ranks remains."""
     deadline = time.monotonic() + CLEAN_SECONDS
     over = outcome.state not in ("continued", "undisturbed")
     while left := _left(training, over):

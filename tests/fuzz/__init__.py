@@ -1,1 +1,1 @@
-"""Throws damaged input at everything that reads what others wrote."""
+"""Passes damaged input to every reader of foreign text."""

@@ -28,7 +28,7 @@ MEMORY = 4 << 30
 
 
 def main() -> int:
-    """Returns the exit code."""
+    """Run the program and return the exit code."""
     options = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     options.add_argument("readers", nargs="*", metavar="READER", help=", ".join(PARSERS))
     options.add_argument("--minutes", type=float, default=60.0)

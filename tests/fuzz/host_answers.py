@@ -68,7 +68,7 @@ BENCH = prepare(Cluster((), cluster(host("a"), host("b"))), [25 << 20], [], None
 
 
 def planned(answer: Any) -> object:
-    """The launch that is made of the facts of a host, where they are taken."""
+    """Return the launch made from a host's facts, if they are accepted."""
     found, wrong = known_facts(answer)
     if wrong:
         assert "\n" not in "".join(wrong)
@@ -78,7 +78,7 @@ def planned(answer: Any) -> object:
 
 
 def proved(text: str) -> list[str]:
-    """Return what setup and check show of a report of verify."""
+    """Return the text that setup and check print for a report of verify."""
     found = read_report(text, NAMES)
     shown = [finding(one) for one in (*found["problems"], *found["warnings"])]
     if not found["problems"]:
@@ -90,7 +90,7 @@ def proved(text: str) -> list[str]:
 
 
 def event_of(kind: str, action: str) -> Callable[[Any], object]:
-    """The event of a task whose host has answered this."""
+    """Return the event of a task for this response of its host."""
 
     def read(result: Any) -> object:
         if not isinstance(result, dict):
@@ -114,14 +114,14 @@ def changed(answer: Any) -> object:
 
 
 def resumed(answer: Any) -> object:
-    """The training that a host says is to be continued."""
+    """Return the training that a host reports as resumable."""
     jobs = {VM.name: JOBS_FOUND.read(answer)}
     with mock.patch.object(runs, "play", return_value=jobs):
         return runs.find_job(run_hosts_of(KNOWN), "r")
 
 
 def events_of(text: str, kind: str = "") -> list[dict[str, Any]]:
-    """The events of a head that are taken."""
+    """Return the accepted events of a head."""
     found = [read_event_line(line.encode()) for line in text.split("\n")]
     return [one for one in found if one and (not kind or one["event"] == kind)]
 
@@ -138,7 +138,7 @@ def benched(text: str) -> list[str]:
 
 
 def several(events: list[Any]) -> bytes:
-    """A file of events."""
+    """Write a file of events."""
     return b"\n".join(map(dumped, events))
 
 

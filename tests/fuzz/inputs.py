@@ -1,4 +1,4 @@
-"""Damaged inputs, and what a reader did with one."""
+"""Damaged inputs, and how a reader handled them."""
 
 import contextlib
 import copy
@@ -22,8 +22,8 @@ PIECES = (
     b"-1", b"NaN", b"99999999999999999999", b"[]", b"{}", b"&a ", b"*a",
     b"!!python/object:os.system ",
 )  # fmt: skip
-WAIT_SECONDS = 120.0  # for something that does not come, on a machine that is busy
-# what a host may answer instead of what it was asked for
+WAIT_SECONDS = 120.0  # limit of a wait on a busy machine
+# values that a host may send instead of the expected value
 HOSTILE: tuple[Any, ...] = (
     "..", "../x", "/etc/passwd", "a/b", "", ".", "-rf", "a\nb", "a\0b", "\ud800", "x" * 5000,
     "~root", "a\u2028- b\x85c\r\x0b\x1e#", "\x1b]52;c;YQ==\x07\x9b2J",
@@ -43,11 +43,11 @@ CHANGES = st.lists(
 
 
 class Hang(BaseException):
-    """A reader took too long. No Exception, which it could catch."""
+    """A reader took too long; not an Exception, because the reader could catch that."""
 
 
 def damaged(seed: bytes, changes: list[tuple[float, int, bytes]]) -> bytes:
-    """A seed with parts replaced: at which share of it, how many bytes, by what."""
+    """Return a seed with replaced parts: their relative positions, lengths and new bytes."""
     for share, length, piece in changes:
         at = int(share * len(seed))
         seed = seed[:at] + piece + seed[at + length :]
@@ -55,7 +55,7 @@ def damaged(seed: bytes, changes: list[tuple[float, int, bytes]]) -> bytes:
 
 
 def answered(seed: bytes, chance: random.Random) -> bytes:
-    """JSON, or a line of JSON, in which one or two parts are left out, exchanged or hostile."""
+    """Return JSON, or a line of JSON, with one or two parts removed, swapped or hostile."""
     lines = seed.split(b"\n")
     at = chance.randrange(len(lines))
     try:
@@ -87,7 +87,7 @@ def _parts(value: Any) -> list[tuple[Any, Any]]:
 
 
 def inputs_of(parser: Parser) -> st.SearchStrategy[bytes]:
-    """Seeds, and seeds that were damaged."""
+    """Yield seeds, and damaged seeds."""
     seeds = st.sampled_from((*parser.seeds, *NASTY))
     chances = st.builds(random.Random, st.integers(0, 1 << 32))
     return st.one_of(

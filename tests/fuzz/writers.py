@@ -1,7 +1,7 @@
 """Writers of generated files and of lines on a terminal, with names that others made.
 
-A writer is tried as a reader is: its input is JSON, whose texts are the names. What it writes has
-the parts of its template and nothing else, else it raises an AssertionError.
+A writer is tested like a reader: its input is JSON, whose texts are the names. The test raises an
+AssertionError unless the written text has exactly the parts of the template.
 """
 
 import io
@@ -45,8 +45,8 @@ PLAN = plan(HOSTS, RECIPE, STACKS)
 LAUNCH = render(PLAN, "r-1")
 POD_PLAN = plan(cluster(as_pod(VM)), RECIPE, STACKS)
 SGR = re.compile(r"\x1b\[[0-9;]*m")
-# what a terminal obeys, or what reorders text, by Unicode's categories and UAX #9; a tab moves the
-# cursor within its line only, so it stays
+# characters that control a terminal or reorder text, by Unicode's categories and UAX #9; a tab is
+# allowed, because it only moves the cursor within its line
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 HOSTILE_NAMES = (
     "a\n---\napiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRoleBinding\n#",
@@ -59,19 +59,19 @@ HOSTILE_NAMES = (
     "\ufeffg: &a [*a] !!python/object:os.system \ufffe",
 )
 PLAIN_NAMES = ("title", "label", "team", "id", "n5", "mrpc", "body", "note")
-FREE = ("nodeSelector", "annotations", "tolerations")  # fields whose keys are names
-LONGEST_KEY = 317  # of a label in Kubernetes; keys of YAML end before 1024 characters
+FREE = ("nodeSelector", "annotations", "tolerations")  # fields with arbitrary keys
+LONGEST_KEY = 317  # maximum length of a label in Kubernetes; YAML keys have at most 1024 characters
 SEEDS = (dumped(list(PLAIN_NAMES)), dumped(list(HOSTILE_NAMES)))
 
 
 class File(io.StringIO):
-    """A stream with an encoding, as files have."""
+    """A stream with an encoding, like a file."""
 
     encoding = "utf-8"
 
 
 class Terminal(File):
-    """A stream that says that it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         """Return True."""
@@ -90,12 +90,12 @@ def texts_of(value: Any) -> Iterator[str]:
 
 
 def names_of(value: Any) -> list[str]:
-    """Return eight names, whatever the document has."""
+    """Return eight names for any document."""
     return [*texts_of(value), *PLAIN_NAMES][: len(PLAIN_NAMES)]
 
 
 def commands(value: Any) -> bool:
-    """Write the commands of a plan; only comments are not the template's lines."""
+    """Write the commands of a plan; only comments may differ from the template."""
     names = names_of(value)
     uses = {"text": tuple(names[:2]), "label": (names[2],), "not read": tuple(names[3:])}
     head = [f"train {names[0]}, on {names[1]}", columns_line(uses), *names]
@@ -122,7 +122,7 @@ def skeleton(document: Any) -> Any:
 
 
 def pods_of(names: Sequence[str]) -> Pods:
-    """Return a training in pods whose every text is a name; the operation takes fewer."""
+    """Return a training in pods in which all texts are names, more than the operation allows."""
     recipe = replace(
         RECIPE, model=names[0], data=names[1], options=TextClassification(text_columns=(names[2],))
     )
@@ -160,7 +160,7 @@ def written_manifests(kind: str) -> Callable[[Any], bool]:
 
 
 def batch(value: Any) -> bool:
-    """Write a script for sbatch with a command of any words, and options if they are such."""
+    """Write a script for sbatch with any command words, and options if they are valid."""
     names = names_of(value)
     job = BatchJob("mrpc", 2, ("--time=1:00",), ("train", *names))
     script = batch_script(job)
@@ -182,7 +182,7 @@ def batch(value: Any) -> bool:
 
 
 def shown(value: Any) -> bool:
-    """Print lines, notes and a table of progress to a terminal and elsewhere."""
+    """Print lines, notes and a progress table to a terminal and to a file."""
     names = names_of(value)
     for stream in (Terminal(), File()):
         print_lines([*names, Text.assemble(("error: ", "bold red"), *names)], stream)
@@ -199,7 +199,7 @@ def shown(value: Any) -> bool:
 
 
 def script_shown(value: Any) -> bool:
-    """Show the output of a script on a terminal, in pieces, and elsewhere as it is."""
+    """Show a script's output on a terminal in pieces, and in a file unchanged."""
     names = names_of(value)
     terminal, file = Terminal(), File()
     for stream in (terminal, file):
@@ -214,7 +214,7 @@ def script_shown(value: Any) -> bool:
 
 
 def notebook(value: Any) -> bool:
-    """Draw a run and a setup in a notebook; each page has rich's elements only."""
+    """Draw a run and a setup in a notebook; the pages have only rich's elements."""
     names = names_of(value)
     progress = RunProgress("r-1")
     for event in (
@@ -247,7 +247,7 @@ def metrics(value: Any) -> bool:
 
 
 def writer(write: Callable[[Any], object]) -> Parser:
-    """Return a writer as what is tried."""
+    """Return a writer as a function that the fuzzer calls."""
 
     def without_waiting(value: Any) -> object:
         with mock.patch.dict("os.environ", {"COLUMNS": "80", "TERM": "xterm"}):

@@ -23,7 +23,7 @@ SYN, ACK = 2, 16
 CLOSED, OPEN = 29555, 8080
 DRAWN = 300
 PADDING = bytes([1, 4, 0, 0, 0, 0])
-UNKNOWN = bytes([0x1E, 12]) + bytes(12)  # an option that is skipped by who does not know it
+UNKNOWN = bytes([0x1E, 12]) + bytes(12)  # an option that is ignored by hosts that do not know it
 
 
 def checksum(data: bytes) -> int:
@@ -34,7 +34,7 @@ def checksum(data: bytes) -> int:
 
 
 def segment(port: int, source: int, payload: bytes, flags: int = SYN) -> bytes:
-    """A TCP segment with a right checksum."""
+    """Return a TCP segment with a valid checksum."""
     source_address, address = (socket.inet_pton(socket.AF_INET6, a) for a in (CLIENT, SERVER))
     length = 20 + len(payload)
     pseudo = source_address + address + struct.pack("!I3xB", length, TCP)
@@ -53,7 +53,7 @@ def packet(next_header: int, body: bytes) -> bytes:
 
 
 def fragments(chain: bytes, first: int, cuts: list[int], number: int) -> list[bytes]:
-    """The fragments of what follows IPv6's header, cut at multiples of 8 bytes.
+    """Return the fragments of the payload of an IPv6 header, cut at multiples of 8 bytes.
 
     Args:
         first: kind of the first header of `chain`.
@@ -69,7 +69,7 @@ def fragments(chain: bytes, first: int, cuts: list[int], number: int) -> list[by
 
 
 def overlapping(port: int, source: int, number: int) -> list[bytes]:
-    """Flags that no rule minds, which a later fragment writes over."""
+    """Return fragments with harmless flags that a later fragment overwrites."""
     harmless, real = (segment(port, source, bytes(12), flags) for flags in (ACK, SYN))
     head = [struct.pack("!BBHI", TCP, 0, offset | more, number) for offset, more in
             ((0, 1), (8, 1), (24, 0))]  # fmt: skip
@@ -78,7 +78,7 @@ def overlapping(port: int, source: int, number: int) -> list[bytes]:
 
 
 def ways(port: int, base: int) -> dict[str, list[bytes]]:
-    """Ways to send the first packet of a connection, the nth of them from the port `base` + n."""
+    """Return ways to send a connection's first packet, the nth from the port `base` + n."""
     options = bytes([TCP, 1]) + UNKNOWN  # 16 bytes, then TCP
     two = bytes([OPTIONS, 0, *PADDING, TCP, 0, *PADDING])
     nested = struct.pack("!BBHI", TCP, 0, 0, base + 10)
@@ -102,7 +102,7 @@ def ways(port: int, base: int) -> dict[str, list[bytes]]:
 
 
 def drawn(port: int, source: int, draw: random.Random) -> list[bytes]:
-    """A chain of headers that is cut anywhere, whose fragments come in any order."""
+    """Return a random chain of headers, cut anywhere, with fragments in any order."""
     headers: list[tuple[int, bytes]] = []
     for _ in range(draw.randrange(4)):
         if draw.random() < 0.2:
@@ -127,7 +127,7 @@ def run(*argv: str) -> str:
 
 
 def be_client(ready: int, go: int) -> None:
-    """In another network: send everything, and note which packets were answered."""
+    """Send all packets from another network; return the answered ones."""
     os.write(ready, b"x")
     os.read(go, 1)
     link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x86DD))

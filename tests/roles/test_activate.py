@@ -1,4 +1,4 @@
-"""A stack becomes the current one on all hosts; where one has failed, on none, or on the others."""
+"""Activating a stack on all hosts; if one host failed, on none, or on the others."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The playbooks that the pages show: they can be pasted into an empty folder.
+"""The pages' playbooks can be pasted into an empty folder.
 
 tests/cluster/hosts/test_examples.py runs them.
 """

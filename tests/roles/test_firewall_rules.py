@@ -1,4 +1,4 @@
-"""The firewall's rules in the kernel, against a stranger who puts packets together by hand."""
+"""The firewall's rules in the kernel, against an attacker who crafts packets."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ HIDDEN = {
 
 
 def rendered(folder: Path, **changes: Any) -> str:
-    """The file of rules, as the module template renders it."""
+    """Return the file of rules as the module template renders it."""
     text = (ROOT / "roles/firewall/templates/firewall.nft.j2").read_text(encoding="utf-8")
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
     path = folder / "firewall.nft"
@@ -39,7 +39,7 @@ def rendered(folder: Path, **changes: Any) -> str:
 
 
 def answered(rules: str) -> tuple[dict[str, list[str]], dict[str, int]]:
-    """The packets that a server has answered, by port, and how many each rule has dropped."""
+    """Return the answered packets by port, and how many packets each rule has dropped."""
     script = str(ROOT / "tests/roles/fragments.py")
     done = subprocess.run(
         ["unshare", "--net", PYTHON, "-I", script, rules], capture_output=True, text=True,
@@ -59,25 +59,25 @@ def answered(rules: str) -> tuple[dict[str, list[str]], dict[str, int]]:
 
 
 def test_no_fragments_of_ipv6_get_past_the_rules(tmp_path: Path) -> None:
-    """The kernel lets the rules see fragments of IPv6, and reassembles them afterwards."""
+    """The kernel passes fragments of IPv6 to the rules and reassembles them afterwards."""
     closed, opened = str(fragments.CLOSED), str(fragments.OPEN)
     before, _ = answered("")
     assert set(before) == {closed, opened}
-    # without rules, this kernel takes them
+    # without rules, this kernel accepts them
     assert set(before[closed]) >= PLAIN
     assert by_hand(before[closed]) == by_hand(before[opened])
     assert len(before[closed]) > fragments.DRAWN // 10
     after, dropped = answered(rendered(tmp_path))
     assert after[closed] == []
     assert by_hand(after[opened]) == PLAIN, "what a stranger may reach is reached as before"
-    # those whose first fragment shows the port, and the others
+    # packets whose first fragment shows the port, and the other packets
     assert dropped["ftcluster 0a"] > len(PLAIN)
     assert dropped["ftcluster: a fragment without a port"] >= 2 * (len(HIDDEN) - 2)
-    # what a host of the cluster sends is its own business
+    # packets from a host of the cluster are not restricted
     friend, _ = answered(rendered(tmp_path, firewall__hosts6=[fragments.CLIENT]))
     assert friend == before
 
 
 def by_hand(names: list[str]) -> set[str]:
-    """The names of packets that were not drawn."""
+    """Return the names of packets that were not drawn."""
     return set(names) & (PLAIN | HIDDEN)

@@ -1,4 +1,4 @@
-"""The pages for ops teams show what can be pasted, and name only what exists."""
+"""The pages for ops teams can be pasted, and name only what exists."""
 
 import configparser
 import os

@@ -1,4 +1,4 @@
-"""Templates planted wherever a user's or a host's text gets in: real playbooks execute none."""
+"""Templates planted in all texts of users and hosts: real playbooks never evaluate them."""
 
 import json
 import stat
@@ -28,14 +28,14 @@ from ftcluster.recipe.recipe import known_recipes, load_recipe, schema_of
 from ftcluster_common.recipe import Recipe
 from tests.unit.clusters import STACKS, VM, cluster
 
-# a name of a file as well: no slash
+# also used as a file name, so it has no slash
 TEMPLATE = '{{ lookup("pipe", "touch $PLANTED") }}'
 BLOCK = '{% for _ in [1] %}{{ lookup("pipe", "touch $PLANTED") }}{% endfor %}'
 
-# a stack whose ranks have nothing to do
+# a stack whose ranks do nothing
 STACK = f"""#!/bin/sh
 case "$1$2$3" in *-c) exec {sys.executable} "$@";; esac
-"""  # what Ansible calls first
+"""  # the first program that Ansible calls
 STACK += """case "$2 $3" in
   *supervisor\\ start)
     echo $$ > "$4/supervisor.pid"
@@ -45,7 +45,7 @@ STACK += """case "$2 $3" in
 esac
 """
 
-# answers as the module does, and then lies
+# responds like the module, and then lies
 LIAR = """#!{python}
 import json, subprocess, sys
 argv, data = [sys.executable, *sys.argv[1:]], sys.stdin.buffer.read()
@@ -77,7 +77,7 @@ class Place:
         self.inventory.write_text(yaml.safe_dump({"all": {"hosts": {"localhost": variables}}}))
 
     def lies(self, facts: dict[str, Any], **more: Any) -> None:
-        """Have the host lie."""
+        """Make the host lie."""
         lies = self.folder / "lies.json"
         lies.write_text(json.dumps({"facts": facts, "more": more}))
         liar = self.folder / "liar"
@@ -92,7 +92,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    """A cluster of this machine that was set up."""
+    """Yield a cluster of this machine that was set up."""
     found = Place(tmp_path / "here", tmp_path / "ft", tmp_path / "i.yml", tmp_path / "planted")
     found.folder.mkdir()
     program = found.prefix / "stacks/native-1/bin/python"
@@ -111,7 +111,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 
 
 def test_the_trap_works(place: Place) -> None:
-    """All other tests rely on it: the user's own -e is a template, and makes the file."""
+    """The other tests rely on this trap: the user's own -e is a template, and makes the file."""
     playbook = place.folder / "p.yml"
     playbook.write_text(
         "- hosts: all\n  gather_facts: false\n  tasks: [{debug: {msg: '{{ a }}'}}]\n"
@@ -127,7 +127,7 @@ def test_the_trap_works(place: Place) -> None:
 
 
 def overrides(name: str) -> Iterator[str]:
-    """Every field of a recipe, as a text, as a list and as a mapping with a template in it."""
+    """Yield each field of a recipe with a template in a text, a list and a mapping."""
     for key in (
         *schema_of(load_recipe(name).task),
         "config_overrides",
@@ -139,7 +139,7 @@ def overrides(name: str) -> Iterator[str]:
 
 
 def accepted(name: str) -> list[Recipe]:
-    """Recipes with a template in a field; where a field takes none, the error is one line."""
+    """Yield recipes with a template in a field; if the field rejects it, the error is one line."""
     found = []
     for override in overrides(name):
         try:
@@ -171,7 +171,7 @@ def test_every_field_of_every_task(place: Place) -> None:
     job = TrainingRun(run, recall(), decided, render(decided, run), named)
 
     class All(TrainingRun):
-        """One launch with all of them."""
+        """One launch with all of these recipes."""
 
         @property
         def job(self) -> dict[str, Any]:
@@ -234,7 +234,7 @@ FREE = (
 
 
 def look(place: Place, playbook: str = "check", **variables: Any) -> list[TaskEvent]:
-    """The events of a playbook that looks at the host and changes nothing."""
+    """Return the events of a playbook that inspects the host and changes nothing."""
     events: list[TaskEvent] = []
     run_playbook(
         f"ftcluster.cluster.{playbook}", (place.inventory,), variables, events.append,
@@ -278,7 +278,7 @@ def test_what_becomes_a_path_or_a_line_is_refused(place: Place) -> None:
 
 
 def test_the_stack_that_a_host_says_it_has(place: Place) -> None:
-    """A link's target is remembered as the stack's name and sent with the next setup."""
+    """A link's target is stored as the stack's name and sent with the next setup."""
     name = stack_name(f"/opt/ftcluster/stacks/{TEMPLATE}-1b2c3d4e5f60")
     assert name == TEMPLATE
     remember(Cluster((place.inventory,), cluster(replace(VM, stack=name))))

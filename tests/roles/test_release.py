@@ -17,7 +17,7 @@ from tests.programs import CONTROL, ROOT
 
 pytestmark = pytest.mark.long
 GOLDEN = ROOT / "tests/unit/planning/golden/c6i.16xlarge.json"
-VERSION = version()  # the archive that the wheels are built from has no history
+VERSION = version()  # the archive for the wheels has no history
 WHEEL = f"ftcluster-{VERSION}-py3-none-any.whl"
 NODE = f"ftcluster_train-{VERSION}-py3-none-any.whl"
 COLLECTION = f"ftcluster-cluster-{semantic(VERSION)}.tar.gz"
@@ -123,7 +123,7 @@ def test_components_are_those_of_the_lock(dist: Path, name: str, lock: str) -> N
 
 
 def test_the_wheel_works_in_an_empty_folder(dist: Path, tmp_path: Path) -> None:
-    """With the locked packages that .venv has; its own ftcluster comes after the installed one."""
+    """With the locked packages of .venv; its own ftcluster comes after the installed package."""
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
     site = next((tmp_path / "venv/lib").glob("python*/site-packages"))
     wheel = dist / WHEEL

@@ -1,4 +1,4 @@
-"""The roles without any host: documentation, defaults, syntax."""
+"""Checks of the roles that need no host: documentation, defaults, syntax."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A launch continues only if the head has the stack and the record that the plan was made of."""
+"""A launch continues only if the head's stack and record equal those of the plan."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ def sha256(text: str) -> str:
 
 
 def test_the_stack_and_the_record_are_compared(tmp_path: Path) -> None:
-    # the stack and the record of a head, those of the plan, and if the launch continues
+    # the head's stack and record, the plan's stack and record, and True if the launch continues
     cases = {
         "same": ("native", RECORD, "native", RECORD, True),
         "none": ("native", "", "native", "", True),

@@ -22,7 +22,7 @@ PARTS = (
     "README.md",
     "LICENSE",
 )
-# those that need nothing to be downloaded
+# tests that need no download
 ALONE = (
     "action-plugin-docs", "compile", "empty-init", "ignores", "line-endings", "no-assert",
     "no-get-exception", "no-illegal-filenames", "no-smart-quotes", "replace-urlopen", "shebang",
@@ -58,14 +58,14 @@ def test_the_collection_is_sane(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_with_what_pip_downloads_it_is_sane(tmp_path: Path) -> None:
     home = ROOT / ".test_cache/ansible-test"
-    # else ansible-test brings pip into its environments from a site beyond the package index
+    # otherwise ansible-test downloads pip from a site besides the package index
     source = Path(ansible_test.__file__).parent / "_internal/python_requirements.py"
     version = re.search(r"pip='([\d.]+)'", source.read_text())
     assert version
     stand_in = home / f".ansible/test/cache/get_pip_{version[1].replace('.', '_')}.py"
     stand_in.parent.mkdir(parents=True, exist_ok=True)
     stand_in.write_text("import ensurepip\nensurepip.bootstrap()\n")
-    # its environment for plugins lacks packaging, which ansible-core brings along
+    # the plugins' environment lacks packaging, which ansible-core depends on
     skipped = ["--skip-test", "import", "--skip-test", "pslint"]
     sanity(tmp_path / "all", home, "--requirements", *skipped)
     imported = ["plugins/modules", "plugins/module_utils"]

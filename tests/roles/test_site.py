@@ -1,4 +1,4 @@
-"""The site of documents, built as for users and opened in a real browser."""
+"""The documentation site, built as for users and opened in a real browser."""
 
 import re
 import subprocess
@@ -20,7 +20,7 @@ RESULTS = "[...document.querySelectorAll('#search-results li a')].map(link => li
 
 @pytest.fixture(scope="module")
 def site() -> Path:
-    """Return the first page of the built site."""
+    """Yield the first page of the built site."""
     done = subprocess.run([ROOT / "scripts/docs"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return Path(done.stdout.strip())

@@ -1,4 +1,4 @@
-"""The roles name packages and folders that the systems have on which they were not run."""
+"""The roles name packages and folders of systems on which no test runs them."""
 
 import re
 from pathlib import Path

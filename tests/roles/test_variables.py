@@ -1,4 +1,4 @@
-"""Variables that a site has for itself cannot change what the playbooks do."""
+"""A site's own variables cannot change what the playbooks do."""
 
 import re
 from pathlib import Path
@@ -11,19 +11,19 @@ from tests.ops_page import RoleUse, options_of, uses
 from tests.programs import ROOT
 
 PAGE = (ROOT / "docs/variables.md").read_text(encoding="utf-8")
-# roles' variables that the page gives to the users of the playbooks
+# roles' variables that the page offers to users of the playbooks
 DOCUMENTED = set(re.findall(r"^\| `((?!ftcluster_)\w+)` \|", PAGE, re.MULTILINE))
 PLAY = yaml.safe_load((ROOT / "playbooks/vars/cluster.yml").read_text(encoding="utf-8"))
 
 
 def uses_in(file: Path) -> list[RoleUse]:
-    """The roles that a playbook or a role's tasks run."""
+    """Return the roles that a playbook or a role's tasks run."""
     given = PLAY if "playbooks" in file.parts else {}
     return list(uses(yaml.safe_load(file.read_text(encoding="utf-8")), given))
 
 
 def public(use: RoleUse) -> dict[str, Any]:
-    """The public variables of a role's entry point."""
+    """Return the public variables of a role's entry point."""
     options = options_of(use.role)
     return options.get(use.entry, options["main"])
 
@@ -73,7 +73,7 @@ def test_the_variables_that_the_playbooks_validate_are_the_documented_ones() -> 
 
 
 def test_no_program_is_written_in_jinja() -> None:
-    """A loop or a branch of statements is a filter, which mypy and a unit test see."""
+    """Loops and branches of statements belong into a filter, which mypy and unit tests check."""
     files = [*ROOT.glob("playbooks/**/*.yml"), *ROOT.glob("roles/*/[dtv]*/*.yml")]
     assert len(files) > 80
     assert not [file for file in files if "{%" in file.read_text(encoding="utf-8")]

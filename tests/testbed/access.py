@@ -11,7 +11,7 @@ from .shell import TestbedError, run
 
 
 def key(settings: Settings) -> Path:
-    """The operator's private key; the public one is beside it."""
+    """Return the operator's private key; the public key is beside it."""
     return settings.hosts / "ops_key"
 
 
@@ -26,7 +26,7 @@ def make_key(settings: Settings) -> None:
 
 
 def write_known_hosts(settings: Settings) -> None:
-    """From the keys that the testbed made itself: nothing has to be trusted at first sight."""
+    """Write known_hosts from the testbed's own keys, so none is trusted at first sight."""
     made = [node for node in settings.all_nodes() if node.host_key.exists()]
     lines = [f"{node.name},{node.address} {node.host_key.read_text()}" for node in made]
     known_hosts(settings).write_text("".join(lines))
@@ -37,7 +37,8 @@ def ssh_options(settings: Settings) -> list[str]:
         "UserKnownHostsFile": known_hosts(settings),
         "IdentitiesOnly": "yes",
         "ConnectTimeout": 5,
-        # A host without power says nothing: without these two a reused connection hangs ~15 min.
+        # A host without power sends nothing: without these two options a reused connection hangs
+        # for ~15 min.
         "ServerAliveInterval": 5,
         "ServerAliveCountMax": 2,
     }
@@ -45,8 +46,8 @@ def ssh_options(settings: Settings) -> list[str]:
 
 
 def ssh_argv(settings: Settings, node: Node, *more: str) -> list[str]:
-    """ssh from the control host, as an operator would. `more` are options and the command."""
-    strict = ["-o", "StrictHostKeyChecking=yes"]  # Ansible has it from who starts it
+    """Return the operator's ssh command from the control host; `more` are further words."""
+    strict = ["-o", "StrictHostKeyChecking=yes"]  # Ansible gets this setting from its caller
     login = [
         "-F",
         "none",
@@ -64,7 +65,7 @@ def wait_for_ssh(settings: Settings, node: Node, deadline: float) -> None:
     """Return when the host answers; `deadline` is on the monotonic clock."""
     argv = ssh_argv(settings, node)
     quick = ["-o", "ConnectTimeout=1", "-o", "LogLevel=ERROR"]
-    at = argv.index("ssh") + 1  # ssh takes the first value of an option that is given twice
+    at = argv.index("ssh") + 1  # ssh uses the first value of a repeated option
     argv[at:at] = quick
     while (tried := run(*argv, "true", check=False)).returncode:
         if network.is_cut_off(node):
@@ -77,7 +78,7 @@ def wait_for_ssh(settings: Settings, node: Node, deadline: float) -> None:
 
 
 def inventory(settings: Settings) -> str:
-    """The hosts for Ansible (INI), the way an administrator would write them down."""
+    """Return the hosts for Ansible (INI), as an administrator would write them."""
     hosts = [f"{node.name} ansible_host={node.address}\n" for node in settings.all_nodes()]
     return (
         "[nodes]\n" + "".join(hosts) + "\n[nodes:vars]\n"

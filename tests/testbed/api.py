@@ -1,4 +1,4 @@
-"""The testbed as Python sees it; the command line is a thin layer over this."""
+"""The Python interface of the testbed; the command line only calls its methods."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Testbed:
     __test__ = False  # its name starts with Test, but pytest must not collect it
 
     def __init__(self, settings: Settings | None = None) -> None:
-        """`settings` default to the FTCLUSTER_TESTBED_* variables."""
+        """Use `settings`, or by default the FTCLUSTER_TESTBED_* variables."""
         self.wanted = settings or Settings.from_environment()
 
     def __enter__(self) -> Testbed:
@@ -73,12 +73,14 @@ class Testbed:
             if not settings.base.exists():
                 base = rootfs.get(settings)
                 settings.hosts.mkdir(exist_ok=True)
-                settings.base.symlink_to(base)  # disks written over one never meet another
+                # an overlay disk that was made for one base must never be mounted over another base
+                settings.base.symlink_to(base)
             built = time.monotonic()
             settings.write_record()
             access.make_key(settings)
             network.switch_on(CONTROL_ADDRESS)
-            sysctl.make_room(settings)  # after the switch: by that, others know that it is up
+            # after the switch, because other testbeds see from the switch that this testbed is up
+            sysctl.make_room(settings)
             uplink.connect()
             self._start(settings, settings.all_nodes()[:count])
             log.info(
@@ -87,7 +89,7 @@ class Testbed:
             )  # fmt: skip
 
     def down(self, purge: bool = False) -> None:
-        """Remove every host and all that `up` made but the cache; with `purge`, that as well.
+        """Remove every host and everything from `up` except the cache; `purge` removes it too.
 
         The cache is that of testbeds of all names.
         """
@@ -120,13 +122,13 @@ class Testbed:
         return {node.name: _state(node) for node in settings.all_nodes()} if settings else {}
 
     def inventory(self) -> str:
-        """The hosts for Ansible, as the text of an INI inventory."""
+        """Return the text of an INI inventory of the hosts."""
         require_root()
         return access.inventory(self._settings())
 
     # ------------------------------------------------------------ power
     def kill(self, node: str) -> None:
-        """Cut a host's power: its peers hear nothing; its disk survives."""
+        """Cut a host's power: its peers receive nothing, and its disk survives."""
         with _alone():
             host.power_off(self._node(node))
 
@@ -158,24 +160,24 @@ class Testbed:
             shape.shape(self._running(node), rate)
 
     def delay(self, node: str, milliseconds: float) -> None:
-        """Have frames to and from a host arrive so much later, each way; 0: as soon as they can."""
+        """Delay frames to and from a host by this time in each direction; 0: no delay."""
         with _alone():
             network.delay(self._running(node), milliseconds)
 
     def lose(self, node: str, percent: int) -> None:
-        """Drop so many per cent of the frames between a host and the others; 0: none."""
+        """Drop this percentage of the frames between a host and the others; 0: none."""
         with _alone():
             network.lose(self._running(node), percent)
 
     def cpu(self, node: str, percent: float | None) -> None:
-        """Allow a host so many per cent of one core; None: no limit."""
+        """Limit a host to this percentage of one core; None: no limit."""
         if percent is not None and not percent >= 1:
             raise TestbedError(f"cpu {percent}: want at least 1 (per cent of one core), or max")
         with _alone():
             Group(self._running(node).name).limit_cpu(percent)
 
     def memory(self, node: str, size: int | None) -> None:
-        """Allow a host so many bytes of memory, its page cache among them; None: no limit."""
+        """Limit a host's memory including its page cache, in bytes; None: no limit."""
         with _alone():
             host.limit_memory(self._running(node), size)
 
@@ -196,13 +198,13 @@ class Testbed:
     def exec_(
         self, node: str, *cmd: str, check: bool = False, timeout: float | None = None
     ) -> Completed:
-        """Run a command as root inside a host, past its network: it works with the cable cut."""
+        """Run a command as root inside a host, not through its network, so the cable may be cut."""
         return _run(self.exec_argv(node, list(cmd)), check=check, timeout=timeout)
 
     def ssh(
         self, node: str, *cmd: str, check: bool = False, timeout: float | None = None
     ) -> Completed:
-        """Run a shell command on a host as its operator does, over ssh from the control host."""
+        """Run a shell command on a host as its operator, over ssh from the control host."""
         return _run(self.ssh_argv(node, list(cmd)), check=check, timeout=timeout)
 
     @property
@@ -211,7 +213,7 @@ class Testbed:
         return {"ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.wanted.hosts / "cp")}
 
     def run_argv(self, cmd: list[str]) -> list[str]:
-        """Return the command of `run`, for callers that start it another way."""
+        """Return the command of `run`, for callers that start it in another way."""
         require_root()
         self._settings()
         return network.inside(SWITCH, *cmd)
@@ -251,7 +253,7 @@ class Testbed:
         return self._node(one), self._node(other)
 
     def _binds(self) -> tuple[str, ...]:
-        """Return the folders of this machine that every host sees: as asked for, and pip's own."""
+        """Return the folders of this machine that every host sees: requested folders, and pip's."""
         for path in self.wanted.bind_ro:
             here = Path(path.partition(":")[0])
             if not here.is_absolute() or not here.exists():
@@ -290,7 +292,7 @@ class Testbed:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Change the testbed, with every other command that would change it waiting."""
+    """Change the testbed while all other commands that would change it wait."""
     require_root()
     with LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -298,7 +300,7 @@ def _alone() -> Iterator[None]:
 
 
 def _private_folder(folder: Path) -> None:
-    """Make root's own folder; its default place is one where everybody may write."""
+    """Make a folder for root; by default it is in a world-writable folder."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != 0:
         raise TestbedError(f"{folder} is not root's own folder: remove it")

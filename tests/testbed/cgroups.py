@@ -1,8 +1,7 @@
-"""Control groups: what a host is made of, how it is ended at once, and how fast it may run.
+"""Control groups of hosts: they contain a host's processes, kill it at once, and limit its CPU.
 
-Each host has a folder of its own in the unified hierarchy (cgroup v2) and, on a machine that
-still has it, in the v1 `cpu`, `memory` and `systemd` hierarchies. So has its power button,
-`NODE-power`.
+Each host has a folder in the unified hierarchy (cgroup v2) and, on a machine that still has it, in
+the v1 hierarchies `cpu`, `memory` and `systemd`. Its power button, `NODE-power`, has the same.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from pathlib import Path
 from .settings import GROUP
 from .shell import TestbedError
 
-PERIOD = 100_000  # microseconds over which a CPU quota counts
+PERIOD = 100_000  # period of a CPU quota in microseconds
 
-# A shell program: join the cgroups listed in $1, then become the rest of the arguments.
+# A shell program: join the cgroups listed in $1, then execute the remaining arguments.
 JOIN = 'for f in $1; do echo $$ > "$f" || exit 1; done; shift; exec "$@"'
 
 
@@ -31,7 +30,7 @@ def unified() -> Path:
 
 @functools.cache
 def legacy() -> dict[str, Path]:
-    """The v1 hierarchies that matter here, by controller; empty on a machine with v2 alone."""
+    """Return the v1 hierarchies used here, by controller; empty on a machine that has only v2."""
     return {
         option: where
         for where, kind, options in _mounts()
@@ -87,7 +86,7 @@ class Group:
         return " ".join(str(folder / "cgroup.procs") for folder in folders)
 
     def join_argv(self, cmd: list[str], subgroup: str = "") -> list[str]:
-        """`cmd`, run inside these cgroups."""
+        """Return `cmd` as a command that runs inside these cgroups."""
         return ["sh", "-c", JOIN, "sh", self.procs_files(subgroup), *cmd]
 
     def kill(self) -> None:
@@ -98,12 +97,12 @@ class Group:
         if not self.path.exists():
             return None
         (self.path / "cgroup.kill").write_text("1")
-        deadline = time.monotonic() + 60  # seconds, on a busy machine
+        deadline = time.monotonic() + 60  # seconds; enough on a busy machine
         while self.alive():
             if time.monotonic() > deadline:
                 raise TestbedError(f"{self.name}: processes survive cgroup.kill")
             time.sleep(0.02)
-        while True:  # dying tasks keep v1 groups busy a moment longer
+        while True:  # dying tasks keep v1 groups busy for a short time
             try:
                 return self._remove()
             except OSError as error:
@@ -121,13 +120,13 @@ class Group:
     # ------------------------------------------------------------ CPU
     @property
     def _quota(self) -> Path:
-        """The file with the quota. v1 where the controller is there: it can be in one only."""
+        """Return the file with the CPU quota: v1 if the controller is there, else v2."""
         if "cpu" in legacy():
             return legacy()["cpu"] / GROUP / self.name / "cpu.cfs_quota_us"
         return self.path / "cpu.max"
 
     def limit_cpu(self, percent: float | None) -> None:
-        """Allow so many per cent of one core; None: as much as there is."""
+        """Limit a host to this percentage of one core; None: no limit."""
         quota = None if percent is None else int(percent * PERIOD / 100)
         if self._quota.name == "cpu.max":
             self._quota.write_text(f"{'max' if quota is None else quota} {PERIOD}")
@@ -137,22 +136,22 @@ class Group:
 
     # ------------------------------------------------------------ memory
     def limit_memory(self, size: int | None) -> None:
-        """Allow a host so many bytes; None: as much as there is."""
+        """Limit a host's memory in bytes; None: no limit."""
         if "memory" in legacy():
             limit = legacy()["memory"] / GROUP / self.name / "memory.limit_in_bytes"
             limit.write_text(str(-1 if size is None else size))
-        else:  # of the group that is the host's root, so that the host sees it
+        else:  # limit the group that is the host's root, so that the host sees the limit
             (self.path / "cgroup.subtree_control").write_text("+memory")
             (self.path / "payload/memory.max").write_text(str(size or "max"))
 
 
 def host_names() -> set[str]:
-    """The hosts that have cgroups, whatever the records say."""
+    """Return the hosts that have cgroups, even if the records say otherwise."""
     return {folder.name.split("-")[0] for folder in (unified() / GROUP).glob("node*")}
 
 
 def remove_all() -> None:
-    """Remove our own folder from every hierarchy; no host may be left."""
+    """Remove the testbed's folder from every hierarchy; no host may exist any more."""
     for hierarchy in _hierarchies():
         if (hierarchy / GROUP).exists():
             (hierarchy / GROUP).rmdir()

@@ -1,4 +1,4 @@
-"""The command line: one verb a method of `Testbed`."""
+"""The command line: one verb per method of `Testbed`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def verb(name: str, text: str, *arguments: str) -> argparse.ArgumentParser:
-        """A verb; an argument in brackets may be left out."""
+        """Add a verb; an argument in brackets is optional."""
         made = verbs.add_parser(name, help=text, description=text)
         for argument in arguments:
             name, nargs = argument.strip("[]"), "?" if argument.startswith("[") else None
@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one verb; returns the exit code. Verbs that run a command become that command."""
+    """Run a verb and return the exit code; verbs that run a command become that command."""
     args = parser().parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
     try:
@@ -118,7 +118,7 @@ def _do(bed: Testbed, args: argparse.Namespace) -> None:
             bed.memory(args.node, parse_gigabytes(args.gb))
         case "cut" | "heal":
             getattr(bed, args.verb)(args.node, args.other)
-        case _:  # kill, boot
+        case _:  # the verbs kill and boot
             getattr(bed, args.verb)(args.node)
 
 
@@ -142,7 +142,7 @@ def parse_percent(text: str) -> float | None:
 
 
 def parse_gigabytes(text: str) -> int | None:
-    """Bytes: `parse_gigabytes("2.7")` is 2,700,000,000."""
+    """Return bytes: `parse_gigabytes("2.7")` is 2,700,000,000."""
     if text == "max":
         return None
     try:

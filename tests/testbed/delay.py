@@ -19,13 +19,13 @@ from collections import deque
 # Linux, include/uapi/linux: if_ether.h, if_packet.h, sockios.h, ethtool.h
 ETH_P_ALL, PACKET_OUTGOING = 3, 4
 SIOCETHTOOL, ETHTOOL_STXCSUM, ETHTOOL_STSO = 0x8946, 0x17, 0x1F
-# Linux, include/uapi/asm-generic/socket.h; at 1 Gbit/s they hold what comes in half a second: while
-# other work has the cores, frames are to be late and not lost
+# Linux, include/uapi/asm-generic/socket.h. At 1 Gbit/s the buffers hold the frames of half a
+# second: while other processes use the cores, frames must be late and not lost
 SO_SNDBUFFORCE, SO_RCVBUFFORCE, BUFFER_BYTES = 32, 33, 64 << 20
 
 
 def plain(interface: str) -> None:
-    """Without these offloads a frame is what a wire would carry: a socket can send it on."""
+    """Disable offloads, so that each frame is complete and a socket can forward it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for command in (ETHTOOL_STSO, ETHTOOL_STXCSUM):
             value = ctypes.create_string_buffer(struct.pack("=II", command, 0))
@@ -34,7 +34,7 @@ def plain(interface: str) -> None:
 
 
 def relay(seconds: float, *interfaces: str) -> None:
-    """Carry frames until an interface is gone."""
+    """Forward frames until an interface disappears."""
     ends = []
     for interface in interfaces:
         end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
@@ -55,7 +55,8 @@ def relay(seconds: float, *interfaces: str) -> None:
                         waiting.append((time.monotonic() + seconds, to[end], frame))
         while waiting and waiting[0][0] <= time.monotonic():
             _, end, frame = waiting.popleft()
-            with contextlib.suppress(BlockingIOError):  # a full queue, as a wire's
+            # a full queue drops frames, like a real link
+            with contextlib.suppress(BlockingIOError):
                 end.send(frame)
 
 

@@ -22,8 +22,8 @@ MEMORY_V1 = "/sys/fs/cgroup/memory"
 CONSOLE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NSPAWN_STATE = Path("/run/systemd/nspawn")
 
-# The power button, a shell program: run the rest of the arguments in the host's cgroups ($3), and
-# again when the host reboots (nspawn ends with 133). When the host is off, so is its cable.
+# The power button, a shell program: run the remaining arguments in the host's cgroups ($3), and
+# again when the host reboots (nspawn ends with 133). When the host is off, its cable is off too.
 POWER = f"""switch=$1 cable=$2 groups=$3; shift 3
 while sh -c '{JOIN}' sh "$groups" "$@"; [ $? -eq 133 ]; do :; done
 ip -n "$switch" link set "$cable" down"""
@@ -35,19 +35,19 @@ def is_on(node: Node) -> bool:
 
 # ---------------------------------------------------------------- power
 def boot(node: Node, settings: Settings, authorized_key: Path) -> None:
-    """Switch a host on; returns before it answers. `authorized_key` lets the operator in."""
+    """Power on a host and return before it responds; `authorized_key` lets the operator log in."""
     everyone = settings.all_nodes()
     if is_on(node):
         add_names(node, everyone)
         return
-    power_off(node)  # what an interrupted boot left, or a poweroff from inside
+    power_off(node)  # remains of an interrupted boot, or of a poweroff inside the host
     mount_disk(node, (*settings.layers, settings.base.resolve()))
     if not node.host_key.exists():
         personalize(node, authorized_key)
     add_names(node, everyone)
     network.plug_in(node)
     log = node.folder / "console.log"
-    # nspawn puts the host in its caller's cgroup, so the power button needs one of its own.
+    # nspawn puts the host into its caller's cgroup, so the power button needs a separate cgroup.
     button, host = Group(f"{node.name}-power"), Group(node.name)
     button.make()
     host.make()
@@ -58,8 +58,8 @@ def boot(node: Node, settings: Settings, authorized_key: Path) -> None:
 def nspawn_argv(node: Node, read_only: Iterable[str], shared: Iterable[str]) -> list[str]:
     return [
         "env",
-        "SYSTEMD_NSPAWN_API_VFS_WRITABLE=network",  # hosts may set net.*, not vm.* or kernel.*
-        "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1",  # cgroup v2, whatever this machine has
+        "SYSTEMD_NSPAWN_API_VFS_WRITABLE=network",  # hosts may set net.*, but not vm.* or kernel.*
+        "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1",  # cgroup v2, even if this machine uses v1
         "systemd-nspawn",
         "--quiet",
         "--boot",
@@ -73,7 +73,8 @@ def nspawn_argv(node: Node, read_only: Iterable[str], shared: Iterable[str]) -> 
         "--timezone=off",
         "--link-journal=no",
         "--console=pipe",
-        "--capability=CAP_NET_ADMIN,CAP_IPC_LOCK,CAP_PERFMON",  # not SYS_TIME: one clock for all
+        # no SYS_TIME, because all hosts share one clock
+        "--capability=CAP_NET_ADMIN,CAP_IPC_LOCK,CAP_PERFMON",
         "--system-call-filter=perf_event_open keyctl add_key request_key",
         *(f"--bind-ro={path}" for path in read_only),
         *(f"--bind={path}" for path in shared),
@@ -81,7 +82,7 @@ def nspawn_argv(node: Node, read_only: Iterable[str], shared: Iterable[str]) -> 
 
 
 def power_off(node: Node) -> None:
-    """Cut the power. First the cable, so that no FIN or RST reaches the peers."""
+    """Cut the power: first the cable, so that no FIN or RST reaches the peers."""
     network.link_down(node)
     for name in (f"{node.name}-power", node.name):
         Group(name).kill()
@@ -92,7 +93,7 @@ def power_off(node: Node) -> None:
 
 # ---------------------------------------------------------------- disk
 def mount_disk(node: Node, below: Iterable[str | Path]) -> None:
-    """Mount the host's own layer over others, the lowest last, which must never change."""
+    """Mount the host's own layer above the others; the lowest layer must never change."""
     for sub in ("upper", "work", "root"):
         (node.folder / sub).mkdir(parents=True, exist_ok=True)
     upper, work = node.folder / "upper", node.folder / "work"
@@ -101,7 +102,7 @@ def mount_disk(node: Node, below: Iterable[str | Path]) -> None:
 
 
 def personalize(node: Node, authorized_key: Path) -> None:
-    """Give a new disk what no two hosts share. The host key comes last: with it, all is there."""
+    """Write a host's own files to a new disk; the host key is last and marks completion."""
     etc = node.root / "etc"
     (etc / "hostname").write_text(f"{node.name}\n")
     (etc / "hosts").write_text("127.0.0.1 localhost\n")
@@ -118,7 +119,7 @@ def personalize(node: Node, authorized_key: Path) -> None:
 
 
 def add_names(node: Node, names: Iterable[Node]) -> None:
-    """Add to /etc/hosts what it lacks: a testbed can grow."""
+    """Add missing names to /etc/hosts, because a testbed can grow."""
     hosts = node.root / "etc/hosts"
     known = hosts.read_text()
     lines = [f"{other.address} {other.name}\n" for other in names]
@@ -128,7 +129,7 @@ def add_names(node: Node, names: Iterable[Node]) -> None:
 
 
 def mounted_disks() -> list[str]:
-    """Return the mount points of our overlays, whoever mounted them."""
+    """Return the mount points of the testbeds' overlays, whoever mounted them."""
     return [where for source, where in _overlays() if source == OVERLAY]
 
 
@@ -146,21 +147,22 @@ def _overlays() -> list[tuple[str, str]]:
 def unmount(root: Path) -> None:
     at = root.stat()
     run("umount", root)
-    lock = NSPAWN_STATE / "locks" / f"inode-{at.st_dev}:{at.st_ino}"  # nspawn leaves its locks
+    # nspawn does not remove its locks
+    lock = NSPAWN_STATE / "locks" / f"inode-{at.st_dev}:{at.st_ino}"
     lock.unlink(missing_ok=True)
 
 
 def remove_traces(node: Node) -> None:
-    """Remove what nspawn itself leaves behind."""
+    """Remove files that nspawn does not remove itself."""
     for kind in ("propagate", "unix-export"):
         shutil.rmtree(NSPAWN_STATE / kind / node.netns, ignore_errors=True)
 
 
 # ---------------------------------------------------------------- memory
 def limit_memory(node: Node, size: int | None) -> None:
-    """Allow so many bytes; None: as much as there is. Programs read it where a container's is."""
+    """Limit the memory in bytes where programs in containers read it; None: no limit."""
     Group(node.name).limit_memory(size)
-    if "memory" in legacy():  # hosts see v2 only, which does not have this limit
+    if "memory" in legacy():  # hosts see only v2, which does not have this limit
         mounted = f"mountpoint -q {MEMORY_V1}"
         mount = f"mkdir -p {MEMORY_V1} && mount -t cgroup -o memory none {MEMORY_V1}"
         run(*console_argv(node, ["sh", "-c", f"{mounted} || {{ {mount}; }}"]))
@@ -168,7 +170,7 @@ def limit_memory(node: Node, size: int | None) -> None:
 
 # ---------------------------------------------------------------- console
 def console_argv(node: Node, cmd: list[str]) -> list[str]:
-    """`cmd` as root inside the host, past its network: it works with the cable cut."""
+    """Return `cmd` as root inside the host, not through its network, so the cable may be cut."""
     pid = init_pid(node)
     if pid is None:
         raise TestbedError(f"{node.name} is off")
@@ -179,7 +181,7 @@ def console_argv(node: Node, cmd: list[str]) -> list[str]:
 
 
 def init_pid(node: Node) -> str | None:
-    """The host's own process 1, by its number on this machine."""
+    """Return the id on this machine of the host's process 1."""
     payload = Group(node.name).path / "payload"
     for procs in (payload / "init.scope/cgroup.procs", payload / "cgroup.procs"):
         for pid in procs.read_text().split() if procs.exists() else []:

@@ -1,6 +1,6 @@
 """The network: a switch with a cable to every host, and the faults that cables have.
 
-The switch (a bridge) and the control host's address live in a network namespace of their own;
+The switch (a bridge) and the control host's address are in a separate network namespace;
 every host lives in another, and a veth pair is the cable between the two. Nothing that is sent
 to the cluster can leave through this machine's real interface.
 """
@@ -37,9 +37,10 @@ def exists(netns: str = SWITCH) -> bool:
 
 
 def inside(netns: str, *cmd: str) -> list[str]:
-    """`cmd`, run in a network namespace.
+    """Return `cmd` as a command that runs in a network namespace.
 
-    Not `ip netns exec`: it copies the mount table, and the copy keeps the hosts' disks busy.
+    `ip netns exec` is not used, because it copies the mount table, which keeps the hosts' disks
+    busy.
     """
     return ["nsenter", f"--net=/run/netns/{netns}", *cmd]
 
@@ -54,7 +55,7 @@ def nft(script: str, netns: str = SWITCH, check: bool = True) -> None:
 
 # ---------------------------------------------------------------- the switch
 def switch_on(control_address: str) -> None:
-    """Make the switch and put the control host on it. Twice does no harm."""
+    """Create the switch and connect the control host; a second call changes nothing."""
     if not exists():
         run("ip", "netns", "add", SWITCH)
     if f"{control_address}/24" in ip("addr", "show", "dev", BRIDGE, check=False).stdout:
@@ -63,13 +64,15 @@ def switch_on(control_address: str) -> None:
     mac = "02:00:00:00:00:01"
     bridge = ("link", "add", BRIDGE, "address", mac, "type", "bridge", "forward_delay", "0")
     ip(*bridge, check=False)
-    nft(CUTS)  # after the bridge: a bridge table older than the first bridge is never hooked
+    # after the bridge, because a bridge table that is older than the first bridge is never hooked
+    nft(CUTS)
     ip("link", "set", BRIDGE, "up")
-    ip("addr", "add", f"{control_address}/24", "dev", BRIDGE)  # last: where it is, the rest is
+    # last, because this address shows that everything else exists
+    ip("addr", "add", f"{control_address}/24", "dev", BRIDGE)
 
 
 def switch_off() -> None:
-    """Remove the switch, and end what commands on the control host left (ssh masters, say)."""
+    """Remove the switch, and end remaining processes of the control host, such as ssh masters."""
     if not exists():
         return
     spared = _self_and_ancestors()
@@ -90,7 +93,7 @@ def _self_and_ancestors() -> set[int]:
 
 # ---------------------------------------------------------------- cables
 def plug_in(node: Node) -> None:
-    """Lay the host's cable: `eth0` in the host, a port named like the host on the switch."""
+    """Connect the cable: `eth0` in the host, and a port with the host's name on the switch."""
     run("ip", "netns", "add", node.netns)
     peer = ("peer", "name", "eth0", "address", node.mac, "netns", node.netns)
     ip("link", "add", node.name, "type", "veth", *peer)
@@ -107,7 +110,7 @@ def link_down(node: Node) -> None:
 
 
 def unplug(node: Node) -> None:
-    """Remove the cable: first the veth pair, at once, since a namespace goes only later."""
+    """Remove the cable: first the veth pair, because a namespace disappears only later."""
     if exists():
         for name in (node.name, f"{node.name}-f"):
             ip("link", "del", name, check=False)
@@ -117,7 +120,7 @@ def unplug(node: Node) -> None:
 
 # ---------------------------------------------------------------- partitions
 def cut_off(node: Node) -> None:
-    """Disconnect a host from all. A disabled port drops every frame; the host's link stays up."""
+    """Disconnect a host: a disabled port drops every frame, and the host's link stays up."""
     run("bridge", "-n", SWITCH, "link", "set", "dev", node.name, "state", DISABLED)
 
 
@@ -141,7 +144,7 @@ def _both_ways(one: Node, other: Node) -> str:
 
 # ---------------------------------------------------------------- loss
 def lose(node: Node, percent: int) -> None:
-    """Drop so many of the frames between a host and the others, at random; 0: none."""
+    """Drop this percentage of the frames between a host and the others at random; 0: none."""
     table = f"{TABLE}-loss-{node.name}"
     nft(f"delete table bridge {table}", check=False)
     if percent:
@@ -156,15 +159,15 @@ def lose(node: Node, percent: int) -> None:
 def delay(node: Node, milliseconds: float) -> None:
     """Have all frames to and from a host arrive later, each way; 0: as soon as they can.
 
-    Its port leaves the switch, and a process carries the frames to another one.
+    Its port leaves the switch, and a process carries the frames to another port.
     """
     far, port = f"{node.name}-f", f"{node.name}-p"
-    ip("link", "del", far, check=False)  # which ends the process before
+    ip("link", "del", far, check=False)  # this also ends the previous process
     ip("link", "set", node.name, "master", BRIDGE)
     if not milliseconds:
         return
     ip("link", "add", far, "type", "veth", "peer", "name", port)
-    for name in (far, node.name):  # the control host's address is none of theirs
+    for name in (far, node.name):  # these interfaces do not have the control host's address
         quiet = f"echo 1 > /proc/sys/net/ipv4/conf/{name}/arp_ignore; "
         quiet += f"echo 1 > /proc/sys/net/ipv6/conf/{name}/disable_ipv6 2> /dev/null || :"
         run(*inside(SWITCH, "sh", "-c", quiet))

@@ -18,9 +18,9 @@ from urllib.parse import unquote
 
 from .shell import TestbedError, environment, run
 
-BUNDLE = "/etc/ssl/certs/"  # every host has these certificates; other paths mean nothing there
+BUNDLE = "/etc/ssl/certs/"  # every host has these certificates; other paths would not exist there
 
-# the settings of pip that say where packages come from
+# settings of pip that name sources of packages
 PIP_PLACES = ("find-links", "index-url", "extra-index-url")
 PIP_KEYS = (
     *PIP_PLACES,
@@ -32,7 +32,7 @@ CA_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_
 
 # ---------------------------------------------------------------- apt
 def codename() -> str:
-    """This machine's own Debian suite, or "" on a machine that is not Debian."""
+    """Return this machine's Debian suite, or "" if it is not Debian."""
     release = Path("/etc/os-release").read_text()
     if not re.search(r'^ID="?debian"?$', release, re.M):
         return ""
@@ -43,8 +43,8 @@ def codename() -> str:
 def apt_sources(suite: str) -> dict[str, str]:
     """This machine's Debian mirrors as apt source files (name: text), pointed at `suite`.
 
-    Sources of other makers are left out. Empty when there is nothing to go by; mmdebstrap then
-    uses Debian's own mirror.
+    Sources of other distributors are skipped. The result is empty if this machine has no Debian
+    sources; then mmdebstrap uses Debian's own mirror.
     """
     own = codename()
     folder = Path("/etc/apt/sources.list.d")
@@ -69,13 +69,13 @@ def _is_debian(suites: str, own: str) -> bool:
 
 
 def retarget_lines(lines: list[str], own: str, suite: str) -> list[str]:
-    """`deb URI SUITE COMPONENTS` lines of the suite `own`, made lines of `suite`."""
+    """Change the suite in `deb URI SUITE COMPONENTS` lines from `own` to `suite`."""
     found = [re.match(r"(deb\s+(?:\[[^]]*\]\s+)?\S+\s+)(\S+)(.*)", line.strip()) for line in lines]
     return [m[1] + m[2].replace(own, suite, 1) + m[3] for m in found if m and _is_debian(m[2], own)]
 
 
 def retarget_stanzas(stanzas: list[str], own: str, suite: str) -> list[str]:
-    """The same for the newer form of sources, with its `Suites:` field."""
+    """Change the suite in the newer form of sources, which has the field `Suites:`."""
     result = []
     for text in stanzas:
         suites = re.search(r"^Suites:(.*)$", text, re.M | re.I)
@@ -88,14 +88,14 @@ def retarget_stanzas(stanzas: list[str], own: str, suite: str) -> list[str]:
 
 
 def apt_settings() -> str:
-    """This machine's proxy and date-check settings for apt, as a file of them."""
+    """Return this machine's proxy and date-check settings for apt, as the text of a file."""
     dump = run("apt-config", "dump", "--no-empty", "--format", '%F "%v";%n', "Acquire").stdout
     keep = re.compile(r"Acquire::(https?::|Check-|Retries|ForceIPv)", re.I)
     return "".join(f"{line}\n" for line in dump.splitlines() if keep.match(line))
 
 
 UBUNTU = ("jammy", "noble")
-# of noble's first release, which its archive keeps
+# versions of the first release of noble, which its archive keeps
 KEYRING = "pool/main/u/ubuntu-keyring/ubuntu-keyring_2023.11.28.1_all.deb"
 KEYRING_SHA256 = "36de43b15853ccae0028e9a767613770c704833f82586f28eb262f0311adb8a8"
 
@@ -115,7 +115,7 @@ def ubuntu_mirror(debian: Mapping[str, str], environ: Mapping[str, str] = os.env
 
 
 def ubuntu_sources(mirror: str, suite: str) -> dict[str, str]:
-    """The same as apt_sources, for Ubuntu."""
+    """Return sources like apt_sources, for Ubuntu."""
     suites = (suite, f"{suite}-updates", f"{suite}-security")
     lines = [f"deb {mirror} {one} main universe\n" for one in suites]
     return {"ubuntu.list": "".join(lines)}
@@ -124,7 +124,7 @@ def ubuntu_sources(mirror: str, suite: str) -> dict[str, str]:
 # ---------------------------------------------------------------- pip
 @functools.cache
 def _pip_options() -> dict[str, str]:
-    for python in (sys.executable, "python3"):  # an environment's Python may have no pip
+    for python in (sys.executable, "python3"):  # a virtual environment's Python may have no pip
         listing = subprocess.run(
             [python, "-m", "pip", "config", "list"],
             capture_output=True, text=True, env=environment(),
@@ -135,7 +135,7 @@ def _pip_options() -> dict[str, str]:
 
 
 def parse_pip_options(listing: str) -> dict[str, str]:
-    """The settings that `pip config list` prints, the environment's before the files'."""
+    """Return the settings in `pip config list`; the environment overrides files."""
     options: dict[str, str] = {}
     for level in ("global.", ":env:."):
         for line in listing.splitlines():
@@ -148,31 +148,31 @@ def parse_pip_options(listing: str) -> dict[str, str]:
 
 
 def pip_conf() -> str:
-    """pip's configuration for the hosts, or "" when this machine has none."""
+    """Return pip's configuration for the hosts, or "" if this machine has none."""
     options = sorted(_pip_options().items())
     lines = [f"{key} = {' '.join(value.split())}\n" for key, value in options]
     return "[global]\n" + "".join(lines) if lines else ""
 
 
 def pip_folders() -> list[str]:
-    """The local folders that pip's configuration names: the hosts have to see them."""
+    """Return the local folders in pip's configuration, which the hosts must see."""
     places = [place for key in PIP_PLACES for place in _pip_options().get(key, "").split()]
     return sorted({str(folder) for place in places if (folder := local_folder(place))})
 
 
 def local_folder(place: str) -> Path | None:
-    """The folder of a find-links path or a file:// index; None when it is not a local one."""
+    """Return the folder of a find-links path or a file:// index; None if it is not local."""
     path = Path(unquote(place.removeprefix("file://")))
     if not path.is_absolute() or not path.is_dir():
         return None
     if path.name == "simple" and len(path.parts) > 2:
-        return path.parent  # an index: the packages it links to lie beside it
+        return path.parent  # an index: its packages are in the folder beside it
     return path
 
 
 # ---------------------------------------------------------------- everything else
 def environment_file(environ: Mapping[str, str] = os.environ) -> str:
-    """/etc/environment for the hosts: proxies and certificates."""
+    """Return /etc/environment for the hosts: proxies and certificates."""
     proxy = re.compile(r"(https?|no|all|ftp)_proxy", re.I)
     proxies = {name: value for name, value in environ.items() if proxy.fullmatch(name)}
     cas = {k: environ[k] for k in CA_VARIABLES if f"{environ.get(k)}/".startswith(BUNDLE)}
@@ -181,12 +181,12 @@ def environment_file(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def certificates() -> list[Path]:
-    """Certificates that an administrator added to this machine."""
+    """Return certificates that an administrator added to this machine."""
     return sorted(Path("/usr/local/share/ca-certificates").glob("**/*.crt"))
 
 
 def resolv_conf() -> Path:
-    """The file with the real name servers: a stub on the loopback is out of the hosts' reach."""
+    """Return the file with the real name servers, because hosts cannot reach a stub on loopback."""
     plain, behind_stub = Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf")
     only_stub = all(address.startswith("127.") for address in _name_servers(plain))
     return behind_stub if only_stub and behind_stub.exists() else plain

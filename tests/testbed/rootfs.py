@@ -19,7 +19,7 @@ from .shell import TestbedError, environment, run
 
 log = logging.getLogger(__name__)
 
-VERSION = "2"  # change it when what is built below changes
+VERSION = "2"  # change the version when the steps below change
 PACKAGES = (
     *("systemd-sysv", "dbus", "openssh-server", "sudo", "python3", "python3-venv"),
     *("ca-certificates", "iproute2", "iputils-ping", "netbase", "procps"),
@@ -30,21 +30,21 @@ FASTER = {
     "etc/apt/apt.conf.d/untranslated": 'Acquire::Languages "none";\n',
 }
 MASKED = (
-    "apt-daily.timer",  # one that fires at boot holds dpkg's lock just when Ansible wants it
+    "apt-daily.timer",  # a timer that fires at boot would hold dpkg's lock when Ansible needs it
     "apt-daily-upgrade.timer",
     "console-getty.service",
-    "systemd-networkd.service",  # the testbed gives the address
+    "systemd-networkd.service",  # the testbed assigns the address
 )
 
 
 def get(settings: Settings) -> Path:
-    """The root file system for these settings; builds it if the cache has none."""
+    """Return the root file system for these settings; build it if the cache has none."""
     packages = sorted({*PACKAGES, *settings.extra})
     mirror = ""
     if settings.suite in registries.UBUNTU:
         mirror = registries.ubuntu_mirror(registries.apt_sources(registries.codename()))
         sources = registries.ubuntu_sources(mirror, settings.suite)
-        packages = sorted({*packages, "apt"})  # the variant has it for Debian only
+        packages = sorted({*packages, "apt"})  # the variant contains apt only on Debian
     else:
         sources = registries.apt_sources(settings.suite)
     return cached(settings, settings.suite, packages, sources, _make_host, mirror)
@@ -68,7 +68,7 @@ def cached(
     done = settings.cache / f"{name}-{_key(packages, sources)}"
     settings.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (settings.cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # testbeds of other names use the same
+        fcntl.flock(lock, fcntl.LOCK_EX)  # testbeds of all names use the same cache
         if done.exists():
             return done
         log.info("building the root file system of %s (once; up to a minute)", settings.suite)
@@ -79,12 +79,12 @@ def cached(
         _bootstrap(settings, packages, sources, part, keyring)
         reach_registries(part)
         adapt(part)
-        part.rename(done)  # a root file system that can be seen is whole
+        part.rename(done)  # only complete root file systems have the final name
     return done
 
 
 def _key(packages: list[str], sources: dict[str, str]) -> str:
-    """A name for everything that goes in."""
+    """Return a name that depends on all inputs."""
     parts = [
         VERSION,
         *packages,
@@ -98,7 +98,7 @@ def _key(packages: list[str], sources: dict[str, str]) -> str:
 
 
 def _ubuntu_keyring(settings: Settings, mirror: str) -> Path:
-    """The keys that Ubuntu's archive is signed with, which Debian has no package of."""
+    """Return the keys that sign Ubuntu's archive, for which Debian has no package."""
     package, folder = settings.cache / "ubuntu-keyring.deb", settings.cache / "ubuntu-keyring"
     url, checksum = f"{mirror}/{registries.KEYRING}", f"SHA256:{registries.KEYRING_SHA256}"
     fetched = run("/usr/lib/apt/apt-helper", "download-file", url, package, checksum, check=False)
@@ -128,7 +128,7 @@ def _bootstrap(
         f"--aptopt={apt_conf}", "--dpkgopt=force-unsafe-io",
         *([f"--keyring={keyring}"] if keyring else []), settings.suite, part, *source_files,
     ]  # fmt: skip
-    # In namespaces of its own, and dying with us: a build killed half way leaves no mount behind.
+    # In separate namespaces that end with this process, so a killed build leaves no mount.
     alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     done = run("setpriv", "--pdeathsig", "KILL", *alone, *mmdebstrap, check=False, env=quiet)
@@ -142,8 +142,8 @@ def _bootstrap(
 
 
 def reach_registries(root: Path) -> None:
-    """Make a fresh Debian reach what this machine reaches."""
-    (root / "etc/environment").write_text(registries.environment_file())  # read by pam_env
+    """Configure a fresh Debian to use this machine's registries."""
+    (root / "etc/environment").write_text(registries.environment_file())  # pam_env reads this file
     if conf := registries.pip_conf():
         (root / "etc/pip.conf").write_text(conf)
     for certificate in registries.certificates():
@@ -154,15 +154,15 @@ def reach_registries(root: Path) -> None:
 
 
 def _make_host(root: Path) -> None:
-    """Make the fresh Debian a host that boots here."""
+    """Turn the fresh Debian into a host that boots here."""
     for key in root.glob("etc/ssh/ssh_host_*"):
-        key.unlink()  # each host has its own
-    (root / "etc/machine-id").write_text("")  # each host makes its own at its first boot
+        key.unlink()  # each host makes its own key
+    (root / "etc/machine-id").write_text("")  # each host makes its own id at its first boot
     units = root / "etc/systemd/system"
     units.mkdir(parents=True, exist_ok=True)
     for unit in MASKED:
         (units / unit).symlink_to("/dev/null")
-    # Password "*": no password fits, yet unlike "!" the account is not locked to sshd.
+    # Password "*": no password matches, but unlike "!" the account is not locked for sshd.
     account = ("--create-home", "--uid", str(OPERATOR_ID), "--shell", "/bin/bash")
     _chroot(root, "useradd", *account, "--password", "*", OPERATOR)
     sudoers = root / "etc/sudoers.d" / OPERATOR

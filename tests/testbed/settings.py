@@ -13,19 +13,20 @@ from .shell import TestbedError
 
 DEFAULT_NODES = 4
 MAX_NODES = 200  # addresses .10 to .209
-NET = "198.18.0"  # in the benchmarking range of RFC 2544, which is routed nowhere
+NET = "198.18.0"  # in the benchmarking range of RFC 2544, which is not routed
 CONTROL_ADDRESS = f"{NET}.1"
 FIRST_ADDRESS = 10
 
-# Testbeds with different names exist beside each other; one letter, because a network interface
-# has at most 15 and one is called after it.
+# Testbeds with different names can exist at the same time. A name is one letter, because it is part
+# of the name of a network interface, which has at most 15 characters.
 NAME = os.environ.get("FTCLUSTER_TESTBED_NAME", "").strip()
 if not re.fullmatch(r"[a-z]?", NAME):
     raise TestbedError(f"FTCLUSTER_TESTBED_NAME={NAME}: want one letter, or nothing")
-SWITCH = f"ftc-testbed{NAME}"  # the network namespace of the switch and of the control host
+SWITCH = f"ftc-testbed{NAME}"  # the network namespace of the switch and the control host
 BRIDGE = "br0"  # the switch itself, inside that namespace
-GROUP = f"ftcluster-testbed{NAME}"  # our folder in every cgroup hierarchy
-OVERLAYS = "ftcluster-testbed"  # the "device" of overlay mounts begins so, to know them by
+GROUP = f"ftcluster-testbed{NAME}"  # the testbed's folder in every cgroup hierarchy
+# the "device" of overlay mounts begins with this text, which identifies them
+OVERLAYS = "ftcluster-testbed"
 OVERLAY = f"{OVERLAYS}{NAME}"
 LOCK = Path(f"/run/ftcluster-testbed-{NAME}.lock")  # one command at a time changes the testbed
 
@@ -37,11 +38,12 @@ OPERATOR_ID = 1000
 
 @dataclass(frozen=True)
 class Node:
-    """One host: its name, its place in the network and its folder on this machine."""
+    """A host: its name, its place in the network and its folder on this machine."""
 
     name: str
     address: str
-    mac: str  # fixed: peers keep a host's MAC in their ARP caches across its reboots
+    # fixed, because peers keep a host's MAC address in their ARP caches across its reboots
+    mac: str
     gateway: str
     folder: Path
 
@@ -56,7 +58,7 @@ class Node:
 
     @property
     def host_key(self) -> Path:
-        """The host's public key, on its disk: readable with the host off, too."""
+        """The host's public key on its disk, which is readable even if the host is off."""
         return self.folder / "upper/etc/ssh/ssh_host_ed25519_key.pub"
 
 
@@ -65,13 +67,15 @@ class Settings:
     """The settings of a testbed; see the README for the environment variables."""
 
     dir: Path = Path(f"/var/tmp/ftcluster-testbed{NAME}")
-    nodes: int = 0  # of the testbed that is up
+    nodes: int = 0  # number of hosts of the running testbed
     suite: str = "bookworm"
     extra: tuple[str, ...] = ()  # more Debian packages for the root file system
-    # paths of this machine that every host sees, read-only; after a colon their place in the hosts
+    # paths of this machine that every host sees, read-only; the path in the hosts follows a colon
     bind_ro: tuple[str, ...] = ()
-    shared: tuple[str, ...] = ()  # and may write, as a network file system that all mount
-    # folders of this machine whose trees lie over the root file system, each host's changes apart
+    # folders that hosts may also write to, like a network file system that all mount
+    shared: tuple[str, ...] = ()
+    # folders of this machine whose trees are layered above the root file system; each host has its
+    # own changes
     layers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -94,17 +98,17 @@ class Settings:
     # ------------------------------------------------------------ folders
     @property
     def hosts(self) -> Path:
-        """Everything of the testbed that is up; `down` removes it."""
+        """The files of the running testbed, which `down` removes."""
         return self.dir / "hosts"
 
     @property
     def cache(self) -> Path:
-        """The built root file systems, the same for all names; `down` keeps them."""
+        """The built root file systems, shared by testbeds of all names; `down` keeps them."""
         return (SHARED if self.dir == Settings.dir else self.dir) / "cache"
 
     @property
     def base(self) -> Path:
-        """A link to the root file system under every disk of this testbed."""
+        """A link to the root file system below every disk of this testbed."""
         return self.hosts / "base"
 
     # ------------------------------------------------------------ hosts
@@ -127,13 +131,13 @@ class Settings:
         return self.hosts / "testbed.json"
 
     def write_record(self) -> None:
-        """Keep the settings with the hosts, so that later commands need not repeat them."""
+        """Store the settings with the hosts, so that later commands need not repeat them."""
         self.hosts.mkdir(parents=True, exist_ok=True)
         saved = {k: v for k, v in asdict(self).items() if k != "dir"}
         self.record.write_text(json.dumps(saved, indent=2) + "\n")
 
     def recorded(self) -> Settings | None:
-        """The settings of the testbed that is up in this folder, if one is."""
+        """Return the settings of the running testbed in this folder, if there is one."""
         if not self.record.exists():
             return None
         saved = json.loads(self.record.read_text())

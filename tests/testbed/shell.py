@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-# tool: the Debian package that has it
+# tool: the Debian package that contains it
 TOOLS = {
     "apt-config": "apt",
     "bridge": "iproute2",
@@ -35,7 +35,7 @@ class TestbedError(Exception):
 
 
 def environment() -> dict[str, str]:
-    """Our environment, with the folders of system tools on PATH even where `su` left them out."""
+    """Return the environment with the folders of system tools on PATH, even after `su`."""
     return {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"}
 
 
@@ -77,7 +77,7 @@ def require_root() -> None:
 
 
 def require_tools() -> None:
-    """Check for everything that the testbed calls.
+    """Check that all required programs are installed.
 
     Raises:
         TestbedError: names what is missing and the apt-get line that installs it.

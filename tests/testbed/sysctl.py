@@ -1,4 +1,4 @@
-"""Kernel settings of this machine that testbeds change; the last one that ends puts them back."""
+"""Kernel settings of this machine that testbeds change; the last testbed to end restores them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .settings import SWITCH, Settings
 ROOT = Path("/proc/sys")
 RECORD = Path("/run/ftcluster-testbeds.json")
 
-# Every systemd takes some; root's limit counts those of all hosts together. Past it a host comes
-# up without dbus or sshd.
+# Every systemd needs some inotify instances, and root's limit counts all hosts together. Above the
+# limit, a host starts without dbus or sshd.
 INOTIFY = "fs/inotify/max_user_instances"
 INOTIFY_A_HOST = 24
-# The kernel counts the ARP entries of all namespaces together. Past its limit (1024) hosts of a
-# full mesh find "no route" to each other, which 32 hosts reach: 33 * 32 entries.
+# The kernel counts the ARP entries of all namespaces together. Above the limit (1024), hosts of a
+# full mesh get "no route" to each other; 32 hosts reach it with 33 * 32 entries.
 NEIGHBOURS = "net/ipv4/neigh/default/gc_thresh"
 
 
@@ -38,7 +38,7 @@ class Shared:
 
 @contextlib.contextmanager
 def _shared() -> Iterator[Shared]:
-    """Change the record, with the other testbeds waiting."""
+    """Change the record while the other testbeds wait."""
     with RECORD.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         shared = Shared(**json.loads(RECORD.read_text())) if RECORD.exists() else Shared()
@@ -47,7 +47,7 @@ def _shared() -> Iterator[Shared]:
 
 
 def put(name: str, value: int) -> None:
-    """Set one, having kept what it was."""
+    """Change a setting after storing its old value."""
     with _shared() as shared:
         _put(shared, name, value)
 
@@ -58,7 +58,7 @@ def _put(shared: Shared, name: str, value: int) -> None:
 
 
 def make_room(settings: Settings) -> None:
-    """Raise the limits that so many hosts would hit."""
+    """Raise the limits that this number of hosts would exceed."""
     with _shared() as shared:
         shared.nodes[SWITCH] = settings.nodes
         nodes = sum(shared.nodes.values())
@@ -66,7 +66,8 @@ def make_room(settings: Settings) -> None:
         if int((ROOT / INOTIFY).read_text()) < wanted:
             _put(shared, INOTIFY, wanted)
         entries = 4 * (nodes + 1) ** 2
-        for level in ("3", "2", "1"):  # the hard limit first: the others must be below it
+        # the hard limit first, because the other limits must be below it
+        for level in ("3", "2", "1"):
             if int((ROOT / f"{NEIGHBOURS}{level}").read_text()) < entries:
                 _put(shared, f"{NEIGHBOURS}{level}", entries)
 
@@ -77,10 +78,10 @@ def is_up(name: str) -> bool:
 
 
 def put_back() -> None:
-    """Put all back, unless another testbed needs it."""
+    """Restore all settings, unless another testbed needs them."""
     with _shared() as shared:
         shared.nodes.pop(SWITCH, None)
-        # those of a killed process, whose namespaces are gone as well
+        # skip testbeds of killed processes, whose namespaces no longer exist
         for name in [name for name in shared.nodes if not is_up(name)]:
             del shared.nodes[name]
         if not shared.nodes:

@@ -1,4 +1,4 @@
-"""The testbed's pure parts; the rest is tried by every test that uses it."""
+"""The testbed's pure functions; the tests that use the testbed cover the rest."""
 
 import contextlib
 from collections.abc import Callable
@@ -133,7 +133,7 @@ def test_commands_keep_their_options(line: str, command: list[str]) -> None:
 
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
-    """Settings of a kernel, in files; reads one."""
+    """Write kernel settings to files; return a function that reads one."""
     values = {sysctl.INOTIFY: 128, uplink.FORWARD: 0}
     values |= {f"{sysctl.NEIGHBOURS}{level}": 100_000 for level in "123"}
     for name, value in values.items():
@@ -167,7 +167,7 @@ def test_a_testbed_that_starts_while_others_end_keeps_its_kernel_settings(
     up: set[str] = set()
 
     def replace(module: object, name: str, does: Callable[..., object]) -> None:
-        """A part of `up` that does this here, and during which another testbed ends."""
+        """Replace a part of `up` by this function, during which another testbed ends."""
 
         def part(*given: object) -> None:
             does(*given)

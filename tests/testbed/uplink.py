@@ -11,7 +11,7 @@ from .settings import NAME, SWITCH
 from .shell import run
 
 OUTSIDE, INSIDE = f"{SWITCH}-up", "up0"  # the two ends of the veth pair
-FIRST = 4 * (ord(NAME) - ord("a") + 1) if NAME else 0  # of the four addresses of this testbed
+FIRST = 4 * (ord(NAME) - ord("a") + 1) if NAME else 0  # the first of this testbed's four addresses
 OUTSIDE_ADDRESS, INSIDE_ADDRESS = f"198.18.255.{FIRST + 1}", f"198.18.255.{FIRST + 2}"
 TABLE = f"ftcluster_testbed{NAME}"
 FORWARD = "net/ipv4/ip_forward"
@@ -28,7 +28,7 @@ table ip {TABLE} {{
 
 
 def machine_rules(resolvers: list[str]) -> str:
-    """The nftables rules of this machine: names, ports 80 and 443, and the answers to them."""
+    """Return this machine's nftables rules: DNS, ports 80 and 443, and their responses."""
     names = (
         f"iifname {OUTSIDE} ip daddr {{ {', '.join(resolvers)} }} "
         "meta l4proto { tcp, udp } th dport 53 accept"
@@ -57,7 +57,7 @@ table ip {TABLE} {{
 
 
 def connect() -> None:
-    """Lay the uplink, if it is not there."""
+    """Create the uplink if it does not exist."""
     if ip("route", "show", "default").stdout:
         return
     sysctl.put(FORWARD, 1)
@@ -70,9 +70,10 @@ def connect() -> None:
     run("ip", "link", "set", OUTSIDE, "up")
     ip("addr", "add", f"{INSIDE_ADDRESS}/30", "dev", INSIDE)
     ip("link", "set", INSIDE, "up")
-    # An address in the benchmarking range that no host has must never take the uplink.
+    # Packets to an address of the benchmarking range that no host has must never use the uplink.
     ip("route", "replace", "unreachable", "198.18.0.0/15")
-    ip("route", "replace", "default", "via", OUTSIDE_ADDRESS)  # last: where it is, the rest is
+    # last, because this route shows that everything else exists
+    ip("route", "replace", "default", "via", OUTSIDE_ADDRESS)
 
 
 def disconnect() -> None:

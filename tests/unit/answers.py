@@ -1,4 +1,4 @@
-"""Events of playbooks that have an answer."""
+"""Events of playbooks that contain an answer."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from ftcluster.ansible.playbook import TaskEvent
 
 
 def answer_event(answer: Answer[Any], value: Any, host: str = "a", **changes: Any) -> TaskEvent:
-    """The event of the task that gives the answer."""
+    """Return the event of the task that returns the answer."""
     result = {answer.key: value}
     if answer.action == SET_FACT:
         result = {"ansible_facts": result}

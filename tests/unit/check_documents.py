@@ -56,7 +56,7 @@ def report(count: int, **changes: Any) -> dict[str, Any]:
 
 
 def found(count: int, **changes: Any) -> Found:
-    """A cluster of so many hosts without a fault, but for the changes."""
+    """Return a cluster with this many hosts without faults, except for the changes."""
     everyone = [name(number) for number in range(count)]
     values: dict[str, Any] = {
         "facts": {name(number): facts(number) for number in range(count)},

@@ -1,4 +1,4 @@
-"""Hosts for tests of what is decided about them."""
+"""Facts of hosts for tests of plans and decisions."""
 
 import json
 from dataclasses import replace
@@ -44,7 +44,7 @@ def cluster(*hosts: HostFacts) -> ClusterFacts:
 
 
 def host(name: str, **changes: object) -> HostFacts:
-    """A host as VM but for these facts; cores are shared evenly by `numa_nodes`."""
+    """Return facts like VM with changes; cores are divided evenly among `numa_nodes`."""
     values = {"name": name, "connection": "ssh", "network_address": name, **changes}
     values.setdefault("network_interface", "eth0")
     made = replace(VM, **values)  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ def host(name: str, **changes: object) -> HostFacts:
 
 
 def nodes(cores: int, count: int, memory_bytes: int = 256 * 10**9) -> tuple[NumaNode, ...]:
-    """NUMA nodes with cores numbered in a row."""
+    """Return NUMA nodes whose cores are numbered consecutively."""
     each = cores // count
     return tuple(
         NumaNode(

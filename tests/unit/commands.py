@@ -1,4 +1,4 @@
-"""The commands that pages show: in blocks of code, and in the text those of ftcluster."""
+"""The commands on pages: commands in code blocks, and ftcluster commands in the text."""
 
 import re
 import shlex
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# What a line of a block begins with, if it is a command; other lines are output or a file.
+# A line of a block is a command if it begins like this; other lines are output or a file.
 PROGRAMS = (
     "ansible", "ansible-doc", "ansible-galaxy", "ansible-playbook", "ansible-vault", "apt", "aws",
     "az", "cd", "cp", "curl", "dnf", "docker", "export", "ftcluster", "gcloud", "git", "hf",
@@ -38,7 +38,7 @@ class Command:
     def words(self) -> list[str]:
         """Return the arguments as a shell splits them, without variables and the program's folder.
 
-        Brackets and dots of a synopsis are left out, and N is a number.
+        Brackets and dots of a synopsis are removed, and N is replaced by a number.
         """
         text = self.text if self.inline else self.text.replace("[--", "--").replace("] ", " ")
         words = shlex.split(text.translate(_SYNOPSIS) if "=[" not in text else text)
@@ -61,7 +61,7 @@ class Command:
 
 
 def kinds(words: Sequence[str]) -> list[str]:
-    """Command and options among the words behind `ftcluster`: `setup`, `setup --stack`."""
+    """Return command and options in the words after `ftcluster`: `setup`, `setup --stack`."""
     words = words[: words.index("--")] if "--" in words else words
     plain = [word for word in words if not word.startswith("-")]
     verb = " ".join(plain[: 2 if plain[:1] in (["bench"], ["export"], ["hosts"]) else 1])
@@ -70,7 +70,7 @@ def kinds(words: Sequence[str]) -> list[str]:
 
 
 def commands(page: Path, root: Path) -> list[Command]:
-    """Every command of a Markdown page, in its order."""
+    """Return every command of a Markdown page in order."""
     text = page.read_text(encoding="utf-8")
     name = str(page.relative_to(root))
     found = []
@@ -86,14 +86,14 @@ def commands(page: Path, root: Path) -> list[Command]:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
-    """Number and text of the lines of a page, and whether they are code of a shell."""
+    """Yield the number and text of a page's lines, and True if a line is shell code."""
     language: str | None = None
     begun, held = 0, ""
     for number, line in enumerate(text.splitlines(), 1):
         if fence := re.match(r"\s*```(.*)", line):
             language = None if language is not None else fence[1]
             continue
-        block = re.match(r" {4}\S", line) or held  # what is further in continues some output
+        block = re.match(r" {4}\S", line) or held  # more indented lines continue some output
         in_code = language in _LANGUAGES or (language is None and bool(block))
         if not in_code:
             if language is None:
@@ -109,10 +109,11 @@ def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
 
 
 def _parts(line: str) -> list[str]:
-    """The commands of a line of code; none of a line that is not one."""
+    """Return the commands in a line of code, or nothing if the line is not a command."""
     line = re.split(r"\s+# ", line.removeprefix("$ "))[0].strip()
     words = re.sub(r"^(?:[A-Z_]+=\S* )+", "", line).split(" ")
-    is_program = words[0] in PROGRAMS and len(words) > 1 and "" not in words  # else a picture
+    # otherwise the line is part of a picture
+    is_program = words[0] in PROGRAMS and len(words) > 1 and "" not in words
     if not is_program and not _PLACE.fullmatch(words[0]):
         return []
     return [part.strip() for part in re.split(r" (?:&&|;|\|) ", line)]

@@ -15,8 +15,8 @@ from ansible.module_utils import basic
 from tests.programs import ROOT
 from tests.unit.shell import Output, Said, Shell
 
-# The collection's files import each other by the name that they have once installed; here that name
-# is the checkout, so that each is one module in this process, whatever loader of Ansible's is used.
+# The collection's files import each other by their installed name. Here this name refers to the
+# checkout, so that each file is one module in this process, whichever loader Ansible uses.
 for name, path in (
     ("ansible_collections.ftcluster", []),
     ("ansible_collections.ftcluster.cluster", [str(ROOT)]),
@@ -28,13 +28,13 @@ for name, path in (
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control node has a state of its own in each test; nothing has been set up from it."""
+    """Give the control node an empty state in each test."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture
 def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of the record on the head, which the module changes as on a host."""
+    """Return the file of the record on the head, which the module changes as on a host."""
     from ansible_collections.ftcluster.cluster.plugins.modules.cluster_record import settle
 
     from ftcluster.ansible.inventory import Inventory
@@ -83,7 +83,7 @@ def run_module(
 
 @pytest.fixture
 def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
-    """Run a command, given as words or as a line, that has to end with this code."""
+    """Run a command, given as a list or a line, which must end with this exit code."""
 
     def run(words: str | Sequence[str], code: int = 0) -> Output:
         from ftcluster.cli.main import main
@@ -94,8 +94,8 @@ def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
     return run
 
 
-# What is said to users, by the test that sees it: the one place where whole sentences are compared.
-# FTCLUSTER_RENEW_SENTENCES=1 ./test unit writes it again; read the difference.
+# Messages to users, by the test that produces them: only here are whole sentences compared.
+# FTCLUSTER_RENEW_SENTENCES=1 ./test unit renews the file; read the difference.
 SENTENCES = Path(__file__).with_name("sentences.json")
 RENEW = "FTCLUSTER_RENEW_SENTENCES" in os.environ
 RENEWED = pytest.StashKey[dict[str, list[list[str]]]]()
@@ -103,7 +103,7 @@ RENEWED = pytest.StashKey[dict[str, list[list[str]]]]()
 
 @pytest.fixture
 def said(request: pytest.FixtureRequest) -> Iterator[Said]:
-    """Compare text with the golden file: `said(error)`, once or several times in a test."""
+    """Compare a text with the golden file: `said(error)`, once or several times in a test."""
     key = request.node.nodeid.removeprefix("tests/unit/")
     golden: dict[str, list[list[str]]] = json.loads(SENTENCES.read_text(encoding="utf-8"))
     seen: list[list[str]] = []
@@ -119,14 +119,14 @@ def said(request: pytest.FixtureRequest) -> Iterator[Said]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Renew the sentences of the tests that ran; those of tests that are gone go."""
+    """Renew the sentences of the tests that ran; remove the sentences of deleted tests."""
     renewed = session.config.stash.get(RENEWED, {})
     if not renewed:
         return
     kept = json.loads(SENTENCES.read_text(encoding="utf-8"))
     names = {item.nodeid.removeprefix("tests/unit/") for item in session.items}
     files = {name.partition("::")[0] for name in names}
-    # of a file that was collected, only what its tests have said now remains
+    # for a collected file, keep only the sentences of its present tests
     kept = {key: said for key, said in kept.items() if key.partition("::")[0] not in files}
     text = json.dumps({**kept, **renewed}, indent=1, sort_keys=True, ensure_ascii=False)
     SENTENCES.write_text(text + "\n", encoding="utf-8")

@@ -25,17 +25,17 @@ NOT_RUN: dict[str, list[str]] = yaml.safe_load(
 SHOWN = [
     command
     for page in PAGES
-    if page.parents[1] != ROOT / "roles"  # they have playbooks, which tests/roles runs
+    if page.parents[1] != ROOT / "roles"  # pages of roles have playbooks, which tests/roles runs
     for command in commands(page, ROOT)
 ]
 WHERE = {kind: command.where for command in SHOWN for kind in command.kinds}
 OURS = {kind for command in SHOWN if command.words[0] == "ftcluster" for kind in command.kinds}
 
-_MAIN = "from ftcluster.cli.main import main"  # a Python that calls it
+_MAIN = "from ftcluster.cli.main import main"  # code of a Python process that calls the command
 
 
 def run_by(argv: Sequence[str]) -> set[str]:
-    """The kinds of the pages' commands that a program ran, which may be a shell with a script."""
+    """Return the commands of pages that a program ran, which may be a shell with a script."""
     for number, word in enumerate(argv):
         if word.endswith("/ftcluster") or word == "ftcluster" == argv[0] or _MAIN in word:
             words = argv[number + 1 :]
@@ -45,18 +45,18 @@ def run_by(argv: Sequence[str]) -> set[str]:
     for own in re.findall(r"\bftcluster ([^\n;|&<>]+)", script):
         try:
             found |= OURS & set(kinds(shlex.split(own)))
-        except ValueError:  # half of a quoted text, so no command
+        except ValueError:  # an incomplete quoted text is not a command
             continue
     return found
 
 
 def _pattern(command: str) -> str:
-    """Return an expression for a whole command."""
+    """Return a regular expression that matches a whole command."""
     return rf"(?<!\S){re.escape(command)}(?!\S)"
 
 
 def wrong(argvs: Iterable[Sequence[str]]) -> list[str]:
-    """Return the errors in the pages and in the list of commands that need not run."""
+    """Return the errors in the pages and in the list of commands that are not run."""
     ran = {kind for argv in argvs for kind in run_by(argv)}
     listed = {kind for found in NOT_RUN.values() for kind in found}
     return [

@@ -1,8 +1,8 @@
-"""Tables of states that docstrings draw: a row a state, a column an event."""
+"""Tables of states in docstrings: a row for each state, a column for each event."""
 
 
 def drawn_table(docstring: str) -> dict[tuple[str, str], str]:
-    """Return the state that each drawn cell leads to, by state and event; "-" cells are left out.
+    """Return the next state of each cell, by state and event; cells with "-" are skipped.
 
     A heading begins with the word `state`; its rows follow up to an empty line.
     """

@@ -1,4 +1,4 @@
-"""This machine in the place of a host, for action plugins that ask with a shell command."""
+"""This machine as a host, for action plugins that run shell commands."""
 
 import base64
 import re
@@ -8,20 +8,20 @@ from typing import Any
 
 
 def as_run(command: str) -> str:
-    """Return what a command runs, also if the login shell gets it on one line."""
+    """Return the script that a command runs, even if the login shell gets it on one line."""
     hidden = re.fullmatch(r'sh -c "\$\(echo (\S+) \| base64 -d\)"', command)
     return base64.b64decode(hidden[1]).decode() if hidden else command
 
 
 def plugin(module: ModuleType, arguments: dict[str, Any], check: bool = False) -> Any:
-    """The action plugin of a task with these arguments."""
+    """Return the action plugin of a task with these arguments."""
     task = SimpleNamespace(args=arguments, async_val=0, check_mode=check, action="x")
     connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir="/tmp"))
     return module.ActionModule(task, connection, None, None, None, None)
 
 
 class Action:
-    """An action plugin whose host is this one."""
+    """An action plugin whose host is this machine."""
 
     def __init__(self) -> None:
         self.sent: list[int] = []

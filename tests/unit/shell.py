@@ -1,4 +1,4 @@
-"""`ftcluster` in this process, as a shell runs it: the fixture `shell`."""
+"""The fixture `shell`: `ftcluster` in this process, as a shell runs it."""
 
 import json
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Output(NamedTuple):
-    """The output of a command since the last one."""
+    """The output of a command."""
 
     out: str
     err: str

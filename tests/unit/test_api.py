@@ -1,4 +1,4 @@
-"""`import ftcluster`: quick, silent, with errors instead of exits."""
+"""`import ftcluster`: fast, silent, with exceptions instead of exits."""
 
 import json
 import subprocess
@@ -37,7 +37,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
-    """The trainings that were launched."""
+    """Record the launched trainings."""
     found: list[TrainingRun] = []
 
     def train(run: TrainingRun, *_: object) -> RunProgress:
@@ -118,7 +118,7 @@ def test_what_is_known_of_a_run(
     assert (run.id, run.state(), ftcluster.runs()) == ("mrpc-1", RUN, (RUN,))
     assert run.fetch("model") == Path("model").absolute()
     assert copied == [Path("model")]
-    # of a script, what it has written
+    # for a script, the files that it has written
     monkeypatch.setattr(operations, "find_run", lambda *_: replace(RUN, model=""))
     begin_record(RUN.run, {"inventories": ["i"], "plan": plan})
     assert run.fetch("files") == Path("files").absolute()
@@ -138,13 +138,13 @@ def test_what_is_known_of_a_run(
             run.fetch("none")
         assert hint in caught.value.hint
     capfd.readouterr()
-    (record_dir("mrpc-1") / "run.json").write_text("{")  # a warning of logging
+    (record_dir("mrpc-1") / "run.json").write_text("{")  # gives a warning through logging
     assert ftcluster.runs() == (RUN,)
     assert capfd.readouterr() == ("", "")
 
 
 class Frame:
-    """A table with the method of pandas' DataFrame; tests/engine has a real one."""
+    """A table with the method of pandas' DataFrame; tests/engine uses a real DataFrame."""
 
     def to_json(self, *, orient: str, lines: bool, date_format: str, force_ascii: bool) -> str:
         assert (orient, lines, date_format, force_ascii) == ("records", True, "iso", False)
@@ -157,7 +157,7 @@ def test_rows_of_this_python_are_a_file_of_the_run(launched: list[TrainingRun]) 
     for _ in range(2):
         ftcluster.train("classify", data=rows, cluster=OURS)
     files = [Path(run.folders[0][0]) for run in launched]
-    assert files[0] != files[1] == files[2]  # another text, the same rows
+    assert files[0] != files[1] == files[2]  # other text, and equal rows
     for file in files:
         assert [json.loads(line) for line in file.read_text().splitlines()] == rows
         assert file.stat().st_mode & 0o777 == 0o600
@@ -206,7 +206,7 @@ def test_a_model_is_loaded_as_its_users_do(
     for name in ("SentenceTransformer", "CrossEncoder"):
         setattr(module, name, lambda _, name=name, **options: called_with(name, **options))
     monkeypatch.setitem(sys.modules, package, module)
-    ftcluster.load(ftcluster.Run("mrpc-1", OURS), device="cpu")  # it has been copied here
+    ftcluster.load(ftcluster.Run("mrpc-1", OURS), device="cpu")  # the model has been copied here
     assert calls == [called]
 
 
@@ -226,7 +226,7 @@ def test_a_notebook_shows_one_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     display.HTML, display.display = str, show  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "IPython", module)
     monkeypatch.setitem(sys.modules, "IPython.display", display)
-    assert not isinstance(ftcluster.terminal_view(), NotebookView)  # IPython of a terminal
+    assert not isinstance(ftcluster.terminal_view(), NotebookView)  # IPython on a terminal
     module.get_ipython = lambda: types.SimpleNamespace(kernel=1)  # type: ignore[attr-defined]
     view, progress = ftcluster.terminal_view(), RunProgress("mrpc-1", doing="loading <model>")
     for _ in range(3):

@@ -1,7 +1,7 @@
-"""A base class is a thing of its own: it has several subclasses, or uses besides its subclass.
+"""A base class has several subclasses, or is also used without its subclass.
 
-A base class whose only subclass stands in another file is one class on two pages. A reader has to
-open both to understand either.
+A base class whose only subclass is in another file is one class on two pages: a reader has to open
+both files to understand either.
 """
 
 import ast
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.unit.test_names import product_files
 
-# Base classes with one subclass, in another file, with the reason why each is a thing of its own.
+# Base classes with one subclass in another file, with the reasons why they are separate.
 USED_AS_THEY_ARE = {
     "Result": "most operations return it as it is",
     "Samples": "the samples of every other task",

@@ -1,4 +1,4 @@
-"""Hosts to plan for before one has them, compared with dumps of such machines."""
+"""Hosts for plans before a purchase, compared with dumps of such machines."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The examples in docstrings show what the code does; those of modules with torch are left out."""
+"""The examples in docstrings are correct; modules with torch are skipped."""
 
 import doctest
 import importlib
@@ -10,7 +10,7 @@ import pytest
 from tests.programs import ROOT
 
 PLUGINS = "ansible_collections.ftcluster.cluster.plugins."
-SOURCES = {  # folder: begin of a name
+SOURCES = {  # folder: beginning of a name
     "common": "",
     "runner": "",
     "train": "",

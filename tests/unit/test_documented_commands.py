@@ -1,4 +1,4 @@
-"""Every command that a page shows is one; documented.py compares those that ran with the pages."""
+"""Every command on a page is valid; documented.py compares commands that ran with the pages."""
 
 import contextlib
 import functools
@@ -108,7 +108,7 @@ UNLOCKED = {
     "~/ftcluster/bin/pip install --upgrade ./ftcluster-*.whl",
 }
 LOCKED = {"--require-hashes", "--no-index"}
-OWN = {"--no-deps", "--no-build-isolation"}  # else pip downloads what builds it
+OWN = {"--no-deps", "--no-build-isolation"}  # otherwise pip downloads the build's requirements
 
 
 def test_ftcluster_is_installed_from_its_lock_only() -> None:

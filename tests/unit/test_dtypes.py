@@ -17,7 +17,7 @@ FOLDERS = (
     KERNELS, "ftcluster_mpi", "ftcluster_train/comm", "ftcluster_train/engine/optim",
     "ftcluster_train/patching",
 )  # fmt: skip
-DEVICES = (KERNELS, "ftcluster_train/patching")  # a script's default device holds in these
+DEVICES = (KERNELS, "ftcluster_train/patching")  # here, a script's default device applies
 MAKERS = {
     "arange", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "ones", "rand",
     "randint", "randn", "scalar_tensor", "tensor", "zeros",
@@ -25,7 +25,7 @@ MAKERS = {
 
 
 def bare_calls(source: str, also_device: bool) -> Iterator[str]:
-    """The names of torch's functions that are called without a dtype, or a device."""
+    """Return the names of torch functions that are called without a dtype, or a device."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             of_torch = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"

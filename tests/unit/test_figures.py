@@ -1,4 +1,4 @@
-"""Measured figures and tables of the pages are those of their files."""
+"""Measured figures and tables on the pages match their files."""
 
 import re
 
@@ -29,7 +29,7 @@ def test_claims_of_the_readme_are_figures() -> None:
 
 @pytest.mark.parametrize("name", ["README.md", "docs/speed.md", "docs/reliability.md"])
 def test_a_changed_figure_is_reported(name: str) -> None:
-    """A page that somebody has edited by hand differs from what is written."""
+    """A page that somebody has edited by hand differs from the generated text."""
     values, made = figures.figures(), figures.tables()
     page = (ROOT / name).read_text(encoding="utf-8")
     assert figures.written(page, values, made) == page
@@ -79,7 +79,7 @@ def test_a_table_has_a_row_for_each_comparison() -> None:
 
 
 def test_the_picture_has_the_ratios_of_the_table() -> None:
-    """Rounding twice would write 2.547 as 2.5 in the one and 2.55 as 2.6 in the other."""
+    """Rounding twice would write 2.547 as 2.5 in the picture, and 2.55 as 2.6 in the table."""
     measured = list(comparisons())
     table = [row.split("|")[6].strip(" *") for row in summary(measured).splitlines()[2:]]
     assert [row["text"] for row in bars(measured)] == table

@@ -1,4 +1,4 @@
-"""Readers of foreign text raise only documented errors; writers of it keep to their templates."""
+"""Readers of foreign text raise only documented errors; writers follow their templates."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tests.fuzz.writers import WRITERS
 
 PARSERS = FILES | HOST_ANSWERS | WRITERS
 
-HANG_SECONDS = 30.0  # of a machine that is busy
+HANG_SECONDS = 30.0  # limit on a busy machine
 
 each = pytest.mark.parametrize("name", PARSERS)
 
@@ -26,7 +26,8 @@ def test_good_input_is_taken(name: str, tmp_path: Path) -> None:
     for number, seed in enumerate(parser.seeds):
         folder = tmp_path / str(number)
         folder.mkdir()
-        found = parser.read(seed, folder)  # what it may raise is a refusal
+        # an allowed exception means that the reader refuses the input
+        found = parser.read(seed, folder)
         assert parser.taken(found), (seed, found)
 
 

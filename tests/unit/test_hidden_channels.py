@@ -1,4 +1,4 @@
-"""Kernels and patches get what they need as arguments or in a `BatchContext`, in no other way."""
+"""Kernels and patches get inputs only as arguments or in a `BatchContext`."""
 
 import ast
 from collections.abc import Iterator
@@ -13,16 +13,16 @@ PACKAGES = (
     "ftcluster_kernels", "ftcluster_train/engine", "ftcluster_train/patching",
     "ftcluster_train/comm",
 )  # fmt: skip
-OWN = {"self", "cls", "ctx"}  # an object's own attributes, and those of a step of autograd
-OF_TORCH = {"grad", "data"}  # attributes that torch itself gives to each tensor
-# by file and object whose attribute is set, why that is no channel to a kernel
+OWN = {"self", "cls", "ctx"}  # an object's own attributes, and attributes of an autograd step
+OF_TORCH = {"grad", "data"}  # attributes that every tensor of torch has
+# by file and object whose attribute is set: the reason why this is not a channel to a kernel
 OTHERS = {
     ("attention_heads.py", "call"): "a struct of C, made and passed on by the same function",
     ("attention_heads.py", "size_of"): "the type that a function in C returns",
     ("products.py", "space"): "as above",
     ("nf4.py", "by_block"): "a copy of bitsandbytes' description, made by the same function",
     ("private_torch.py", "function"): "torch.jit.script's own protocol",
-    # engine: of models and tasks before and after passes, none of them read by a kernel
+    # engine: attributes of models and tasks before and after passes, which no kernel reads
     ("adapters.py", "layer"): "a module gets its adapter, whose parameters are its own",
     ("adapters.py", "model.config"): "a field of the saved config",
     ("checkpoints.py", "model"): "transformers' own switch for saving",
@@ -48,7 +48,7 @@ OTHERS = {
     ("seq2seq_lm.py", "self.tokenizer"): "as above",
     ("seq2seq_lm.py", "self.reader"): "how empty texts are read",
     ("tokens.py", "tokenizer"): "as above",
-    # patching: modules and functions are changed before the first pass, which is what it is for
+    # patching: modules and functions are changed before the first pass, as intended
     ("patch_model.py", "config"): "a copy of the config without dropout",
     ("patch_model.py", "module"): "a module gets that config and no dropout",
     ("registry.py", "torch.nn.Module"): "pickles come without patches",
@@ -87,7 +87,7 @@ def imported(tree: ast.AST) -> set[str]:
 
 
 def channels(source: str) -> Iterator[tuple[str, str]]:
-    """Yield what sets a value that someone else may read: kind, and object or variable."""
+    """Yield statements that set a value others may read: kind, and object or variable."""
     tree = ast.parse(source)
     modules = imported(tree)
     for target, attribute in set_attributes(tree):
@@ -135,7 +135,7 @@ def test_no_attribute_of_an_imported_module_is_set_outside_of_patching() -> None
 @pytest.mark.parametrize(
     ("source", "channel"),
     [
-        # as the packages had them once
+        # as in earlier versions of the packages
         ("parameter.row_gradients, parameter.gradient_sums = [], None", ("attribute", "parameter")),
         ("weight.nf4 = Nf4(state, shape)", ("attribute", "weight")),
         ("for p in model.parameters():\n    p.exact = True", ("attribute", "p")),

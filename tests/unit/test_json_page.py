@@ -1,4 +1,4 @@
-"""docs/json.md has the keys that the code writes: of commands, of runs and of events."""
+"""docs/json.md has the keys that the code writes for commands, runs and events."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ from tests.programs import ROOT
 PAGE = (ROOT / "docs/json.md").read_text(encoding="utf-8")
 PARTS = {part.partition("\n")[0]: part for part in re.split(r"^##+ ", PAGE, flags=re.MULTILINE)}
 PROGRESS = ("progress/state.py", "RunProgress")
-# of each command the files and classes whose method `document` writes its keys
+# for each command, the files and classes whose method `document` writes its keys
 COMMANDS = {
     "setup": [("operations/setup/setup.py", "SetupResult")],
     "teardown": [("operations/setup/setup.py", "TeardownResult")],
@@ -34,7 +34,7 @@ def cells(part: str) -> Iterator[tuple[list[str], str]]:
 
 
 def keys_of(cell: str) -> list[str]:
-    """Return the keys that a cell names, without what brackets add."""
+    """Return the keys that a cell names, without text in brackets."""
     return re.findall(r"`(\w+)`", re.sub(r"\([^()]*\)", "", cell))
 
 

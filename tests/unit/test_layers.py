@@ -1,4 +1,4 @@
-"""The layers of the packages and the collection are those that CONTRIBUTING.md draws."""
+"""The layers of the packages and the collection match the pictures in CONTRIBUTING.md."""
 
 import ast
 import re
@@ -21,14 +21,14 @@ SOURCES = {
     "ftcluster_train.supervisor": ROOT / "train",
     "plugins": ROOT,
 }
-# packages that anyone can use without ftcluster
+# packages that work without ftcluster
 ALONE = ("ftcluster_kernels", "ftcluster_mpi")
 COLLECTION = "ansible_collections.ftcluster.cluster."
 LIBRARY = {"plugin_utils", "module_utils"}
 
 
 def drawn_layers(package: str) -> list[list[str]]:
-    """The rows of a package's picture, from top to bottom: names of modules and sub-packages."""
+    """Return the rows of a package's picture from top to bottom: modules and sub-packages."""
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     picture = re.search(rf"^    {package}\n((?:    .+\n)+)", page, re.MULTILINE)
     assert picture, f"CONTRIBUTING.md has no picture of {package}"
@@ -40,14 +40,14 @@ def folder_of(source: Path, package: str) -> Path:
 
 
 def rooms_of(source: Path, package: str) -> set[str]:
-    """Return the package's modules and sub-packages, as the picture names them."""
+    """Return the package's modules and sub-packages with the names of the picture."""
     folder = folder_of(source, package)
     files = (path.relative_to(folder) for path in folder.rglob("*.py"))
     return {path.parts[0].removesuffix(".py") for path in files} - {"__init__"}
 
 
 def imported_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield line and dotted name of each import, also of `import_module("...")`."""
+    """Yield line and dotted name of each import, including `import_module("...")`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: a relative import"
@@ -63,11 +63,11 @@ def imported_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def imports(source: Path, package: str) -> Iterator[tuple[str, str, str]]:
-    """Yield each import within the package: file and line, importing room, imported room."""
+    """Yield each import within the package: file and line, importing part, imported part."""
     folder = folder_of(source, package)
     for path in sorted(folder.rglob("*.py")):
         importer = path.relative_to(folder).parts[0].removesuffix(".py")
-        if importer == "__init__":  # its own modules import nothing from it
+        if importer == "__init__":  # the package's own modules import nothing from it
             continue
         for line, name in imported_names(ast.parse(path.read_text(encoding="utf-8"))):
             rest = name.removeprefix(COLLECTION).removeprefix(f"{package}.")
@@ -156,11 +156,11 @@ def test_an_arrow_up_is_seen(tmp_path: Path) -> None:
 
 
 CLI = ROOT / "runner/ftcluster/cli"
-# what the command line imports besides the operations: what prints, and errors
+# imports of the command line besides operations: modules that print, and errors
 PRINTS = {"cli", "operations", "progress", "text", "errors"}
-KNOWS_FIELDS = "usage.py"  # which words are fields of a recipe
+KNOWS_FIELDS = "usage.py"  # knows which words are fields of a recipe
 ADDS_COMMANDS = {"commands.py", "bench.py", "export.py"}
-SHARED = {  # of several commands, or no command
+SHARED = {  # modules of several commands, or of no command
     "ansible_options", "arguments", "connection", "help", "launch_arguments", "output", "parser",
     "process", "recipe", "usage", "commands",
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Programs that watch a run for weeks use no more memory or files after 100,000 messages."""
+"""Programs that watch a run for weeks need no more memory or files after 100,000 messages."""
 
 import contextlib
 import json
@@ -29,20 +29,22 @@ from ftcluster_train.supervisor.metrics_file import MetricsFile
 from ftcluster_train.supervisor.runs import read_run
 from ftcluster_train.supervisor.slow_hosts import SlowHostWatch
 
-MESSAGES, POLLS, WARM_UP = 100_000, 1000, 0.2  # the part before the first look
-MOST_BYTES = 3 << 20  # less than 40 bytes a message
-HOURS_MEGABYTES, WEEKS_MEGABYTES = 1, 12  # of events; of more than 8 MiB parts are read
+# the last value is the part before the first measurement
+MESSAGES, POLLS, WARM_UP = 100_000, 1000, 0.2
+MOST_BYTES = 3 << 20  # less than 40 bytes per message
+# sizes of event files; only parts of a file above 8 MiB are read
+HOURS_MEGABYTES, WEEKS_MEGABYTES = 1, 12
 BEAT = {"step": 7, "doing": "forward", "state": "R", "sleep": None, "cpu": 1.5, "wire": 10}
 
 
 def used() -> tuple[int, int]:
-    """Open files, and bytes of memory that this process has touched."""
+    """Return the number of open files, and the resident memory in bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return len(list(Path("/proc/self/fd").iterdir())), pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def grows(do: Callable[[int], object], count: int) -> None:
-    """Do something `count` times; after a while neither files nor memory may grow."""
+    """Call a function `count` times; after a warm-up, neither files nor memory may grow."""
     for number in range(int(count * WARM_UP)):
         do(number)
     files, memory = used()
@@ -72,7 +74,7 @@ TIMES: dict[str, Any] = {
 
 
 def test_the_supervisor(run_dir: Path) -> None:
-    """The supervisor hears a guardian, writes metrics and compares hosts; strangers come and go."""
+    """The supervisor hears a guardian, writes metrics and compares hosts; strangers connect."""
     host = RankHost("head", "127.0.0.1", (RankCores("0", 1),))
     launch = Launch(
         run_dir=str(run_dir), program=("x",), env={}, ssh_config="", stack="/s", hosts=(host,)
@@ -111,7 +113,7 @@ def test_the_supervisor(run_dir: Path) -> None:
 
 
 def test_what_reads_a_run_of_weeks_reads_as_much_as_of_one_of_hours(run_dir: Path) -> None:
-    """`ps`, the metrics of a run that is taken up, and `attach` and `report` of its copy."""
+    """`ps`, the metrics of a restarted supervisor, and `attach` and `report` on a copy."""
     host = RankHost("head", "127.0.0.1", (RankCores("0", 1),))
     launch = Launch(
         run_dir=str(run_dir), program=("x",), env={}, ssh_config="", stack="/s", hosts=(host,)
@@ -174,7 +176,7 @@ def test_a_guardian(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_a_command_that_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The follower on the control node, and the command that reads what it copies."""
+    """The follower on the control node, and the command that reads the copied files."""
     monkeypatch.setattr(ActionBase, "run", lambda *_: {})
     monkeypatch.setattr(state, "MOST_LOSSES", 1000)
     line = json.dumps({"event": "step", "time": 1.0, **STEP}) + "\n"
@@ -195,7 +197,7 @@ def test_a_command_that_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                 data += end + "\n"
             whole = f"alive 1-1 {events} {events + len(data)} 2-2 {output} {output + len(text)}"
             yield f"{MARK} {whole}\n{data}{text}"
-            if not number:  # whether a log was renamed before
+            if not number:  # the command asks if a log was renamed before
                 yield f"{MARK} alive 2-2 0 {len(text)} 0 0 0\n{text}"
             events, output = events + len(data), output + len(text)
         yield f"{MARK} gone 2-2 {output} {output}\n"

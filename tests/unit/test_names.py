@@ -1,4 +1,4 @@
-"""Each public class name of the product has one meaning: no two modules define the same one."""
+"""Each public class name has one meaning: no two modules define the same name."""
 
 import ast
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""The code that docs/own-task.md shows is the code of the examples."""
+"""The code on docs/own-task.md equals the code of the examples."""
 
 import re
 

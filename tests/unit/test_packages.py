@@ -28,7 +28,7 @@ def test_the_release_comes_from_one_place() -> None:
 
 
 def test_the_long_description_has_no_relative_links() -> None:
-    """A package index shows it without the repository's files."""
+    """A package index shows the page without the repository's files."""
     metadata = ProjectMetadata(str(ROOT), PluginManager())
     text = metadata.core.readme
     assert text.startswith("# ftcluster\n")
@@ -53,7 +53,7 @@ def test_neither_package_depends_on_what_the_other_side_has() -> None:
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
 @pytest.mark.parametrize("lock", ["control", "dev"])
 def test_a_lock_has_one_version_of_each_package_for_a_python(lock: str, python: str) -> None:
-    """Within its range."""
+    """Check each Python version of the lock's range."""
     environment = {"python_version": python, "python_full_version": f"{python}.9"}
     text = (ROOT / f"requirements/{lock}.txt").read_text(encoding="utf-8")
     lines = re.findall(r"^([\w.-]+==[^\\\n]+?) \\$", text, re.MULTILINE)

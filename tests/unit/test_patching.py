@@ -8,8 +8,8 @@ import pytest
 from tests.programs import ROOT
 
 PACKAGE = ROOT / "train/ftcluster_train"
-TORCH = ("torch", "functional", "transformers")  # and what is in them
-# by file and kind of change, why it is made there
+TORCH = ("torch", "functional", "transformers")  # and everything in these packages
+# by file and kind of change, the reason for the change
 OTHERS = {
     ("flat_params.py", "register_post_accumulate_grad_hook"): "a gradient is taken, as is",
     ("adapters.py", "register_forward_hook"): "of a saved model that is compared, then dropped",
@@ -22,7 +22,7 @@ OTHERS = {
 
 
 def changes(source: str) -> Iterator[str]:
-    """The kinds of changes in code of what may be a model or torch."""
+    """Return the kinds of changes in code that may concern a model or torch."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             for target in getattr(node, "targets", None) or [node.target]:  # type: ignore[union-attr]

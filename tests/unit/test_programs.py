@@ -1,4 +1,4 @@
-"""Programs that control nodes and hosts of different versions start on each other by name."""
+"""Programs that control nodes and hosts of different versions start by name."""
 
 import ast
 import re
@@ -9,7 +9,8 @@ import pytest
 
 from tests.programs import NODE_PATH, ROOT
 
-# Names that a released control node starts on hosts, or that a run's files name: they never change
+# Names that a released control node starts on hosts, or that a run's files contain; they never
+# change
 PROGRAMS = (
     "ftcluster_common.process_one",
     "ftcluster_train.comm.connectivity",
@@ -25,14 +26,14 @@ PROGRAMS = (
     "ftcluster_train.host.stack",
     "ftcluster_train.host.supervisor",
 )
-# of the hosts' package: its own helpers may have any name
+# only the hosts' package; names of helpers may change
 WITHIN_HOSTS = ("ftcluster_train.engine.tracker_packages",)
 NEEDS_TORCH = ("ftcluster_train.engine", "ftcluster_train.health.bench_all_reduce")
 NAMED = re.compile(r"-m[\"', ]+(ftcluster_(?:train|common)[\w.]*)")
 
 
 def named() -> set[str]:
-    """Return the modules that the product starts with `-m`."""
+    """Return the modules that ftcluster starts with `-m`."""
     folders = ("runner", "plugins", "train", "common", "playbooks", "roles")
     files = (path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file())
     texts = (path.read_text("utf-8") for path in files if path.suffix in (".py", ".yml", ".j2"))

@@ -26,8 +26,9 @@ from ftcluster.export import exporter
 
 ROOT = Path(__file__).parents[2]
 SAFE = ("-I", "-P")
-# modules whose argument lists have -m without -I or -P, and how many: why nothing is imported from
-# another user's folder all the same. Hosts may have Python 3.10, which does not know -P
+# modules whose argument lists have -m without -I or -P, with the number of such lists and the
+# reason why nothing is imported from another user's folder. Hosts may have Python 3.10, which does
+# not know -P
 IN_ROOTS_FOLDER = {
     "common/ftcluster_common/protocol/launch.py": (
         1,
@@ -47,10 +48,10 @@ IN_ROOTS_FOLDER = {
     # a user's own module, which is in the folder that the user names
     "runner/ftcluster/user_script/command.py": (1, "arguments of the user's own script"),
 }
-# shells, and programs with another -m or -c
+# shells, and programs whose -m or -c has another meaning
 OTHERS = {"sh", "bash", "mkdir", "busctl", "ipcrm", "id", "srun"}
 PRODUCT = ("runner", "common", "train", "plugins", "playbooks", "roles", "scripts", "docs")
-# a command of a shell or page; bench and tests are started in a checkout and import from it
+# a command in a shell or on a page; bench and tests are started in a checkout and import from it
 COMMAND = re.compile(
     r"(?:python[\d.]*|executable|interpreter)[ )}\"']*?((?: -\w+)*?) -[mc](?= )"
     r"(?! (?:bench|tests)\b)"
@@ -64,7 +65,7 @@ IN_TEXT = {
 
 
 def argument_lists(tree: ast.AST) -> Iterator[tuple[int, list[object]]]:
-    """Yield line and elements of each list or tuple, with None for what is no constant."""
+    """Yield line and elements of each list or tuple; None replaces non-constant elements."""
     for node in ast.walk(tree):
         if isinstance(node, ast.List | ast.Tuple):
             yield node.lineno, [getattr(part, "value", None) if isinstance(part, ast.Constant)
@@ -108,7 +109,7 @@ def test_the_lint_itself() -> None:
 
 
 def test_no_command_of_a_text_lets_python_import_from_the_current_folder() -> None:
-    """Shell scripts, templates, playbooks, messages and pages."""
+    """Check shell scripts, templates, playbooks, messages and pages."""
     found = []
     for folder in PRODUCT:
         for path in sorted((ROOT / folder).rglob("*")):
@@ -127,7 +128,8 @@ def is_a_name_of_a_program(line: str) -> bool:
     return bool(re.search(r"-m (ftcluster_train|\$M|ftcluster_common)\b", line))
 
 
-# what Python itself, pip and venv import early; `encodings` comes before the path is set
+# modules that Python itself, pip and venv import early; `encodings` is imported before the path is
+# set
 PLANTED = (
     "json", "pip", "venv", "platform", "subprocess", "encodings", "sitecustomize", "ftcluster",
     "ansible", "ctypes", "logging", "argparse", "importlib", "zipfile", "bz2",
@@ -136,7 +138,7 @@ PLANTED = (
 
 @pytest.fixture
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder with modules of another user's; fails if one of them was executed."""
+    """Put another user's modules into the current folder; fail if one was executed."""
     folder, ran = tmp_path / "theirs", tmp_path / "ran"
     folder.mkdir()
     for name in PLANTED:
@@ -146,7 +148,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "pip.conf").write_text("[global]\nindex-url = https://mallory.test/\n")
     (folder / "setup.cfg").write_text("[install]\nprefix = /mallory\n")
     monkeypatch.chdir(folder)
-    # the attack works where nothing is done about it
+    # the attack works without protection
     subprocess.run([sys.executable, "-m", "pip", "--version"], check=False)
     assert ran.read_text().splitlines()[-1] in PLANTED
     ran.unlink()
@@ -155,7 +157,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 class Module:
-    """An Ansible module that runs commands as AnsibleModule does."""
+    """An Ansible module that runs commands like AnsibleModule."""
 
     @staticmethod
     def run_command(argv: list[str]) -> tuple[int, str, str]:
@@ -221,7 +223,7 @@ def test_a_program_of_the_hosts_package_runs_without_the_current_folder() -> Non
 
 
 def test_the_command_itself_starts_in_the_current_folder(planted: Path) -> None:
-    """A console script, as pip writes it: its own folder is first on the path and not cwd."""
+    """A console script of pip has its own folder first on the path, and not cwd."""
     paths = os.pathsep.join(path for path in sys.path if path)
     script = planted.parent / "ftcluster"
     script.write_text("import sys\nfrom ftcluster.cli.main import main\nsys.exit(main())\n")

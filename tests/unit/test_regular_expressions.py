@@ -1,6 +1,7 @@
-"""No regular expression takes quadratic time on a long text that repeats what it looks for.
+"""No regular expression takes quadratic time on a long text that repeats its beginning.
 
-All of the product's, because nearly every text that they see is somebody else's.
+All regular expressions of the product are tested, because nearly all texts that they match are
+foreign.
 """
 
 import ast
@@ -14,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("runner", "common", "train", "plugins")
 CHARACTERS = 12_000
-SECONDS = 0.08  # of CPU time; a linear search takes a hundredth of that
+SECONDS = 0.08  # CPU seconds; a linear search needs a hundredth of that
 UNITS = {
     *" \t\n a0A-_.,:;/@=\"'<>#$%+",
     "//",
@@ -59,7 +60,7 @@ def expressions() -> Iterator[tuple[str, str, str]]:
 
 
 def seconds(method: str, pattern: str) -> tuple[float, str]:
-    """Return the longest CPU time of an expression, and the unit that it took so long for."""
+    """Return the longest CPU time of an expression, and the repeated text that caused it."""
     compiled = re.compile(pattern)
     call = compiled.search if method not in ("fullmatch", "match") else getattr(compiled, method)
     longest = (0.0, "")

@@ -1,4 +1,4 @@
-"""Files that commands write for the user: others read none with rows, samples or models."""
+"""Result files with rows, samples or models are unreadable for other users."""
 
 import ast
 import os
@@ -41,7 +41,7 @@ def mode_of(path: Path) -> int:
 
 
 def modes_below(folder: Path) -> set[tuple[bool, int]]:
-    """Return the permissions of a folder and of everything below it, and which are folders."""
+    """Return the permissions of a folder and everything below it, and which are folders."""
     return {(path.is_dir(), mode_of(path)) for path in (folder, *folder.rglob("*"))}
 
 
@@ -55,7 +55,8 @@ def test_a_file_is_private_or_as_the_umask_allows(umask: int, tmp_path: Path) ->
     assert mode_of(tmp_path / "shared/job.sh") == 0o644 & ~umask
     assert mode_of(tmp_path / "shared") == 0o755 & ~umask
     (tmp_path / "old.csv").touch(mode=0o666)
-    write_atomically(tmp_path / "old.csv", "b")  # what others could read before, they cannot now
+    # a file that others could read before becomes private
+    write_atomically(tmp_path / "old.csv", "b")
     assert mode_of(tmp_path / "old.csv") == 0o600
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "old.csv", "shared"]
 
@@ -105,7 +106,7 @@ def test_what_is_fetched_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_folder_of_others_in_the_way_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The name of the partial copy is known, so another user may make it first in /tmp."""
+    """The partial copy's name is predictable, so another user may create it first in /tmp."""
     monkeypatch.setattr(ActionBase, "run", lambda *_: {})
     monkeypatch.setattr(pull.shutil, "rmtree", lambda *_, **__: None)  # as in a sticky folder
     (tmp_path / "source").mkdir()
@@ -141,7 +142,7 @@ def test_generated_scripts_are_no_wider_than_the_umask(
 
 
 def writes(tree: ast.AST) -> list[ast.Call]:
-    """The calls by which a module creates or replaces a file itself."""
+    """Yield the calls by which a module creates or replaces a file itself."""
     found = []
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call):
@@ -155,12 +156,12 @@ def writes(tree: ast.AST) -> list[ast.Call]:
 
 
 def test_results_are_written_by_one_function() -> None:
-    """So none of them forgets the permissions; see `ftcluster.paths.write_atomically`."""
+    """This function sets the permissions; see `ftcluster.paths.write_atomically`."""
     found = {}
     for room in ("operations", "export", "report", "benchmark", "cli"):
         for path in (ROOT / "runner/ftcluster" / room).rglob("*.py"):
             if calls := writes(ast.parse(path.read_text(encoding="utf-8"))):
                 found[str(path.relative_to(ROOT))] = len(calls)
-    found.pop("runner/ftcluster/cli/connection.py", None)  # 0600, in the state folder
+    found.pop("runner/ftcluster/cli/connection.py", None)  # mode 0600, in the state folder
     assert found == OTHER_WRITERS
     assert len(writes(ast.parse('open(p, "w"); p.write_text(t); os.fchmod(f, 0o644)'))) == 3

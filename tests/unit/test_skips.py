@@ -1,4 +1,4 @@
-"""A right that is missing skips the tests that need it, and CI fails for want of it."""
+"""A missing right skips the tests that need it, and CI fails because of it."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Each task declares what depends on its kind: no other code asks which task it is."""
+"""Each task declares its behavior, and no other code asks which task it is."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -17,12 +17,13 @@ PACKAGES = (
 )  # fmt: skip
 OF_TASKS = (ROOT / "common/ftcluster_common/tasks", ROOT / "train/ftcluster_train/engine/tasks")
 ASKS = {"isinstance", "issubclass", "type"}
-PROBES = {"hasattr", "getattr"}  # of the options of a recipe; those of a command line are no task's
+# of a recipe's options; the options of a command line belong to no task
+PROBES = {"hasattr", "getattr"}
 
 
 @cache
 def classes_of_tasks() -> frozenset[str]:
-    """Return the names of the classes by which a task could be told: of fields, specs and tasks."""
+    """Return class names that reveal a task: names of fields, specs and tasks."""
     fields = {kind.__name__ for spec in TASKS.values() for kind in spec.fields.__mro__}
     specs = {kind.__name__ for spec in TASKS.values() for kind in type(spec).__mro__}
     hosts = {

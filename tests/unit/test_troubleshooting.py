@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md quotes what the code prints."""
+"""The messages on docs/troubleshooting.md are messages of the code."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ QUOTED = [
 
 
 def texts(path: Path) -> Iterator[str]:
-    """The parts of a file's strings that are fixed."""
+    """Yield the constant parts of a file's strings."""
     if path.suffix == ".yml":
         yield " ".join(path.read_text(encoding="utf-8").split())
         return

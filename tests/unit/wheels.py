@@ -1,4 +1,4 @@
-"""Tiny real wheels, and package indexes on this machine that give them or misbehave."""
+"""Tiny real wheels, and local package indexes that serve them or misbehave."""
 
 import html
 import io
@@ -110,7 +110,7 @@ class Indexes(ThreadingHTTPServer):
         return f"{scheme}://127.0.0.1:{self.server_port}/{name}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """The client of a late answer has gone."""
+        """Ignore clients that did not wait for a late response."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -152,12 +152,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def serve(root: Path, certificate: Path | None = None) -> Iterator[Indexes]:
-    """Serve the indexes below a folder, with a file of a certificate and its key by HTTPS."""
+    """Serve the indexes below a folder, by HTTPS if a certificate's file is given."""
     with Indexes(root) as server:
         if certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

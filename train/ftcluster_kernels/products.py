@@ -229,7 +229,8 @@ def product(
         right: shape (depth, columns), of the same dtype.
         bias: shape (columns,), or a scalar; of the same dtype.
     """
-    if bias is not None:  # the kernels need it contiguous, else oneDNN reads beyond its end
+    # the kernels need a contiguous bias; otherwise oneDNN reads beyond its end
+    if bias is not None:
         bias = bias.expand(right.shape[1]).contiguous()
     if takes(left, right, bias):
         rows = left.flatten(0, -2).contiguous()

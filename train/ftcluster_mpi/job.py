@@ -92,8 +92,8 @@ def check_shared_memory(ranks: int, folder: str = "/dev/shm") -> None:
     if ranks > 1 and free < needed:
         raise dist.DistBackendError(
             f"{socket.gethostname()} is out of shared memory: {folder} has {free / 1e6:.1f} MB "
-            f"free, and MPI takes up to {needed / 1e6:.0f} MB for {ranks} ranks. Delete what "
-            "nobody uses there, make it larger (docker run --shm-size), or use the backend gloo"
+            f"free, and MPI takes up to {needed / 1e6:.0f} MB for {ranks} ranks. Delete unused "
+            f"files there, make it larger (docker run --shm-size), or use the backend gloo"
         )
 
 

@@ -201,6 +201,6 @@ def read_preference(
     conversations = [Conversation([*prompt, *answer], first, tools) for answer in pair]
     for name, conversation in zip(answers, conversations, strict=True):
         if not conversation.target_messages:
-            raise DataError(f"{name} has no message of the role {ASSISTANT} of its own")
+            raise DataError(f"{name} has no separate message of the role {ASSISTANT}")
     chosen, rejected = conversations
     return chosen, rejected

@@ -140,7 +140,7 @@ def _spans(cell: Any, text: str) -> tuple[Entity, ...]:
     spans.sort(key=lambda span: span[1])
     for (_, _, end), (label, start, _) in pairwise(spans):
         if start < end:
-            raise DataError(f"the span of {label} at {start} begins within another one")
+            raise DataError(f"the span of {label} at {start} begins within another span")
     return tuple(spans)
 
 

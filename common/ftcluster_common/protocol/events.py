@@ -47,7 +47,7 @@ EVENTS: dict[str, dict[str, Any]] = {
         "grad_norm": Number,
         "learning_rate": Number,
         "samples_per_second": Number,
-        # excludes all evaluations and checkpoints, also those from before a restart
+        # excludes all evaluations and checkpoints, even if they were before a restart
         "train_seconds": Number,
         "remaining_seconds": Number,
     },

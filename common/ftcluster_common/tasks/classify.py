@@ -287,7 +287,7 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
         return True
 
     def metric_names(self, options: TextClassification) -> tuple[str, ...]:
-        """Return the metrics; with several validation sets, return those of each set."""
+        """Return the metrics; with several validation sets, return each set's metrics."""
         default = REGRESSION_METRICS if options.regression else CLASS_METRICS
         names = (*(options.metrics or default), "loss")
         if len(options.validation_splits) == 1:

@@ -99,7 +99,7 @@ class RowReview:
             (
                 self._rejected,
                 "that an annotator rejected, used like all others",
-                "remove them from the data if that is not meant",
+                "remove them from the data if this is a mistake",
             ),
             *(
                 (

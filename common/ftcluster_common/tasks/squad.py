@@ -140,7 +140,7 @@ class QuestionAnsweringSpec(TaskSpec[QuestionAnswering]):
             hint = f"; max_query_length={less} and doc_stride={less} would fit" if fits else ""
             yield (
                 "max_length",
-                f"{options.max_length} tokens leave no room for a context, where a question has "
+                f"{options.max_length} tokens leave no room for a context, because a question has "
                 f"up to {options.max_query_length} (max_query_length), features share "
                 f"{options.doc_stride} (doc_stride), and {SPECIAL_TOKENS} are special{hint}",
             )

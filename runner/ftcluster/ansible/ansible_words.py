@@ -2,7 +2,7 @@
 
 import re
 
-VAULT = "-J asks for the vault's password, --vault-password-file FILE reads it"
+VAULT = "pass the vault's password with -J, which asks for it, or with --vault-password-file FILE"
 PYTHON = (
     "the host needs a Python that runs: install its package python3, or name a Python that exists "
     "there in the inventory: ansible_python_interpreter=PATH"
@@ -33,7 +33,7 @@ def plain(message: str) -> str:
 def hint_of(message: str) -> str:
     """Return the hint for an error message of Ansible, or "" if there is none.
 
-    >>> hint_of("Attempting to decrypt but no vault secrets found.")[:2]
-    '-J'
+    >>> hint_of("Attempting to decrypt but no vault secrets found.")[:4]
+    'pass'
     """
     return next((hint for words, hint in HINTS if words in message), "")

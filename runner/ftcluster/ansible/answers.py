@@ -299,7 +299,7 @@ def _folder(value: Any) -> str:
 RUNS_LISTED = Answer("List the runs", "stdout", _runs, NODE_PROGRAM, most=FEWER_RUNS)
 RUN_STOPPED = Answer("End the ranks", "stdout", _stopped, NODE_PROGRAM, most=ANOTHER_VERSION)
 JOBS_FOUND = Answer("Return what was found", "jobs_found", _jobs, most=FEWER_RUNS)
-CACHES_FOUND = Answer("Return their sizes", "caches_found", _caches)
+CACHES_FOUND = Answer("Return the sizes of the caches", "caches_found", _caches)
 SCRIPT_FOUND = Answer("Return that it is there", "script_found", _true, most=ANOTHER_VERSION)
 STACK_DESCRIBED = Answer(
     "Return what the stack has", "stack_described", _stack, most=ANOTHER_VERSION
@@ -334,7 +334,7 @@ def clean_removed(asked: Sequence[str]) -> Answer[list[str]]:
         runs_removed = [run_id(one) for one in _list("the list of runs removed", value)]
         for one in runs_removed:
             if one not in asked:
-                raise WrongAnswer(f"the run {one} is removed, which nobody asked for")
+                raise WrongAnswer(f"the run {one} was removed without a request")
         return runs_removed
 
     return Answer("Return what was removed", "clean_removed", read, most=FEWER_RUNS)

@@ -48,7 +48,7 @@ class Pipes:
         """End the pipes that no program opened, and wait for the other pipes."""
         for thread, path, other_end in self._open:
             while thread.is_alive():
-                with contextlib.suppress(OSError):  # ENXIO: nobody waits at the other end yet
+                with contextlib.suppress(OSError):  # ENXIO: no program has opened the other end yet
                     os.close(os.open(path, other_end | os.O_NONBLOCK))
                 thread.join(JOIN_SECONDS)
         self._open.clear()

@@ -314,7 +314,8 @@ class Ask(Playbook):
     """The playbook that asks the hosts for facts that `ftcluster run` needs before a launch.
 
     Attributes:
-        run_script: dictionary whose field `look` has the path of a script, or -m and the name of a
+        run_script: dictionary whose field `look` has the path of a script, or -m and a module's
+            name.
         ask_stack: True if each host describes its stack.
     """
 

@@ -19,7 +19,7 @@ def program(name: str) -> str:
     beside = Path(sys.executable).with_name(name)
     path = str(beside) if beside.exists() else shutil.which(name)
     if not path:
-        raise FtclusterError(f"{name} is not installed beside {sys.executable} nor on PATH")
+        raise FtclusterError(f"{name} is installed neither next to {sys.executable} nor on PATH")
     return path
 
 

@@ -39,7 +39,7 @@ def add_name(parser: argparse.ArgumentParser) -> None:
         default=[],
         dest="tags",
         metavar="NAME=VALUE",
-        help="label that ps, reports and trackers show beside the run",
+        help="label that ps, reports and trackers show with the run",
     )
     parser.add_argument(
         "--env",

@@ -20,8 +20,8 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
         "--spares",
         type=at_least(0),
         metavar="N",
-        help="also prepare the N hosts after those of --nodes; a restart uses them in place of "
-        "lost hosts",
+        help="also prepare the N hosts that follow the hosts of --nodes; a restart uses them in "
+        "place of lost hosts",
     )
     group.add_argument(
         "--ranks-per-host",

@@ -79,7 +79,7 @@ class Cluster:
 
     @property
     def head(self) -> str:
-        """The name of the cluster's head, which may be none of these hosts."""
+        """The name of the cluster's head, even if it is not among these hosts."""
         return self.record_host or self.facts.head.name
 
     @property

@@ -22,12 +22,12 @@ from ftcluster_common.user_code import NO_CODE, UserCode
 
 PYTORCH, TRAIN = "pytorchjob", "trainjob"  # both kinds run torchrun in each pod
 JOB, CLAIM, COPY = "kubernetes.yaml.j2", "claim.yaml.j2", "copy.yaml.j2"  # templates in this folder
-ACCOUNT = 10001  # user and group of the node image; below 10000 there are users of the nodes
-JOB_FOLDER = "/opt/ftcluster/job"  # where the ConfigMap is mounted
-TOKEN_FOLDER = "/opt/ftcluster/token"  # where the Secret is mounted
+ACCOUNT = 10001  # user and group of the node image; nodes may use ids below 10000
+JOB_FOLDER = "/opt/ftcluster/job"  # mount point of the ConfigMap
+TOKEN_FOLDER = "/opt/ftcluster/token"  # mount point of the Secret
 STOP_SECONDS = 120  # time for a stopped training to save its state
 KEPT_SECONDS = 7 * 24 * 3600  # how long finished pods and their logs are kept
-SCRATCH_GIB = 2  # of /tmp; logs and temporary files of torch take some megabytes
+SCRATCH_GIB = 2  # size of /tmp; logs and temporary files of torch take some megabytes
 # `prepare` is one process that streams the data; it needs 0.4 GB for 20,000 rows
 PREPARE = Resources(cpus=2, memory_gib=4)
 

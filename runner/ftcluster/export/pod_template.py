@@ -12,7 +12,7 @@ from typing import Any
 from ftcluster.errors import raise_together
 from ftcluster.recipe.yaml_loader import read_keys
 
-# of the fields of PodSpec, by type, those that neither ftcluster sets nor give rights on the node
+# fields of PodSpec, by type, that ftcluster does not set and that give no rights on the node
 FIELDS = {
     "affinity": dict, "dnsConfig": dict, "dnsPolicy": str, "hostAliases": list,
     "imagePullSecrets": list, "nodeSelector": dict, "preemptionPolicy": str,

@@ -316,7 +316,7 @@ class Follower:
             ),
             supervisor_gone=any(
                 (failure.action, failure.host) == (FOLLOW, self._run_hosts.head)
-                and SUPERVISOR_GONE in failure.message  # other failures are of this machine
+                and SUPERVISOR_GONE in failure.message  # others are local failures
                 for failure in outcome.failures
             ),
             signalled=self._interrupts.count > 0,

@@ -128,7 +128,7 @@ _WHILE_PLAYING = {
     Event.STOP: FollowState.STOPPING,
 }
 _NEXT = {(state, event): then for state in PLAYS for event, then in _WHILE_PLAYING.items()} | {
-    # without a stop, ranks that start now would run on
+    # without a stop, ranks that start now would keep running
     (FollowState.LAUNCHING, Event.LEAVE): FollowState.STOPPING,
     (FollowState.RUNNING, Event.FOLLOWED): FollowState.RUNNING,
     (FollowState.RUNNING, Event.AWAY): FollowState.AWAY,

@@ -400,9 +400,8 @@ def _failure(file: Path, words: str, python: str) -> FtclusterError:
     if not conflict:
         lines = words
         hint = (
-            f"have pip build all wheels, with Python {python} and on a machine that reaches a "
-            f"package index and has what they are built with: pip wheel -r {file.name} -w DIR; "
-            "then, here, --wheels DIR"
+            f"build all wheels with Python {python} on a machine that reaches a package index and "
+            f"has the build tools: pip wheel -r {file.name} -w DIR; then use --wheels DIR here"
         )
     lines = re.sub(
         rf"The user requested \(constraint\) (\S+)[+.]{PINNED}", r"the stack has \1", lines

@@ -95,7 +95,8 @@ def list_everywhere(
             listed[host] = tuple(list_runs(run_hosts.headed_by(host), beginnings)[0])
         else:
             listed[host] = runs
-            omitted += more if host == run_hosts.head else 0  # the others have parts of the same
+            # other hosts have parts of the same runs
+            omitted += more if host == run_hosts.head else 0
     merged = merged_runs(listed, run_hosts.head)
     kept = sorted(merged, key=lambda run: (run.state == "running", run.started), reverse=True)
     kept = kept[: most or None]

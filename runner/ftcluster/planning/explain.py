@@ -191,18 +191,18 @@ def pace(hosts: Sequence[tuple[str, Sequence[int]]]) -> Reason | None:
     fewest, best = smallest[0], max(smallest, key=speed)
     most = max(count for _, threads in hosts for count in threads)
     slowest = short_names([name for name, threads in hosts if min(threads) == fewest])
-    wait = f"ranks have equal parts of a batch, so those with up to {most} threads wait for those "
+    wait = f"ranks have equal parts of a batch, so ranks with up to {most} threads wait for ranks "
     wait += f"with {fewest}"
     if speed(best) >= WORTH_LEAVING_OUT * speed(fewest):
         slow = short_names([name for name, threads in hosts if min(threads) < best])
         times = speed(best) / speed(fewest)
         return (
-            f"that of {slowest}",
+            f"set by {slowest}",
             f"{wait}; without {slow} the run would be {times:.1f} times as fast",
         )
     uneven = [name for name, threads in hosts if max(threads) >= WORTH_LEAVING_OUT * min(threads)]
     if uneven:
-        return f"that of {slowest}", (
+        return f"set by {slowest}", (
             f"{wait}: the NUMA nodes of {short_names(uneven)} have unequal numbers of cores; "
             "--ranks-per-host divides them otherwise"
         )

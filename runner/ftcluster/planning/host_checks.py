@@ -46,7 +46,7 @@ def check_addresses(facts: ClusterFacts) -> None:
         raise PlanError(
             "several hosts have the same address\n  " + "\n  ".join(twice),
             "remove the duplicates from the inventory and run ftcluster setup again; in facts "
-            "that you write, give each a network_address of its own",
+            "that you write, give each host a different network_address",
         )
 
 

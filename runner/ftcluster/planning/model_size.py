@@ -140,7 +140,7 @@ def _weight_files(folder: Path) -> list[Path]:
         return [folder / WEIGHTS]
     names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
     if any("/" in name or not (folder / name).is_file() for name in names):
-        raise ValueError(f"{folder / INDEX} names what is no file of its folder")
+        raise ValueError(f"{folder / INDEX} names a file that is not in its folder")
     return [folder / name for name in names]
 
 

@@ -48,7 +48,7 @@ class Layout:
         kept: number of cores of each rank that are reserved for communication.
         system: number of cores of the host that are reserved for the operating system.
         spare: number of unused cores that remain because all ranks have the same number of cores.
-        floating: True if ranks are not bound to cores of their own, because a quota limits the
+        floating: True if ranks are not bound to cores, because a quota limits the
             host's CPU time rather than its set of cores.
     """
 

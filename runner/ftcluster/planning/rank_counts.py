@@ -86,7 +86,7 @@ def _requested(hosts: Sequence[Topology], requested: Count) -> dict[str, Count]:
     ]
     if short:
         raise PlanError(
-            "each rank needs a core of its own\n  " + "\n  ".join(short),
+            "each rank needs its own core\n  " + "\n  ".join(short),
             f"use fewer: --ranks-per-host {min(host.cores for host in facts)}",
         )
     counts = {}
@@ -94,7 +94,7 @@ def _requested(hosts: Sequence[Topology], requested: Count) -> dict[str, Count]:
         good, cores = topology.even_counts, topology.host.cores
         ranks, why = min(requested.ranks, cores), requested.why
         if ranks < requested.ranks:
-            why = f"{requested.ranks} are {why}, but each needs a core of its own"
+            why = f"{requested.ranks} are {why}, but each needs its own core"
         if ranks not in good and not topology.limited and spanning(topology, ranks):
             would = f"{', '.join(map(str, good[:-1]))} or {good[-1]}"
             why += f"; some ranks have cores of two NUMA nodes, which {would} ranks would not have"

@@ -113,5 +113,5 @@ def plan_with_spares(
 def _of_drained(drained: Mapping[str, Drained]) -> Iterator[Decision]:
     """Yield a decision for each drained host, with the reason why it has no ranks."""
     for name, drain in drained.items():
-        reason = f"{drain.why}, since {drain.since}; ftcluster hosts return {name} takes it back"
+        reason = f"{drain.why}, since {drain.since}; to use it again: ftcluster hosts return {name}"
         yield Decision("drained", name, reason)

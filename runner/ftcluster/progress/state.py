@@ -46,7 +46,7 @@ UNNAMED_STAGES = ("lock", "unlock", "facts again")  # plays that belong to the s
 
 
 def stage_of(event: TaskEvent) -> str:
-    """Return the stage of an event; "" for a play that is no stage of its own."""
+    """Return the stage of an event; "" for a play that is not a stage."""
     return "" if event.stage in UNNAMED_STAGES else event.stage
 
 

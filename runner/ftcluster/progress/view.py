@@ -205,7 +205,7 @@ class _PlainView(TerminalView):
         super().run_event(progress, kind)
 
     def _say_activity(self, event: TaskEvent) -> None:
-        """Say what a long task of a host does, if this is new or the last line is old."""
+        """Print the activity of a host's long task, if it is new or the last line is old."""
         now, activity = time.monotonic(), activity_of(event.message)
         before, said_at = self._activities.get(event.host, ("", 0.0))
         if activity != before or now >= said_at + ACTIVITY_SECONDS:

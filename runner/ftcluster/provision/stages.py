@@ -221,7 +221,7 @@ def raise_timeout(
 
 
 def _unlock(inventory: Inventory, variables: ClusterVariables, options: Sequence[str]) -> None:
-    """Release the lock on all hosts that respond; report no error, because another one follows."""
+    """Release the lock on all hosts that respond; report no error, because another follows."""
     run_playbook(
         Unlock().qualified,
         inventory.paths,

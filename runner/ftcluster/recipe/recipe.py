@@ -433,7 +433,7 @@ def _accept(key: str, value: Any, schema: Mapping[str, Key]) -> Any:
 
 def _unknown_key(key: str, schema: Mapping[str, Key]) -> str:
     if key in SECTIONS:
-        return f"'{key}' is a section, with keys of its own: {key}.NAME=VALUE"
+        return f"'{key}' is a section; set one of its keys: {key}.NAME=VALUE"
     name = key.removeprefix("training.")
     if name in UNSUPPORTED:
         return f"'{name}' is not supported: {UNSUPPORTED[name]}"

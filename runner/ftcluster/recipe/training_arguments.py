@@ -35,7 +35,7 @@ def contradictions(training: Training, given: Collection[str]) -> Iterator[Contr
         yield (
             "warmup_steps",
             f"warmup_steps and warmup_ratio ({training.warmup_ratio:g}) both set the warm-up: "
-            "set only one of them, or the other one to 0",
+            "set only one of them, or set the other to 0",
         )
     if "run_name" in given and not any(name in training.report_to for name in NAMED):
         yield "run_name", "run_name needs a tracker whose runs have names: report_to: trackio"

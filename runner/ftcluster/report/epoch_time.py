@@ -146,8 +146,8 @@ def epoch_time(
     seconds = source.epoch_samples / batch * step / source.limit_share
     reached = f"run {source.run}" if source.run else "this recipe where ftcluster is developed"
     why = (
-        f"by the matmul rate of these CPUs, of which {reached} reached "
-        f"{source.limit_share:.0%}; a different network is not accounted for"
+        f"by {source.limit_share:.0%} of these CPUs' matmul rate, the share that {reached} "
+        "reached; a different network is not accounted for"
     )
     if unknown:
         counts = "the median of the measured CPUs"

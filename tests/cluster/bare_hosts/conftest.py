@@ -1,4 +1,4 @@
-"""Three Debian 12 hosts that nothing is set up on; every test leaves them so."""
+"""Three Debian 12 hosts without a setup; every test restores this state."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Folders that several control nodes copy to a host at once, or break off copying."""
+"""Copies of folders by several control nodes at the same time, and interrupted copies."""
 
 import hashlib
 import os
@@ -27,7 +27,7 @@ HASHES = "cd {} && find . -type f -exec sha256sum {{}} + | LC_ALL=C sort -k2"
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Two files that go in pieces, and small ones, one of them with an odd name."""
+    """Yield a folder with two files that are sent in pieces, and small files with odd names."""
     folder, numbers = tmp_path / "source", random.Random(0)
     (folder / "sub").mkdir(parents=True)
     for name, size in {"a": 90 << 20, "sub/b": 40 << 20, "sub/c d": 5, "it's": 0}.items():
@@ -72,7 +72,7 @@ def test_copies_at_once_and_broken_off(bare: Control, source: Path) -> None:
 
         killed = push("other")
         wait_for(lambda: any(name.startswith("other.new-") for name in names(bare)))
-        for pid in (killed.pid, *descendants(killed.pid)):  # workers have sessions of their own
+        for pid in (killed.pid, *descendants(killed.pid)):  # workers have their own sessions
             os.kill(pid, signal.SIGKILL)
         killed.wait()
         (left,) = (name for name in names(bare) if name != "data")
@@ -82,7 +82,7 @@ def test_copies_at_once_and_broken_off(bare: Control, source: Path) -> None:
         assert again.communicate(timeout=300)
         assert again.returncode == 0
         assert set(names(bare)) == {"data", "other", left}
-        # as if that was seen 25 hours ago
+        # as if an earlier copy had noticed this 25 hours ago
         old = f"sed -i -E 's/, [0-9.]+\\]/, -90000.0]/' {FOLDER}/.unchanged.json"
         bare.bed.exec_(HEAD, "sh", "-c", old, check=True)
         last = push("third")

@@ -1,4 +1,4 @@
-"""Ansible connects to hosts whose keys are known, and to no other ones."""
+"""Ansible connects only to hosts whose keys are known."""
 
 import os
 import pty
@@ -14,7 +14,7 @@ OTHERS_KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIMKoFpkv8fSzqEBc4bSVDkAYtgmzAZgZ1v1yyQ4YpA
 
 
 class Site:
-    """An inventory of the hosts, and a file of known keys that it names."""
+    """An inventory of the hosts, and the file of known keys that it names."""
 
     def __init__(self, bare: Control, folder: Path) -> None:
         self.bare, self.known = bare, folder / "known_hosts"
@@ -28,7 +28,7 @@ class Site:
 
     @property
     def env(self) -> dict[str, str]:
-        """No connection is open from before: those would let anybody in."""
+        """Return an environment without open connections, which would skip the check of keys."""
         self.calls += 1
         return {"ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.folder / f"cp{self.calls}")}
 
@@ -41,7 +41,7 @@ class Site:
         return self.bare.run(*argv, **self.env)
 
     def on_a_terminal(self, answer: str) -> tuple[int, str]:
-        """The same where somebody answers; its exit code and what is on the terminal."""
+        """Run the command on a terminal with answers; return its exit code and its output."""
         argv = [str(FTCLUSTER), "setup", str(self.inventory), "--tags", "preflight", "-v"]
         ours, theirs = pty.openpty()
         with subprocess.Popen(
@@ -56,7 +56,7 @@ class Site:
                     if "[y/N]" in said and not answered:
                         os.write(ours, f"{answer}\n".encode())
                         answered = True
-            except OSError:  # EIO: it has ended
+            except OSError:  # EIO: the process has ended
                 pass
         os.close(ours)
         return process.returncode, said
@@ -97,4 +97,4 @@ def test_a_changed_key_is_refused_whatever_the_user_accepts(site: Site) -> None:
     [line] = [one for one in refused.stderr.splitlines() if one.startswith(f"  {OTHER}: ")]
     assert f"{site.known}:2" in line
     assert "somebody may intercept the connection" in line
-    assert site.known.read_text() == before  # nor is the third host's key accepted
+    assert site.known.read_text() == before  # the third host's key was not accepted either

@@ -1,6 +1,7 @@
-"""Hosts that have IPv6 addresses only, and hosts that are reached by IPv6 and have both.
+"""Hosts that have only IPv6 addresses, and hosts with both kinds that are reached by IPv6.
 
-A cluster of several hosts with IPv6 alone cannot be: mpirun of Intel MPI reaches hosts by IPv4.
+Several hosts that have only IPv6 cannot form a cluster, because mpirun of Intel MPI reaches hosts
+by IPv4.
 """
 
 from collections.abc import Iterator
@@ -51,7 +52,7 @@ def test_hosts_with_ipv6_alone_are_named_before_anything_is_changed(
     options = ("--tags", "preflight", "--skip-tags", "stack,system")
     with bare.changed(without_ipv4(NAMES[1:])):
         done = bare.run("setup", inventory, *options, **fresh)
-        # a host alone needs no other's address
+        # a single host needs no addresses of other hosts
         one = bare.inventory("one.ini", NAMES[1:2], by_ipv6)
         alone = bare.run("setup", one, *options, **fresh)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""Many hosts behind one jump host, whose sshd has its defaults: MaxStartups, MaxSessions."""
+"""Many hosts behind one jump host whose sshd has the default MaxStartups and MaxSessions."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from ftcluster.ansible.settings import FORKS, ansible_environment, for_hosts
 from tests.cluster.control import HEAD, OTHER, Control, by_jump_host
 from tests.programs import CONTROL
 
-# the second host stands for all of them, with an address each
+# many names stand for the second host, each with its own address
 ADDRESSES = [f"198.18.0.{100 + number}" for number in range(2 * FORKS)]
 EACH = f"for one in {' '.join(ADDRESSES)}; do ip address {{}} $one/32 dev eth0 || exit; done; "
 MANY = (
@@ -17,7 +17,7 @@ MANY = (
     "systemctl restart ssh"
 )
 ONE = f"{EACH.format('del')} rm /etc/ssh/sshd_config.d/many.conf && systemctl restart ssh"
-# as ~/.ssh/config may say of the jump host: all hosts are channels of one connection
+# the operator may set this for the jump host in ~/.ssh/config: all hosts share one connection
 ONE_CONNECTION = "-o ControlMaster=auto -o ControlPersist=20 -o ControlPath={}/jump"
 
 
@@ -37,7 +37,8 @@ def test_all_hosts_behind_a_jump_host_are_reached_at_once(
     )
     environment = ansible_environment(for_hosts(len(ADDRESSES)))
     environment["ANSIBLE_SSH_CONTROL_PATH_DIR"] = str(tmp_path / "cp")
-    for name in ("ANSIBLE_SSH_RETRIES", "ANSIBLE_FORKS"):  # to see what is lost with others
+    # with other settings, connections are lost
+    for name in ("ANSIBLE_SSH_RETRIES", "ANSIBLE_FORKS"):
         if tried := os.environ.get(f"TRIED_{name}"):
             environment[name] = tried
     with bare.changed({OTHER: (MANY, ONE)}):

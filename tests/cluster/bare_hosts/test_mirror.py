@@ -1,4 +1,4 @@
-"""Preflight says what keeps hosts and control node from a site's mirror, before changes."""
+"""Preflight reports why hosts or control node cannot reach a site's mirror, before any change."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +10,14 @@ from tests.cluster.control import HEAD, NAMES, OTHER, THIRD, Control
 from tests.cluster.site_mirror import BACK, EXPIRED, NOBODY, REFUSES, SiteMirror, site_mirror
 from tests.unit.wheels import write_wheel
 
-REQUIRED = ("-e", "ftcluster_firewall=required")  # the default requires the packages too
+REQUIRED = ("-e", "ftcluster_firewall=required")  # by default, the packages are required too
 
 
 @pytest.fixture(scope="module")
 def mirror(bare: Control, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SiteMirror]:
     folder = tmp_path_factory.mktemp("mirror")
-    write_wheel(folder / "wheels", "accelerate", "0")  # no package of a stack, in no right version
+    # a package that is in no stack, in a version that does not exist
+    write_wheel(folder / "wheels", "accelerate", "0")
     with site_mirror(bare, folder, folder / "wheels", "bookworm") as site:
         yield site
 

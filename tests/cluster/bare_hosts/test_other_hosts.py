@@ -1,4 +1,4 @@
-"""An inventory has hosts beside those of the cluster."""
+"""An inventory with more hosts than the cluster's."""
 
 from pathlib import Path
 
@@ -9,7 +9,8 @@ LOGINS = "journalctl --unit ssh --no-pager | grep -c 'Accepted publickey' || tru
 
 def test_no_other_host_is_connected_to(bare: Control, tmp_path: Path) -> None:
     inventory = bare.inventory("company.ini", NAMES)
-    fresh = {"ANSIBLE_SSH_CONTROL_PATH_DIR": str(tmp_path)}  # an open one would be no new login
+    # an open connection would skip the login
+    fresh = {"ANSIBLE_SSH_CONTROL_PATH_DIR": str(tmp_path)}
 
     def logins() -> dict[str, int]:
         return {name: int(bare.shell(name, LOGINS)) for name in NAMES}

@@ -8,7 +8,7 @@ from tests.cluster.examples import ADVISED, NOT_DRY, Empty, changes, empty_folde
 from tests.programs import CONTROL
 
 pytestmark = pytest.mark.long
-# Those of the other roles need a stack: test_examples.py has them.
+# The examples of the other roles need a stack: test_examples.py runs them.
 HOSTS = (HEAD, OTHER)
 COLLECTION = "python3*/site-packages/ansible_collections/ftcluster/cluster"
 ROLES = ("account", "firewall", "os_package", "ssh_mesh", "tcmalloc", "tuning", "virtualenv")
@@ -20,9 +20,9 @@ def empty(bare: Control, tmp_path_factory: pytest.TempPathFactory) -> Empty:
 
 
 def test_the_roles_pages(empty: Empty) -> None:
-    """Made with Ansible's own settings, removed with those that docs/ops.md advises.
+    """Run the roles with Ansible's settings; remove them with the settings of docs/ops.md.
 
-    That the roles change nothing the second time is tested with setup and teardown.
+    Tests of setup and teardown check that a second run of the roles changes nothing.
     """
     control, page = empty.control, ops_page.read_single_roles()
     before = control.snapshots()
@@ -33,14 +33,15 @@ def test_the_roles_pages(empty: Empty) -> None:
     for example in examples:
         empty.write(f"{example}.yml", example.playbook)
     made = [f"{example}.yml" for example in examples if example.entry == "main"]
-    done = changes(empty.make(*made))  # one line a playbook and host
+    done = changes(empty.make(*made))  # one line per playbook and host
     assert len(done) == len(made) * len(HOSTS)
     assert "0" not in done
     reached = control.bed.ssh(HEAD, f"ssh -F mesh/ssh_config {OTHER} whoami")
     assert reached.stdout == "ops\n", reached.stderr
     control.shell(OTHER, "tree --version")
     removed = [f"{example}.yml" for example in reversed(examples) if example.entry == "remove"]
-    assert len(removed) == len(made) - 3  # an environment is one folder, and packages stay
+    # an environment is one folder, and packages stay installed
+    assert len(removed) == len(made) - 3
     assert "0" not in changes(empty.play(*removed, **ADVISED))
     for name in HOSTS:
         control.shell(name, "rm -r /opt/markdown-it")
@@ -49,7 +50,7 @@ def test_the_roles_pages(empty: Empty) -> None:
 
 
 def test_all_roles_work_in_check_mode_on_bare_hosts(empty: Empty) -> None:
-    """Also the roles of which no other test here makes anything."""
+    """Run all roles in check mode, even roles that no other test here runs."""
     control, before = empty.control, empty.control.snapshots()
     [tool] = [
         found.files for found in ops_page.playbooks(ops_page.read_single_roles()) if found.files

@@ -26,7 +26,7 @@ NO_SUDO, SUDO = "mv /usr/bin/sudo /usr/bin/away", "mv /usr/bin/away /usr/bin/sud
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> dict[str, str]:
-    """Open connections would have the environment from before, and let anyone in."""
+    """Return an environment without open connections, which would keep the former environment."""
     return {"ANSIBLE_SSH_CONTROL_PATH_DIR": str(tmp_path / "cp")}
 
 
@@ -88,7 +88,8 @@ def test_hosts_without_the_root_that_is_required_are_named(
     assert re.search("root is required, but .* there is no sudo", of[OTHER])
     assert re.search("root is required, .* sudo asks for a password", of[THIRD])
     assert "sudo refuses the password" in wrong.stderr
-    assert "sudo requires a terminal" in wrong.stderr  # whatever the password
+    # sudo prints this even if the password is right
+    assert "sudo requires a terminal" in wrong.stderr
     misspelled = bare.run("setup", inventory, "-e", "ftcluster_firewall=requird")
     assert misspelled.returncode == 1
     assert "ftcluster_firewall is 'requird'" in misspelled.stderr

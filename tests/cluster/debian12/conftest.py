@@ -1,4 +1,4 @@
-"""Two Debian 12 hosts with every stage of setup that needs no torch; ../hosts has the others."""
+"""Two Debian 12 hosts after all stages of setup that need no torch."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from tests.cluster.control import HEAD, OTHER, bare_hosts
 
 PAIR = (HEAD, OTHER)
 CLUSTERS = "/etc/ftcluster/clusters"
-# as if nobody's firewall kept the login user from the ports
+# as if no firewall kept the login user from the ports
 ALONE = dict.fromkeys(PAIR, (f"mv {CLUSTERS} {CLUSTERS}.away", f"mv {CLUSTERS}.away {CLUSTERS}"))
 STAGES = ("--tags", "preflight,system,mesh")
 

@@ -1,4 +1,4 @@
-"""The TCP ports that setup closes on a host, and its message about those it cannot close."""
+"""The TCP ports that setup closes on a host, and the message about ports that it cannot close."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def test_the_firewall_lets_the_cluster_in_and_nobody_else(cluster: Cluster) -> N
         time.sleep(0.5)
         program = client.replace("HOST", repr(ADDRESS[OTHER])).replace("PORT", str(port))
         stranger = control.bed.run("python3", "-c", program)
-        # what no training uses stays as it was
+        # ports that no training uses are unchanged
         assert ("in" in stranger.stdout) == (port == 8080), (port, stranger.stderr)
         if port != 8080:
             friend = control.bed.exec_(HEAD, "python3", "-c", program)

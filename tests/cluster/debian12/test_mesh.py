@@ -1,4 +1,4 @@
-"""The mesh: who gets from which host to which by ssh, and who does not."""
+"""The SSH mesh: which accounts can log in from which host to which host."""
 
 import re
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_the_key_opens_nothing_but_commands_from_the_head(cluster: Cluster, tmp_
     assert re.fullmatch(rf'restrict,from="{head}" {key}\n', lines)
     forward = f"ssh -F {MESH}/ssh_config -W 127.0.0.1:22 {OTHER} < /dev/null"
     assert "administratively prohibited" in control.as_ranks(HEAD, forward).stderr
-    # a thief on another machine
+    # an attacker on another machine who has stolen the key
     stolen = tmp_path / "key"
     stolen.touch(mode=0o600)
     stolen.write_text(control.shell(HEAD, f"cat {MESH}/id_ed25519"))
@@ -53,7 +53,7 @@ def test_without_root_the_login_users_trust_each_other(cluster: Cluster, tmp_pat
     keys = "cat /home/ops/.ssh/authorized_keys"
     before = control.shell(OTHER, keys)
     options = ("--tags", "preflight,mesh", "-e", "ftcluster_root=false")
-    apart = {"XDG_STATE_HOME": str(tmp_path)}  # teardown forgets the cluster
+    apart = {"XDG_STATE_HOME": str(tmp_path)}  # teardown removes the record of the cluster
     with control.changed(ALONE):
         done = control.run("setup", cluster.inventory, *options, **apart)
     assert done.returncode == 0, done.stderr

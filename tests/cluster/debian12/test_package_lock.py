@@ -1,4 +1,4 @@
-"""Setup while another process holds a lock of the package manager."""
+"""Setup while another process holds the package manager's lock."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.control import HEAD, OTHER, Control
 
 LOCK = "/var/lib/dpkg/lock-frontend"
-# the lock that apt and dpkg take, and the firewall's program is missing
+# hold the lock of apt and dpkg while the firewall's program is missing
 HOLD = f"""
 apt-get -qq purge nftables > /dev/null
 systemd-run -q --unit hold python3 -c "
@@ -27,7 +27,7 @@ WAITS = (
 
 @contextmanager
 def held(control: Control) -> Iterator[None]:
-    """Purge nftables and hold the lock; afterwards the lock is free."""
+    """Purge nftables and hold the lock; release the lock at the end."""
     try:
         control.shell(OTHER, HOLD)
         yield
@@ -36,7 +36,7 @@ def held(control: Control) -> Iterator[None]:
 
 
 def rules(control: Control) -> str:
-    """Return the firewall's rules of OTHER."""
+    """Return the firewall rules of the host OTHER."""
     return control.shell(OTHER, "nft list table inet ftcluster || true")
 
 

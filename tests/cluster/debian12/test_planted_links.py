@@ -1,4 +1,4 @@
-"""Traps that the account that trains leaves for root's next setup."""
+"""Links that the training account plants before root's next setup."""
 
 import json
 
@@ -37,7 +37,7 @@ def test_root_follows_no_link_of_the_account(cluster: Cluster) -> None:
             assert f"{HOME}/.ssh: is a link to {target}" in done.stderr
         finally:
             control.shell(OTHER, BACK)
-        # links in the folders that are the account's are its own business
+        # links in folders of the account concern only the account
         done = control.run(*again)
         control.shell(OTHER, f"rm {PREFIX}/*/planted*")
         assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Logins of setup, and its lock: one command at a time changes the hosts."""
+"""Logins during setup, and the lock that lets only one command change the hosts at a time."""
 
 import contextlib
 import json
@@ -66,7 +66,8 @@ def test_the_second_of_two_setups_is_refused_by_name(cluster: Cluster) -> None:
     for line in first.stderr:
         if line.startswith("system:"):
             break
-    signal_all((first.pid, *descendants(first.pid)), signal.SIGSTOP)  # so that it is not over soon
+    # stop the processes, so that the setup does not end soon
+    signal_all((first.pid, *descendants(first.pid)), signal.SIGSTOP)
     try:
         second = control.run("setup", cluster.inventory, "--tags", "mesh")
     finally:
@@ -79,12 +80,13 @@ def test_the_second_of_two_setups_is_refused_by_name(cluster: Cluster) -> None:
 
 def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):  # Ansible's processes come and go
+        # Ansible's processes start and end all the time
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def test_a_rollback_without_a_previous_stack_says_so(cluster: Cluster) -> None:
-    """The last task, which releases the lock, succeeds; Ansible warns about the folder."""
+    """The last task, which releases the lock, succeeds; Ansible warns about the missing folder."""
     control = cluster.control
     mode, config = control.folder.stat().st_mode, control.folder / "ansible.cfg"
     config.write_text("[defaults]\nforks = 5\n")
@@ -106,7 +108,7 @@ def test_rollback_and_teardown_wait_for_a_setup_as_well(cluster: Cluster) -> Non
     control = cluster.control
     before = control.snapshots()
     boot = control.shell(OTHER, "cat /proc/sys/kernel/random/boot_id").strip()
-    # what a setup from another control node has written while it is at work
+    # files that a setup from another control node writes while it runs
     lock = json.dumps({"owner": "there 1 1", "control": "there", "boot": boot,
                        "who": "ops on bastion (process 1)", "since": time.time()})  # fmt: skip
     path = f"{PREFIX}/.setup"

@@ -1,4 +1,4 @@
-"""Teardown removes what setup has changed on hosts."""
+"""Teardown reverts the changes that setup made on hosts."""
 
 import json
 
@@ -9,7 +9,7 @@ from tests.cluster.control import HEAD, OTHER
 from tests.cluster.debian12.canary import canary
 from tests.cluster.debian12.conftest import PAIR, STAGES
 
-# The hard link is made by root: not every kernel keeps the account from making it.
+# root makes the hard link, because some kernels do not let the account make it
 PLANT = """
 set -e
 for place in /opt/ftcluster/runs /opt/ftcluster/mesh /var/lib/ftcluster; do
@@ -31,12 +31,12 @@ true
 """
 SHARED_PARTS = ["ftcluster", "ftcluster.conf", "inet_ftcluster", "enabled"]
 RUN = "/opt/ftcluster/runs/quickstart-1"
-GONE = 61999  # number of no account
+GONE = 61999  # a user id that no account has
 
 
 @pytest.mark.long
 def test_a_second_setup_changes_nothing(cluster: Cluster) -> None:
-    """../hosts/test_setup.py runs all stages twice."""
+    """This test runs few stages; ../hosts/test_setup.py runs all stages twice."""
     control = cluster.control
     again = control.run("setup", cluster.inventory, *STAGES, "--json")
     hosts = json.loads(again.stdout)["hosts"]
@@ -49,7 +49,7 @@ def test_teardown_removes_everything_but_runs_and_then_these(cluster: Cluster) -
     preflight = ("setup", cluster.inventory, "--limit", OTHER, "--tags", "preflight")
     refused = control.run(*preflight, "-e", "ftcluster_user=another")
     assert refused.returncode == 1
-    assert f"{OTHER}: its home, limits and firewall are those of the account ftcluster" in (
+    assert f"{OTHER}: its home, limits and firewall belong to the account ftcluster" in (
         refused.stderr
     )
     assert "/srv/other" in refused.stderr
@@ -65,7 +65,7 @@ def test_teardown_removes_everything_but_runs_and_then_these(cluster: Cluster) -
         assert control.shell(HEAD, f"ls {RUN}") == "model\nold\n"
         assert f"{HEAD}: {RUN}/old (user id {GONE}) stays: the next account" in kept.stdout
         assert control.shell(HEAD, f"find / -xdev -uid {number}") == ""
-        # what OTHER's clusters share is that of the last one
+        # the last cluster that OTHER belongs to determines what its clusters share
         assert (
             f"{OTHER}: left limits, huge pages and firewall and the account ftcluster"
             in kept.stderr

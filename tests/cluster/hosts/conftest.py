@@ -13,7 +13,7 @@ from tests.cluster.control import ADDRESS, NAMES, OTHER, SECONDS, bare_hosts
 
 @pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A dry run and a check of bare hosts, which change nothing, and a setup."""
+    """Check bare hosts and run a dry run, which change nothing, then set up the hosts."""
     python = brought_python("trixie")
     with bare_hosts("trixie", tmp_path_factory.mktemp("hosts"), python=python) as control:
         inventory = control.inventory("inventory.ini", NAMES)
@@ -41,7 +41,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         setup = control.start("setup", inventory)
         assert setup.stderr is not None
         for line in setup.stderr:
-            if line.startswith("stack:"):  # from here on a host needs no way out
+            # from this line on, the hosts need no access to other networks
+            if line.startswith("stack:"):
                 control.shell(OTHER, "ip route del default")
                 break
         out, said = setup.communicate(timeout=SECONDS)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from tests.cluster.control import Control
 
-CLOSED = {*range(29500, 30000), *range(32768, 61000)}  # by the firewall
+CLOSED = {*range(29500, 30000), *range(32768, 61000)}  # ports that the firewall closes
 SOCKETS = "ss -Hltn | awk '{print $4}'"
 WATCH = """
 rm -f /run/stop /run/heard
@@ -20,7 +20,7 @@ CLEAR = "rm -f /run/stop /run/heard"
 
 @contextmanager
 def opened_ports(control: Control, hosts: Sequence[str]) -> Iterator[dict[str, set[int]]]:
-    """The ports by host, complete at the end."""
+    """Yield the open ports by host; the result is complete at the end of the context."""
     before = {name: ports(control.shell(name, SOCKETS)) for name in hosts}
     opened: dict[str, set[int]] = {}
     with control.changed(dict.fromkeys(hosts, (WATCH, CLEAR))):

@@ -1,4 +1,4 @@
-"""`ftcluster check` on a cluster that is well, and on one that is not."""
+"""`ftcluster check` on a healthy cluster, and on a cluster with faults."""
 
 import json
 import re
@@ -20,7 +20,7 @@ def check(cluster: Cluster, code: int) -> dict[str, Any]:
 
 
 def findings(result: dict[str, Any], kind: str) -> list[str]:
-    """The hosts that have a problem or a warning of this kind."""
+    """Return the hosts that have a problem or a warning of this kind."""
     found = [*result["problems"], *result["warnings"]]
     return [finding["host"] for finding in found if finding["kind"] == kind]
 
@@ -55,7 +55,7 @@ def test_check_measures_a_healthy_cluster_and_changes_nothing(cluster: Cluster) 
     assert result["mb_per_second"]["min"] > 20
     assert result["all_reduce_ms"] > 0
     record = json.loads(cluster.control.shell(HEAD, "cat /opt/ftcluster/cluster.json"))
-    measured = record["all_reduce"].get("setup")  # none where hosts were busy
+    measured = record["all_reduce"].get("setup")  # there is no measurement if hosts were busy
     print(measured)
     assert measured is None or measured["sizes"]["26214400"].keys() == {"gloo", "impi"}
 
@@ -63,7 +63,7 @@ def test_check_measures_a_healthy_cluster_and_changes_nothing(cluster: Cluster) 
 @pytest.mark.long
 @pytest.mark.alone
 def test_check_names_a_host_that_computes_slowly(cluster: Cluster) -> None:
-    # node1 has a core for itself; of the other core each of the others has half
+    # node1 has one core alone, and the other two hosts share the other core
     cluster.control.bed.cpu(OTHER, 20)
     try:
         done = cluster.control.run("check")
@@ -116,7 +116,7 @@ def test_check_names_a_host_that_is_off_and_measures_the_others(cluster: Cluster
     assert len(off["problems"]) == 1
     assert [host["answers"] for host in off["hosts"]] == [True, True, False]
     assert [pair["hosts"] for pair in off["pairs"]] == [[HEAD, OTHER]]
-    assert off["seconds"] < 120  # ssh alone would wait for minutes
+    assert off["seconds"] < 120  # ssh without these settings would wait for minutes
     no_rank_is_left(cluster)
 
 

@@ -1,4 +1,4 @@
-"""Trainings at once on disjoint hosts of one cluster, each with its own head, and the queue."""
+"""Concurrent trainings on disjoint hosts of a cluster, each with its own head, and the queue."""
 
 import json
 from pathlib import Path
@@ -12,8 +12,8 @@ from tests.programs import wait_for
 pytestmark = pytest.mark.long
 
 SUM = str(Path(__file__).parents[1] / "scripts" / "sum.py")
-LONG = (*FEW_PAIRS, "num_train_epochs=500", "--ranks-per-host", "1")  # until it is stopped
-LEASE = "cat /opt/ftcluster/runs/.lease || true"  # it may not be there yet
+LONG = (*FEW_PAIRS, "num_train_epochs=500", "--ranks-per-host", "1")  # runs until it is stopped
+LEASE = "cat /opt/ftcluster/runs/.lease || true"  # the file may not exist yet
 
 
 def test_trainings_on_disjoint_hosts_and_a_run_that_waits_for_both(
@@ -29,7 +29,7 @@ def test_trainings_on_disjoint_hosts_and_a_run_that_waits_for_both(
     first, second = (out.strip() for out, _ in ended)
     try:
         for host, run in ((HEAD, first), (OTHER, second), (THIRD, second)):
-            # its third line is the expected end, once the ranks have done some steps
+            # the third line has the expected end after the ranks have done some steps
             wait_for(lambda host=host: control.shell(host, LEASE).splitlines()[2:] > ["0"], 600)
             assert control.shell(host, LEASE).startswith(f"{run} ")
 
@@ -49,7 +49,7 @@ def test_trainings_on_disjoint_hosts_and_a_run_that_waits_for_both(
         assert {rows[run]["state"] for run in (first, second, queued)} == {"running"}
         assert rows[queued]["doing"].startswith(f"waiting (place 1 in the queue): {HEAD}: ")
     finally:
-        # another control node, which has started none of them
+        # another control node, which has started none of the runs
         other = {"XDG_STATE_HOME": str(tmp_path / "state")}
         stopped = control.run("stop", first, second, "-i", cluster.inventory, "--json", **other)
     assert stopped.returncode == 0, stopped.stderr

@@ -1,4 +1,4 @@
-"""The pages' examples for a standing cluster; bare_hosts/test_pages.py has the other pages."""
+"""The pages' examples for an existing cluster; bare_hosts/test_pages.py has the other pages."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from tests.programs import CONTROL
 
 pytestmark = pytest.mark.long
 PAIR = (HEAD, OTHER)
-# The others would change the cluster, or have been carried out on bare hosts.
+# The other examples would change the cluster, or were run on bare hosts.
 ROLES = ("node_agent", "preflight", "torch_stack", "verify")
 ROLES_FOLDER = "python3*/site-packages/ansible_collections/ftcluster/cluster/roles"
 LEFT_OUT = {("torch_stack", "remove"), ("torch_stack", "rollback")}
@@ -40,7 +40,7 @@ def test_examples_find_what_setup_has_left_and_change_nothing(empty: Empty) -> N
 
 
 def test_going_back_as_the_page_shows_it(empty: Empty) -> None:
-    """The previous stack is a copy here, made of links to the same files."""
+    """Go back as on the page; here the previous stack is a copy of links to the same files."""
     control = empty.control
 
     def current() -> str:
@@ -60,7 +60,7 @@ def test_going_back_as_the_page_shows_it(empty: Empty) -> None:
 
 
 def test_the_way_with_ansible_galaxy(empty: Empty, tmp_path: Path) -> None:
-    """The commands of docs/ops.md, in a folder with the tarball as a release has it."""
+    """Run the commands of docs/ops.md in a folder with the tarball of a release."""
     files = empty.installed.clone / "roles/node_agent/files"
     files.mkdir()
     [wheel] = (CONTROL.parent / "lib").glob(f"{ROLES_FOLDER}/node_agent/files/*.whl")

@@ -1,4 +1,4 @@
-"""Lost hosts, changed host keys and cut links in runs; `python -m tests.faults` has more."""
+"""Lost hosts, changed host keys and cut links during runs; `python -m tests.faults` has more."""
 
 import json
 import signal
@@ -33,7 +33,7 @@ def test_a_spare_takes_the_place_of_a_lost_host(cluster: Cluster, tmp_path: Path
     fault, run = results
     assert (fault["kind"], run["kind"]) == ("fault", "run")
     assert fault["host"] == OTHER
-    assert fault["noticed"] < 18  # mpirun would wait for the host
+    assert fault["noticed"] < 18  # mpirun alone would wait for the host
     assert problems(results) == []
     [said] = tmp_path.glob("*-train.err")
     assert f"using {THIRD} in place of {OTHER}" in said.read_text()
@@ -74,7 +74,7 @@ def test_a_run_whose_head_lost_its_power_is_interrupted_until_somebody_attaches(
 
 @contextmanager
 def sums(cluster: Cluster) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
-    """A script that adds numbers over three hosts; yields its run's id and the command."""
+    """Start a script that adds numbers on three hosts; yield the run's id and the command."""
     restarts = ("--max-restarts", "55", "--hang-seconds", "10")
     options = ("--ranks-per-host", "1", *restarts, "--json")
     process = cluster.control.start("run", *options, "--", str(SCRIPTS / "sums.py"))
@@ -85,13 +85,13 @@ def sums(cluster: Cluster) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
         yield runs[0]["run"], process
     finally:
         if process.poll() is None:
-            process.send_signal(signal.SIGINT)  # ends the run too
+            process.send_signal(signal.SIGINT)  # this also ends the run
         process.communicate(timeout=HANG_SECONDS)
     no_rank_is_left(cluster)
 
 
 def test_a_changed_host_key_ends_a_restart_at_once_and_is_named(cluster: Cluster) -> None:
-    """Connections from before the change stay open, so only a new one shows it."""
+    """Only a new connection detects the change, because older connections stay open."""
     control = cluster.control
     with sums(cluster) as (run, process):
         with control.changed({OTHER: (ROTATE_KEYS, RESTORE_KEYS)}):
@@ -103,7 +103,7 @@ def test_a_changed_host_key_ends_a_restart_at_once_and_is_named(cluster: Cluster
         cause = f"{OTHER} ({ADDRESS[OTHER]}): ssh from the head fails (host key changed)"
         assert cause in json.loads(out)["error"]
         assert "ftcluster setup" in err
-        assert seconds < 100  # other failures are waited for, for 120 s
+        assert seconds < 100  # a restart waits 120 s for hosts with other failures
         [row] = (r for r in json.loads(control.run("ps", "--json").stdout) if r["run"] == run)
         assert row["why"].startswith(cause)
         assert cause in control.shell(HEAD, "journalctl --quiet --output cat -t ftcluster")
@@ -144,7 +144,7 @@ def test_ranks_that_hang_on_hosts_that_reach_each_other_are_blamed(cluster: Clus
     options = ("--ranks-per-host", "1", "--hang-seconds", "10")
     hangs = (*options, "--", str(SCRIPTS / "hangs.py"))
     done = cluster.control.run("run", "--json", *hangs)
-    assert done.returncode == 143, done.stderr  # of mpirun, whose ranks get SIGTERM
+    assert done.returncode == 143, done.stderr  # the exit code of mpirun, whose ranks get SIGTERM
     error = json.loads(done.stdout)["error"]
     assert f"rank 1 on {OTHER}: hung in script" in error
     assert "all hosts reach each other" in error

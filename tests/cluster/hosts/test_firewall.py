@@ -1,4 +1,4 @@
-"""Ports that verify opens are closed to others, and a host that is open is found."""
+"""Ports that verify opens are closed to others, and verify finds a host with open ports."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 def test_a_host_that_lets_the_control_node_in_is_refused_where_the_firewall_is_required(
     cluster: Cluster,
 ) -> None:
-    """tests/unit/health/test_verify.py shows that it is a warning elsewhere."""
+    """A unit test of verify checks the warning for other clusters."""
     control = cluster.control
     verify = ("setup", cluster.inventory, "--tags", "verify", "-e", "ftcluster_firewall=required")
     load = "systemctl reload ftcluster-firewall"
@@ -35,7 +35,7 @@ def test_a_host_that_lets_the_control_node_in_is_refused_where_the_firewall_is_r
 def test_a_run_says_where_the_rules_are_gone_and_is_refused_where_they_must_be_there(
     cluster: Cluster,
 ) -> None:
-    """A run with all rules is in test_runs.py."""
+    """Report missing rules; refuse the run if rules are required."""
     control = cluster.control
     run = ("run", *TWO, "--", str(SCRIPTS / "sum.py"))
     required = ("run", *TWO, "-e", "ftcluster_firewall=required", *run[-2:])

@@ -36,7 +36,7 @@ import torch.distributed.checkpoint  # of the run's stack, wherever the link lea
 dist.all_reduce(torch.ones(1))
 print(torch.distributed.checkpoint.__file__, flush=True)
 """
-# another stack that was set up before, as far as a rollback looks
+# for a rollback, this copy is another stack that was set up earlier
 PREVIOUS = "mkdir -p {0} && touch {0}/.complete && ln -sfn {0} /opt/ftcluster/previous"
 LISTENING = """\
 tables = (open(f"/proc/net/{name}").readlines()[1:] for name in ("tcp", "tcp6"))
@@ -99,7 +99,7 @@ def live(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def test_other_local_users_do_not_get_at_the_rendezvous(live: Live) -> None:
     ports = json.loads(live.on(HEAD, f"python3 -c {shlex.quote(LISTENING)}"))
     ours = [port for port in ports if 29550 <= port <= 29799]
-    assert len(ours) >= 2, ports  # torch's store, and mpirun's
+    assert len(ours) >= 2, ports  # the store of torch, and mpirun
     near = [f"{address}:{port}" for address in ("127.0.0.1", ADDRESS[HEAD]) for port in ours]
     far = [f"{ADDRESS[HEAD]}:{port}" for port in ours]
     for name in (HEAD, OTHER):
@@ -111,9 +111,9 @@ def test_other_local_users_do_not_get_at_the_rendezvous(live: Live) -> None:
             said = live.cluster.control.bed.exec_(host, *argv, check=True).stdout.splitlines()
             if user == "nobody":
                 assert said == [f"{place} {answer}" for place in places], host
-            else:  # mpirun listens only until the ranks are there
+            else:  # mpirun listens only until the ranks have started
                 assert any(line.endswith(answer) for line in said), (host, said)
-    # what others have at other ports is theirs, torch's own among them
+    # other ports belong to other programs, for example torch's own ports
     live.on(HEAD, "runuser -u nobody -- python3 -c 'import socket; "
             's = socket.create_server(("", 29500)); '
             "socket.create_connection((\"127.0.0.1\", 29500))'")  # fmt: skip
@@ -137,7 +137,7 @@ def test_a_run_keeps_its_stack_until_it_has_ended(live: Live, tmp_path: Path) ->
     assert control.snapshots() == before
     for name in (HEAD, OTHER):
         assert live.on(name, "ls -A /opt/ftcluster").count(".setup") == 0
-    # a rollback moves the link alone
+    # a rollback only moves the link
     previous = "/opt/ftcluster/stacks/native-0"
     for name in NAMES:
         live.on(name, PREVIOUS.format(previous))

@@ -1,4 +1,4 @@
-"""A model whose whole optimizer fits no host."""
+"""A model whose whole optimizer state does not fit into any host's memory."""
 
 import json
 import random
@@ -9,7 +9,8 @@ import pytest
 from tests.cluster.cluster import Cluster, no_rank_is_left
 from tests.cluster.control import HEAD, NAMES
 
-MEMORY = 3_050_000_000  # of a host; a rank of GPT-2 needs 2.9 GB, or 2.2 of three with shards
+# bytes per host; a rank of GPT-2 needs 2.9 GB alone, or 2.2 GB as one of three with shards
+MEMORY = 3_050_000_000
 GPT2 = (
     "gpt2", "tokenizer=null", "block_size=64", "batch_size=3", "training.eval_strategy=no",
     "config_overrides={vocab_size: 50257}", "training.gradient_accumulation_steps=1",

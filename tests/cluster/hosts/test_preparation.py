@@ -12,11 +12,11 @@ from tests.cluster.control import HEAD, OTHER
 from tests.faults.observe import HOST, Process, oom_kill
 from tests.programs import wait_for
 
-ROWS = "data=generated:train=160,validation=40,seed=97"  # no other test has prepared them
+ROWS = "data=generated:train=160,validation=40,seed=97"  # no other test has prepared these rows
 
 
 def begin(cluster: Cluster, name: str) -> "subprocess.Popen[str]":
-    """Start a training with this name, and return while its model and data are prepared."""
+    """Start a training with this name; return while its model and data are being prepared."""
     words = (ROWS, "training.max_steps=2", "--name", name)
     process = cluster.control.start("train", "quickstart", *TWO, *words)
     assert process.stderr is not None

@@ -1,4 +1,4 @@
-"""An orderly reboot of a host with a training; `python -m tests.faults` has it in long ones."""
+"""An orderly reboot of a host during a training; `python -m tests.faults` tests long trainings."""
 
 import json
 from typing import Any
@@ -43,7 +43,8 @@ def test_a_run_whose_head_is_rebooted_is_stopped_and_resumed_by_hand(cluster: Cl
     no_rank_is_left(cluster)
     assert events(run, "restart") == []
     saved = events(run, "checkpoint")[-1]["step"]
-    assert saved >= row["step"] > 0  # the step of the last log; nothing is lost
+    # the checkpoint is not older than the last logged step, so nothing is lost
+    assert saved >= row["step"] > 0
 
     resumed = started("--resume", run)
     try:

@@ -1,4 +1,4 @@
-"""Training and users' scripts over several hosts, and how they end."""
+"""Trainings and users' scripts on several hosts, and the ways in which they end."""
 
 import json
 import re
@@ -48,7 +48,7 @@ def test_two_hosts_learn_from_the_users_own_data(cluster: Cluster, tmp_path: Pat
 
 
 def test_a_users_script_runs_on_every_host_with_what_is_beside_it(cluster: Cluster) -> None:
-    """The firewall's rules are there; what exit codes become is in ../test_run.py."""
+    """Copy the script's folder and keep the firewall's rules; ../test_run.py tests exit codes."""
     control = cluster.control
     required = ("-e", "ftcluster_firewall=required")
     done = control.run("run", *required, "--ranks-per-host", "1", "--", str(SCRIPTS / "sum.py"))
@@ -63,8 +63,8 @@ def test_a_users_script_runs_on_every_host_with_what_is_beside_it(cluster: Clust
 
 
 PLANTED = "/var/lib/ftcluster/stacks/planted"
-# imported by each Python of the system that runs as the account, as Ansible's modules do: who asks
-# for the stack gets another answer
+# Each Python of the system that runs as the account imports this module, also for Ansible's
+# modules. It gives a wrong answer to a question about the stack.
 ANSWER = """
 import os, pathlib
 resolve = pathlib.Path.resolve
@@ -98,25 +98,26 @@ def test_root_executes_no_stack_that_the_account_answers(cluster: Cluster) -> No
     finally:
         control.shell(HEAD, "rm -rf /var/lib/ftcluster/.local /var/lib/ftcluster/stacks")
         control.shell(HEAD, "rm -f /tmp/executed-by /tmp/answered-by")
-    assert answered == "ftcluster\n"  # or nothing was tried
+    # otherwise the module was not imported and the test proves nothing
+    assert answered == "ftcluster\n"
     assert "root" not in executed.split()
     no_rank_is_left(cluster)
 
 
 def start_waiting(cluster: Cluster) -> "subprocess.Popen[str]":
-    """Start a script whose ranks wait; returns when the first one does."""
+    """Start a script whose ranks wait; return when the first rank waits."""
     words = ("--ranks-per-host", "1", "--", str(SCRIPTS / "ends.py"), "0", "9")
     process = cluster.control.start("run", "--json", *words)
     assert process.stderr is not None
     for line in process.stderr:
         if "rank 0 is here" in line:
-            time.sleep(1)  # so are the others
+            time.sleep(1)  # the other ranks wait soon after
             return process
     raise AssertionError(f"ended with {process.wait()}")
 
 
 def logged(cluster: Cluster, programs: tuple[str, ...], words: str, since: str) -> int:
-    """Return the number of journal lines on the head that contain some words."""
+    """Return the number of lines in the head's journal that contain a text."""
     of = " ".join(f"-t {program}" for program in programs)
     journal = f"journalctl --quiet --output cat {of} --since @{since}"
     return int(cluster.control.shell(HEAD, f"{journal} | grep -c {words} || true"))
@@ -138,7 +139,7 @@ def test_following_costs_few_commands_and_ctrl_c_ends_a_script_on_all_hosts(
     no_rank_is_left(cluster)
     assert all(logged(cluster, *one, "0") for one in (logins, commands)), "they are logged"
     assert found[0] == 0
-    assert found[1] <= FOLLOWED_SECONDS / 5  # each waits for 20 s, or for something new
+    assert found[1] <= FOLLOWED_SECONDS / 5  # each command waits up to 20 s for new text
 
 
 def test_a_killed_rank_ends_a_script_on_all_hosts(cluster: Cluster) -> None:
@@ -167,7 +168,7 @@ def test_a_host_that_is_lost_ends_the_script_and_is_named(cluster: Cluster) -> N
 
 
 def test_a_changed_host_key_is_refused_by_name(cluster: Cluster) -> None:
-    """The operator has accepted the new key; the mesh has the old one."""
+    """The operator has accepted the new key, while the mesh still has the old key."""
     control = cluster.control
     key = "/etc/ssh/ssh_host_ed25519_key"
     change = (f"cp -a {key} {key}.pub /root; rm {key}*; ssh-keygen -q -t ed25519 -N '' -f {key}; "

@@ -1,7 +1,7 @@
-"""A secret in every door of a script's run and of a training, and who can read what is left of it.
+"""Secrets passed in every possible way to a script and a training, and who can read their traces.
 
-Other users are `nobody` on the hosts. All processes of all hosts are those of this machine as well,
-so one look at its /proc sees what any user of any of them could.
+The other user is `nobody` on the hosts. All processes of the hosts are also processes of this
+machine, so its /proc shows everything that any user of the hosts could see.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from tests.programs import HANG_SECONDS, ROOT
 
 HUB = ROOT / "tests/cluster/scripts/hub.py"
 HUB_PORT = 8080
-# Where a run could leave something on a host. Not the stacks, which setup has made.
+# Folders of a host in which a run could leave files, except the stacks, which setup installs.
 PLACES = "/opt/ftcluster/*/ /tmp /var /home /root /run /dev/shm /etc"
 STACKS = "--exclude-dir=stacks --exclude-dir=current --exclude-dir=dpkg --exclude-dir=apt"
 TELL = """\
@@ -44,7 +44,7 @@ print(
 )
 time.sleep(5)
 """
-# watches the packets between the hosts; prints only which of these words it has seen
+# watches the packets between the hosts; prints only the words that it has seen
 SNIFF = """\
 import select, socket, sys
 wanted = [word.encode() for word in sys.stdin.readline().split()]
@@ -60,7 +60,7 @@ print(*(word.decode() for word in found))
 """
 
 
-# what is changed on the hosts for the test
+# commands that change the hosts for the test
 CHANGED = "etc/shadow etc/sudoers.d/ops etc/environment"
 KEEP = f"tar -C / -cpf /root/before.tar {CHANGED}"
 PUT_BACK = "tar -C / -xpf /root/before.tar; rm /root/before.tar"
@@ -72,7 +72,7 @@ def sha256(text: str) -> str:
 
 @dataclass(frozen=True)
 class Secrets:
-    """One for each door."""
+    """A secret for each way to pass secrets."""
 
     hub: str = field(default_factory=lambda: f"hf_{secrets.token_hex(12)}")
     argument: str = field(default_factory=lambda: f"argument{secrets.token_hex(12)}")
@@ -88,11 +88,11 @@ class Secrets:
 
 
 class Processes(threading.Thread):
-    """Looks at the arguments of all processes, again and again.
+    """A watcher of the arguments of all processes.
 
     Attributes:
-        telling: doors behind which a secret was found.
-        seen: the programs and modules that ran, for what was looked at is only shown by them.
+        telling: ways to pass secrets whose secret was found.
+        seen: the programs and modules that ran, which prove what was observed.
         open_folders: folders of ftcluster in memory that others could enter.
     """
 
@@ -134,7 +134,7 @@ class Processes(threading.Thread):
 
 @dataclass(frozen=True)
 class Left:
-    """The remains of two runs, and everything that was seen of them."""
+    """The remains of two runs, and all observations during the runs."""
 
     cluster: Cluster
     planted: Secrets
@@ -156,12 +156,12 @@ def as_nobody(cluster: Cluster, host: str, command: str) -> str:
 
 @pytest.fixture(scope="module")
 def planted(cluster: Cluster) -> Iterator[Secrets]:
-    """Secrets in the hosts and in the inventory, which are as they were afterwards."""
+    """Put secrets into the hosts and the inventory; restore both afterwards."""
     planted = Secrets()
     inventory = Path(cluster.inventory)
     before = inventory.read_text()
     inventory.write_text(f"{before}\n[all:vars]\nsite_password={planted.inventory}\n")
-    for name in NAMES:  # sudo asks for a password from now on
+    for name in NAMES:  # sudo asks for a password from here on
         as_root(cluster, name, f"{KEEP}; echo ops:{planted.become} | chpasswd; "
                 "sed -i s/NOPASSWD:// /etc/sudoers.d/ops")  # fmt: skip
     as_root(cluster, HEAD, f"echo MLFLOW_TRACKING_TOKEN={planted.head} >> /etc/environment; "
@@ -231,7 +231,7 @@ def listener(argv: list[str], first: str = "") -> "subprocess.Popen[str]":
 def run_script(
     cluster: Cluster, planted: Secrets, folder: Path, environment: dict[str, str]
 ) -> tuple[str, dict[str, str]]:
-    """With the password typed; returns what was said, and what `nobody` could read meanwhile."""
+    """Run a script and type the password; return the output and what `nobody` could read."""
     control = cluster.control
     words = ["run", "--hf-token", "-K", "--ranks-per-host", "1", "--", "tell.py", planted.argument]
     argv = control.bed.run_argv([str(ROOT / ".venv/bin/ftcluster"), *words])
@@ -276,7 +276,7 @@ def test_no_secret_is_an_argument_of_a_process(left: Left) -> None:
     processes = left.processes
     assert processes.seen == set(processes.MARKS), "else little was looked at"
     own = {text: doors for text, doors in processes.telling.items() if "tell.py" in text}
-    # of the command that the user typed, and of the user's program
+    # processes of the command that the user typed, and of the user's program
     assert {" ".join(sorted(doors)) for doors in own.values()} == {"argument"}
     assert all(
         re.search(r"bin/ftcluster run |^/opt/ftcluster/\S+/python tell\.py ", text) for text in own
@@ -286,7 +286,7 @@ def test_no_secret_is_an_argument_of_a_process(left: Left) -> None:
 
 
 def test_no_secret_is_sent_unencrypted_between_the_hosts(left: Left) -> None:
-    assert left.on_the_wire == {"I_MPI_PIN"}  # the environment that mpirun does send
+    assert left.on_the_wire == {"I_MPI_PIN"}  # the environment that mpirun really sends
 
 
 def test_no_secret_is_shown(left: Left) -> None:
@@ -306,7 +306,7 @@ def test_hosts_keep_of_the_secrets_what_they_need_and_only_for_the_account(left:
         opened = f"cat {' '.join(map(shlex.quote, kept))} | wc -c"
         assert as_nobody(cluster, name, f"{opened} 2>/dev/null").strip() == "0"
         readable = "find /opt/ftcluster -path '*/stacks' -prune -o -type f -readable -print"
-        # what all control nodes share: drained hosts, measurements, tunings
+        # the record that all control nodes share: drained hosts, measurements, tunings
         record = "/opt/ftcluster/cluster.json\n" if name == HEAD else ""
         assert as_nobody(cluster, name, f"{readable} 2>/dev/null") == record
         journal = as_root(cluster, name, "journalctl --no-pager --all")

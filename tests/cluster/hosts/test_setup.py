@@ -1,4 +1,4 @@
-"""Setup again: nothing changes, and one host alone."""
+"""A second setup, which changes nothing, and a setup of one host."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,8 @@ from tests.cluster.cluster import FEW_PAIRS, TWO, Cluster
 from tests.cluster.control import HEAD, NAMES, OTHER
 from tests.programs import ROOT
 
-# a host that does not know its own name, so that sudo warns; login scripts that print, one without
-# a line end; sudo's lecture
+# a host that cannot resolve its own name, so that sudo warns; login scripts that print, one without
+# a line end; and sudo's lecture
 TALKS = r"""
 cp -a /etc/hosts /root/hosts && sed -i "/$(hostname)/d" /etc/hosts
 cp -a /home/ops/.bashrc /root/bashrc
@@ -24,7 +24,7 @@ mv /root/hosts /etc/hosts
 mv /root/bashrc /home/ops/.bashrc
 rm /etc/profile.d/talks.sh /etc/sudoers.d/talks
 """
-# a user with the operator's key, whom sudo gives only the account that trains
+# a user with the operator's key who may use sudo only to become the training account
 OPERATOR = """
 useradd -m -s /bin/bash ml && cp -r /home/ops/.ssh /home/ml/ && chown -R ml: /home/ml/.ssh
 echo 'ml ALL=(ftcluster) NOPASSWD: ALL' > /etc/sudoers.d/ml
@@ -39,7 +39,7 @@ OTHERS_ROLES = ("account", "firewall", "os_package", "preflight", "ssh_mesh", "t
 
 
 def nonsense() -> dict[str, Any]:
-    """Every public variable of the roles that setup gives its own values, as another role's."""
+    """Set the public variables that setup overrides to nonsense, as if for another role."""
     found: dict[str, Any] = {}
     for role in OTHERS_ROLES:
         text = (ROOT / f"roles/{role}/meta/argument_specs.yml").read_text(encoding="utf-8")
@@ -61,7 +61,7 @@ def test_hosts_that_talk_and_variables_of_other_roles_change_nothing(cluster: Cl
             warned = control.bed.ssh(HEAD, "sudo id -u")
             assert "unable to resolve host" in warned.stderr, "sudo does not warn here"
             assert warned.stdout.startswith("0\nnft none\nmore"), "no login script talks"
-            done = control.run("setup", "--json")  # with the inventory of the first setup
+            done = control.run("setup", "--json")  # uses the inventory of the first setup
     finally:
         (folder / "all.yml").unlink()
         folder.rmdir()
@@ -93,7 +93,7 @@ def test_setup_and_rollback_do_nothing_that_was_not_asked(cluster: Cluster) -> N
 def test_a_python_that_the_account_could_change_is_named_before_anything_is_changed(
     cluster: Cluster,
 ) -> None:
-    """The hosts' stack is made from one that was brought; here it is another one."""
+    """Name a Python that the account could change, instead of the safe one."""
     control = cluster.control
     make = f"""
     mkdir -p {PLANTED}/bin {PLANTED}/lib/python3.11
@@ -125,7 +125,7 @@ def test_an_operator_without_root_trains_as_the_account(cluster: Cluster, tmp_pa
     assert trained.returncode == 0, trained.stderr
     found = json.loads(trained.stdout)
     assert found["state"] == "done"
-    # what another control node has drained is left out here, too
+    # hosts that another control node has drained are skipped here too
     assert (drained.returncode, returned.returncode) == (0, 0), drained.stderr + returned.stderr
     runs = {name: control.shell(name, "ls /opt/ftcluster/runs") for name in NAMES}
     assert [found["run"] in runs[name] for name in NAMES] == [True, False, True]
@@ -134,7 +134,7 @@ def test_an_operator_without_root_trains_as_the_account(cluster: Cluster, tmp_pa
 
 def test_limit_touches_one_host_and_forgets_none(cluster: Cluster) -> None:
     control = cluster.control
-    stages = ("--tags", "preflight,verify")  # the last of which starts a rank on the head as well
+    stages = ("--tags", "preflight,verify")  # the last stage also starts a rank on the head
     limited = control.run("setup", cluster.inventory, "--limit", OTHER, *stages, "--json")
     assert limited.returncode == 0, limited.stderr
     assert json.loads(limited.stdout)["hosts"][OTHER]["changed"] == 0

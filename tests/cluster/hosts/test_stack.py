@@ -1,4 +1,4 @@
-"""The stack on the hosts: what is installed, from where, and the way to another one and back."""
+"""The stack on the hosts: its packages and their origin, another stack, and the rollback."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.cluster.control import ADDRESS, HEAD, NAMES, OTHER, SECONDS, Complete
 from tests.programs import ROOT
 
 PAIR = (HEAD, OTHER)
-STAGES = ("--tags", "preflight,stack,verify")  # the others know of three hosts
+STAGES = ("--tags", "preflight,stack,verify")  # the other stages know of three hosts
 
 
 def test_the_programs_of_others_agree_about_the_stack(cluster: Cluster) -> None:
@@ -58,7 +58,7 @@ def test_a_wheel_with_another_hash_than_the_locks_is_named(
 
 
 def own_stacks(folder: Path) -> Path:
-    """The stacks of the role, with another lock of the default one."""
+    """Write a folder with the role's stacks and another lock for the default stack."""
     copy = folder / "stacks"
     shutil.copytree(ROOT / "roles/torch_stack/files", copy)
     with (copy / "native.txt").open("a") as lock:
@@ -66,7 +66,7 @@ def own_stacks(folder: Path) -> Path:
     return copy
 
 
-# `ftcluster bundle`, of the stacks in a folder instead of those that are installed.
+# `ftcluster bundle` for the stacks in a folder instead of the installed stacks
 BUNDLE = """
 import sys
 from pathlib import Path
@@ -79,7 +79,7 @@ sys.exit(main.main())
 
 
 def write_bundle(cluster: Cluster, folder: Path) -> tuple[str, str]:
-    """A collection with another stack in `folder`; returns its bundle, and a damaged one."""
+    """Write a collection with another stack in `folder`; return its bundle and a damaged bundle."""
     files = folder / "roles/torch_stack/files"
     files.parent.mkdir(parents=True)
     own_stacks(folder).rename(files)
@@ -96,15 +96,17 @@ def write_bundle(cluster: Cluster, folder: Path) -> tuple[str, str]:
 def test_another_stack_from_a_bundle_becomes_current_on_all_hosts_or_on_none(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Hosts without a way out, a control node that is killed, a host that loses its power.
+    """Install a bundle although a control node is killed and a host loses power.
 
-    Two of the hosts, as a cluster of their own, because each one costs an installation.
+    The hosts have no access to other networks. Two of the hosts form a separate cluster, because
+    each host costs an installation.
     """
     control, bed = cluster.control, cluster.control.bed
     pair = control.inventory("pair.ini", PAIR)
     bundle, damaged = write_bundle(cluster, tmp_path)
     newer = (pair, "-e", f"torch_stack_folder={tmp_path}/roles/torch_stack/files")
-    apart = {"XDG_STATE_HOME": str(tmp_path / "state")}  # the others remember three hosts
+    # the other state folder remembers three hosts
+    apart = {"XDG_STATE_HOME": str(tmp_path / "state")}
     nowhere = {
         "PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_FIND_LINKS": "", "PIP_RETRIES": "0",
         "PIP_CONFIG_FILE": os.devnull, "XDG_CACHE_HOME": str(tmp_path / "cache"),
@@ -146,8 +148,8 @@ def test_another_stack_from_a_bundle_becomes_current_on_all_hosts_or_on_none(
         assert f"{damaged} is damaged" in refused.stderr
         assert "nothing was changed" in refused.stderr
 
-        killed = start_stack("--limit", HEAD)  # what runs on a host may end later
-        time.sleep(3)  # in the middle of the wheels
+        killed = start_stack("--limit", HEAD)  # processes on a host may end later
+        time.sleep(3)  # while the wheels are being sent
         killed.kill()
         killed.communicate()
         failing = start_stack()
@@ -156,7 +158,7 @@ def test_another_stack_from_a_bundle_becomes_current_on_all_hosts_or_on_none(
             _, said = failing.communicate(timeout=SECONDS)
         finally:
             bed.boot(OTHER)
-            close(OTHER)  # its cable is a new one
+            close(OTHER)  # the restarted host has a new virtual cable
         assert failing.returncode == 1, said
         assert re.search(rf"^  {OTHER}: .*ssh", said, re.MULTILINE), said
         assert f"stays in use on every host, because {OTHER} failed" in said

@@ -1,4 +1,4 @@
-"""Bare again: the last that happens to the cluster of the other tests."""
+"""Teardown of the cluster that the other tests of this folder use; it runs last."""
 
 from tests.cluster.cluster import Cluster
 

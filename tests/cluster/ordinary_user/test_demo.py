@@ -1,4 +1,4 @@
-"""The main job as a user without root and without sudo, from a checkout of the user's own."""
+"""The demo as a user without root and sudo, from the user's own checkout."""
 
 import json
 import os
@@ -20,13 +20,13 @@ NAME = f"ftcluster-{os.getpid()}"
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """The home of a new user with a checkout in it; pytest's own folders are closed to others."""
+    """Yield the home of a new user with a checkout; pytest's own folders are private."""
     folder = Path("/var/tmp") / NAME
     checkout = folder / "ftcluster"
     subprocess.run(["useradd", "--no-create-home", "--home-dir", str(folder), NAME], check=True)
     try:
         export(checkout)
-        if WHEELS.exists():  # else other tests have not downloaded them yet
+        if WHEELS.exists():  # without these wheels, other tests have not downloaded them yet
             shutil.copytree(WHEELS, folder / ".cache/ftcluster")
         for path in [folder, *folder.rglob("*")]:
             shutil.chown(path, NAME, NAME)
@@ -45,8 +45,8 @@ def test_the_first_command_as_an_ordinary_user(home: Path) -> None:
         user=NAME,
         group=NAME,
         extra_groups=[],
-        # the system's Python: root's own may be closed to others. 0 is for pip no bytecode of
-        # packages, of which few modules are imported
+        # use the system's Python, because root's own Python may be closed to others. 0 stops pip
+        # from compiling packages, of which few modules are imported
         env={**environment, "HOME": str(home), "PATH": "/usr/bin:/bin", "PIP_NO_COMPILE": "0"},
         cwd=home / "ftcluster",
         capture_output=True,

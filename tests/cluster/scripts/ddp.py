@@ -1,4 +1,4 @@
-"""A plain DDP script: env://, no word of any cluster."""
+"""A plain DDP script with env:// that knows nothing of any cluster."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Ends as its arguments say: `WHAT RANK`; the other ranks wait, as they would in a collective."""
+"""A script that ends one rank as its arguments say while other ranks wait in a collective."""
 
 import os
 import signal

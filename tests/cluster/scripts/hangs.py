@@ -1,4 +1,4 @@
-"""Rank 1 hangs; rank 0 waits for it in a collective."""
+"""A script whose rank 1 hangs while rank 0 waits for it in a collective."""
 
 import os
 import time

@@ -26,7 +26,7 @@ FILES = {
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Answers as the Hub does, as far as snapshot_download asks."""
+    """A server that answers as much of the Hub's protocol as snapshot_download needs."""
 
     def do_GET(self) -> None:
         self.answer()
@@ -56,7 +56,7 @@ class Hub(BaseHTTPRequestHandler):
             self.say(404, "none", {"X-Error-Code": "EntryNotFound"})
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
     def say(self, code: int, text: str, headers: dict[str, str] | None = None) -> None:
         body = text.encode()

@@ -1,4 +1,4 @@
-"""Adds a number of each rank, with a module beside it."""
+"""A script that adds a number of each rank and imports a module from its own folder."""
 
 import os
 import socket

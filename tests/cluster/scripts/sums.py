@@ -1,4 +1,4 @@
-"""Adds numbers of all ranks without end."""
+"""A script that adds the ranks' numbers in an endless loop."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Says what is hard to take apart: parts of lines, progress bars, labels of its own, no end."""
+"""A script whose output is hard to parse: partial lines, progress bars, own labels, no line end."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A model from a configuration, without any hub."""
+"""A model that is made from a configuration, without the Hub."""
 
 from transformers import BertConfig, BertForSequenceClassification
 

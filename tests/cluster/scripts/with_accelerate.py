@@ -1,4 +1,4 @@
-"""An Accelerate script as its documentation has it; the folder's own module makes the model."""
+"""A script as in Accelerate's documentation; a module in its folder makes the model."""
 
 from pathlib import Path
 

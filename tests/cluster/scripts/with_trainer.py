@@ -1,4 +1,4 @@
-"""A Trainer script with the command line of TrainingArguments, as transformers' examples are."""
+"""A Trainer script with the command line of TrainingArguments, like transformers' examples."""
 
 import torch
 from tiny import tiny_model

@@ -1,8 +1,8 @@
-"""Hosts with Slurm: the first has slurmctld, all have slurmd, and all see one folder.
+"""Hosts with Slurm: the first host runs slurmctld, all hosts run slurmd and see one shared folder.
 
-The packages are Debian's; what a site configures is here. Hosts of the testbed have no cgroup
-controllers of their own, so that Slurm cannot confine a job to its CPUs: each slurmd has one of
-this machine's two cores, and each host says that it has one.
+The packages come from Debian; this module contains the configuration of the site. Hosts of the
+testbed have no cgroup controllers, so Slurm cannot confine a job to its CPUs. Therefore each slurmd
+runs on one of this machine's two cores, and each host is configured with one core.
 """
 
 import shutil
@@ -56,23 +56,23 @@ Completed = subprocess.CompletedProcess[str]
 
 @dataclass(frozen=True)
 class SlurmCluster:
-    """The hosts, and the folder that they share."""
+    """The hosts, and their shared folder."""
 
     bed: Testbed
     shared: Path
 
     def shell(self, host: str, command: str) -> str:
-        """The output of a shell command as root, which has to succeed."""
+        """Return the output of a shell command that runs as root and must succeed."""
         return self.bed.exec_(host, "sh", "-c", command, check=True, timeout=600).stdout
 
     def as_user(self, command: str, host: str = NODES[0], seconds: float = 1200) -> Completed:
-        """A shell command of Slurm's user, in the shared folder."""
+        """Return the output of a shell command that runs as Slurm's user in the shared folder."""
         argv = ("runuser", "-u", USER, "--", "env", f"HOME={self.shared}", f"USER={USER}")
         text = f"cd {self.shared} && {command}"
         return self.bed.exec_(host, *argv, "bash", "-c", text, timeout=seconds)
 
     def install(self, checkout: Path, pip: Path, commands: str) -> None:
-        """Have the user install ftcluster, whose wheel is made here."""
+        """Install ftcluster as the user, from a wheel that is built here."""
         wheel = (pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir")
         subprocess.run([*wheel, self.shared, checkout], check=True)
         shutil.copy(checkout / "requirements/control.txt", self.shared)
@@ -82,18 +82,18 @@ class SlurmCluster:
         assert done.returncode == 0, done.stderr
 
     def processes(self, host: str) -> list[str]:
-        """The user's processes on a host."""
+        """Return the user's processes on a host."""
         argv = ("ps", "--no-headers", "-u", USER, "-o", "args")
         return self.bed.exec_(host, *argv, timeout=60).stdout.splitlines()
 
     def state(self, job: str) -> str:
-        """The state of a job, such as RUNNING."""
+        """Return the state of a job, such as RUNNING."""
         return self.as_user(f"squeue -h -t all -j {job} -o %T").stdout.strip()
 
 
 @contextmanager
 def slurm_cluster(shared: Path) -> Iterator[SlurmCluster]:
-    """Start Slurm on hosts, which are removed afterwards."""
+    """Start Slurm on hosts, and remove the hosts afterwards."""
     wanted = Settings.from_environment()
     settings = replace(wanted, extra=PACKAGES, shared=(str(shared),))
     with Testbed(settings) as bed:
@@ -105,7 +105,7 @@ def slurm_cluster(shared: Path) -> Iterator[SlurmCluster]:
 
 
 def start(cluster: SlurmCluster) -> None:
-    """Configure and start Slurm on hosts that are up; returns when all nodes are idle."""
+    """Configure and start Slurm on running hosts; return when all nodes are idle."""
     shared = cluster.shared
     (shared / "slurm.conf").write_text(CONFIGURATION)
     cluster.shell(NODES[0], f"cp /etc/munge/munge.key {shared} && chmod 600 {shared}/munge.key")

@@ -1,4 +1,4 @@
-"""Trainings in jobs of Slurm: ftcluster and its stack are in a folder that all nodes see."""
+"""Trainings in Slurm jobs, with ftcluster and its stack in a folder that all nodes see."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from tests.programs import CONTROL, ROOT, wait_for
 
 pytestmark = pytest.mark.long
 
-PATH = "export PATH=$PWD/cli/bin:$PATH"  # sbatch passes it on to the job
+PATH = "export PATH=$PWD/cli/bin:$PATH"  # sbatch passes PATH on to the job
 INSTALL = """
 set -e
 python3 -m venv cli
@@ -23,8 +23,8 @@ cli/bin/pip install --quiet --require-hashes -r control.txt
 cli/bin/pip install --quiet --no-deps ftcluster-*.whl
 cli/bin/ftcluster setup localhost -e ftcluster_root=false -e ftcluster_prefix=$PWD/ft
 """
-SECONDS = 900  # before a wait fails, also on a machine with much else to do
-# a node has one core. Long enough to be stopped in the middle, if it is not short
+SECONDS = 900  # limit of a wait, also on a busy machine
+# a node has one core; unless `short`, the training is long enough to be stopped in the middle
 SHORT = ("ranks_per_host=1", "batch_size=8", "data=generated:train=160,validation=40,seed=1")
 LONG = (*SHORT[:2], "data=generated:train=800,validation=40,seed=1", "training.logging_steps=1")
 
@@ -42,7 +42,7 @@ def slurm() -> Iterator[SlurmCluster]:
 
 
 def submit(slurm: SlurmCluster, *words: str) -> str:
-    """Submit a script of `ftcluster export`; the id of the job."""
+    """Submit a script that `ftcluster export` wrote, and return the id of the job."""
     export = ("ftcluster", "export", "slurm", *words, "-o", "job.sh")
     done = slurm.as_user(f"{PATH} && {' '.join(export)} && sbatch --parsable job.sh")
     assert done.returncode == 0, done.stderr
@@ -55,7 +55,7 @@ def wait(slurm: SlurmCluster, job: str, *states: str) -> None:
 
 
 def runs(slurm: SlurmCluster, job: str) -> list[tuple[Path, list[dict[str, Any]]]]:
-    """The runs of a job, the first one first, with their events."""
+    """Return the runs of a job from first to last, with their events."""
     of_job = []
     for events in sorted(slurm.shared.glob("ft/runs/*/events.jsonl"), key=lambda path: path.parent):
         launch = json.loads((events.parent / "launch.json").read_text())
@@ -77,7 +77,8 @@ def test_a_job_trains_on_its_nodes(slurm: SlurmCluster) -> None:
     job = submit(slurm, "quickstart", *SHORT, "--nodes", "2", "--time", "20")
     wait(slurm, job, "RUNNING")
     wait_for(lambda: runs(slurm, job), SECONDS)
-    listed = slurm.as_user("cli/bin/ftcluster ps --json", NODES[1])  # not where its supervisor is
+    # this host does not run the supervisor
+    listed = slurm.as_user("cli/bin/ftcluster ps --json", NODES[1])
     assert json.loads(listed.stdout)[0]["state"] == "running", listed.stderr
     wait(slurm, job, "COMPLETED", "FAILED")
     log = (slurm.shared / f"quickstart-{job}.log").read_text()
@@ -93,7 +94,8 @@ def test_a_job_trains_on_its_nodes(slurm: SlurmCluster) -> None:
 def test_a_job_that_is_signalled_is_requeued_and_continues(slurm: SlurmCluster) -> None:
     job = submit(slurm, "quickstart", *LONG, "--nodes", "2", "--time", "30")
     wait_for_step(slurm, job)
-    slurm.as_user(f"scancel --batch --signal=TERM {job}")  # as --signal does before the time limit
+    # the same as --signal sends before the time limit
+    slurm.as_user(f"scancel --batch --signal=TERM {job}")
     wait_for(lambda: len(runs(slurm, job)) == 2, SECONDS)
     wait(slurm, job, "COMPLETED", "FAILED")
     (first, before), (second, after) = runs(slurm, job)

@@ -1,8 +1,8 @@
-"""A folder as a server of NFS with root_squash gives it: `root_squash.py FOLDER MOUNTPOINT`.
+"""A file system that behaves like NFS with root_squash: `root_squash.py FOLDER MOUNTPOINT`.
 
-Runs on a host, with its own Python and Debian's python3-fusepy, where no kernel has NFS. As such a
-server does, it carries out each call with the caller's user and groups, root being nobody, and
-decides alone: root's rights on the host count for nothing.
+It runs on a host with the host's Python and Debian's python3-fusepy, because the hosts' kernel has
+no NFS. Like such a server, it executes each call with the caller's user and groups, and root
+becomes nobody. Root's rights on the host have no effect.
 """
 
 # ruff: noqa: ARG002, PTH104, PTH208, PTH211 - the methods' names and arguments are a file system's
@@ -30,7 +30,7 @@ def groups_of(uid, gid):
 
 
 class Squashed(Operations):
-    """The calls of the file system, on another folder."""
+    """A file system that forwards the calls to another folder."""
 
     def __init__(self, folder):
         self.folder = folder

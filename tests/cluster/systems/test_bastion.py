@@ -1,4 +1,4 @@
-"""Seven hosts behind one bastion, whose sshd has its defaults, as one cluster."""
+"""A cluster of seven hosts behind a bastion whose sshd has the default settings."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def test_a_cluster_behind_a_bastion(tmp_path: Path) -> None:
         assert "7 hosts ready" in done.stdout + done.stderr
         check = control.run("check")
         assert check.returncode == 0, check.stdout + check.stderr
-        # the head is not the bastion: hosts know nothing of it
+        # the head is not the bastion, because the hosts do not know the bastion
         assert "198.18.0.10" not in control.shell(BEHIND[0], "cat /opt/ftcluster/mesh/ssh_config")
         gone = control.run("teardown", inventory)
         assert gone.returncode == 0, gone.stderr

@@ -1,4 +1,4 @@
-"""Hosts and a control node that reach packages by a proxy alone, at a mirror with its own CA."""
+"""Hosts and a control node that reach packages only by a proxy at a mirror with its own CA."""
 
 import json
 import os
@@ -19,7 +19,7 @@ INSTALLED = "command -v nft; ls /usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the wheels of the default stack, from the tests' cache or into it."""
+    """Return the wheels of the default stack from the tests' cache; download missing wheels."""
     bundle = tmp_path_factory.mktemp("bundle") / "native.ftbundle"
     made = subprocess.run(
         [FTCLUSTER, "bundle", "--python", "3.11", "--glibc", "2.36", "-o", bundle],

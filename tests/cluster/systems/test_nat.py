@@ -1,4 +1,4 @@
-"""Two hosts behind one public address: the control node has other addresses and ports than they."""
+"""Two hosts behind one public address, which have other addresses than the control node sees."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ RULES = "table ip nat {{ chain output {{ type nat hook output priority -100; {fo
 
 @contextmanager
 def forwarded(bed: Testbed) -> Iterator[None]:
-    """Forward ports for the control node, as the router of a site does."""
+    """Forward ports to the hosts, as a site's router does."""
     forward = " ".join(
         FORWARD.format(public=PUBLIC, port=PORT[name], address=ADDRESS[name]) for name in PAIR
     )

@@ -1,8 +1,8 @@
-"""Hosts as a site has them: accounts of LDAP, homes of NFS, /tmp noexec, a locale that is Latin-1.
+"""A site with LDAP accounts, homes on NFS, a noexec /tmp and a Latin-1 locale.
 
-Login shells are csh. One has its sshd at another port, and a source of packages that is dead.
-
-Two Debian 12 hosts; the first has a real slapd, and both ask it by nslcd for names and accounts.
+Login shells are csh. One host has its sshd at another port, and a package source that does not
+respond. There are two Debian 12 hosts. The first host runs slapd, which both ask through nslcd for
+names and accounts.
 """
 
 import json
@@ -56,7 +56,7 @@ localedef -i de_DE -f ISO-8859-1 de_DE
 printf 'LANG=de_DE\\n' >> /etc/environment
 sed -i '/^LANG=C.UTF-8/d' /etc/environment
 """
-# the homes, as NFS with root_squash gives them
+# homes on a file system that behaves like NFS with root_squash
 HOMES = """
 set -e
 install -d /srv/homes
@@ -71,12 +71,12 @@ systemd-run --quiet --unit=homes python3 /root/root_squash.py /srv/homes /home/n
 until mountpoint -q /home/nfs; do sleep 0.1; done
 ! ls /home/nfs/jane.doe 2> /dev/null
 """
-# a port that only the operator's ssh knows, and keys in a folder of root's
+# a port that only the operator's ssh knows, and keys in a folder that belongs to root
 SSHD = """
 printf '%s\n' 'Port 2302' 'Match User trainer' 'AuthorizedKeysFile /etc/ssh/keys/%u' \
   > /etc/ssh/sshd_config.d/site.conf && systemctl restart ssh
 """
-# one of the sources of packages does not answer
+# one of the package sources does not respond
 SOURCE = "echo deb http://198.18.0.99/vendor bookworm main > /etc/apt/sources.list.d/vendor.list"
 OF_SSH_CONFIG = f"ansible_ssh_extra_args='-o Port=2302 -o HostKeyAlias={ADDRESS[OTHER]}'"
 OWN_DISK = "ansible_remote_tmp=/var/tmp"
@@ -112,7 +112,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Control]:
 
 
 def of_people(host: str, line: str) -> str:
-    """Each host with a login user of the directory."""
+    """Log in to each host as a user of the directory."""
     if host == HEAD:
         return f"{line} ansible_user='{DOTTED}'"
     return f"{line} ansible_user='{OF_DOMAIN}' {OF_SSH_CONFIG}"
@@ -177,7 +177,7 @@ def test_a_site_is_set_up_and_trains(site: Control, tmp_path: Path) -> None:
 
 
 def test_an_account_of_ad_with_a_home_of_nfs_trains_without_root(site: Control) -> None:
-    """The key, caches and records are in the home; a folder of the host has the stack."""
+    """The home has the key, caches and records, and a folder of the host has the stack."""
     where = {HEAD: "", OTHER: OF_SSH_CONFIG}
     inventory = site.inventory(
         "home.ini", PAIR, lambda host, line: f"{line} ansible_user='{OF_DOMAIN}' {where[host]}"

@@ -1,4 +1,4 @@
-"""The whole life of a cluster of Ubuntu hosts, whose own Python the stack is not made from."""
+"""The whole life of a cluster of Ubuntu hosts, whose stack does not use Ubuntu's own Python."""
 
 import json
 from pathlib import Path

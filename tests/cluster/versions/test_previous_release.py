@@ -1,5 +1,4 @@
-"""The previous release and these sources on one cluster: each follows, ends and resumes runs that
-the other one has started.
+"""The previous release and these sources on one cluster, following and resuming each other's runs.
 
 Both control nodes share a state folder, as before and after an upgrade of one control node.
 """
@@ -45,7 +44,7 @@ class Side:
         )
 
     def done(self, *arguments: str) -> str:
-        """Return the output of a command, which has to succeed."""
+        """Return the output of a command that must succeed."""
         done = self.run(*arguments)
         assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
         return done.stdout
@@ -64,7 +63,7 @@ class Versions:
 
 
 def installed(folder: Path) -> Path:
-    """The previous release's `ftcluster`, built and installed with the locked packages."""
+    """Return the previous release's `ftcluster`, built and installed with the locked packages."""
     sources = previous.unpack(folder / "sources")
     python = ROOT / ".venv-dev/bin/python"
     build = (python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
@@ -81,7 +80,7 @@ def installed(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Versions]:
-    """Two hosts that the previous release has set up."""
+    """Yield two hosts that the previous release has set up."""
     folder = tmp_path_factory.mktemp("versions")
     program = installed(folder)
     with bare_hosts("bookworm", folder, PAIR) as control:
@@ -97,7 +96,7 @@ def started(side: Side, data: str) -> str:
 
 
 def wait_for_step(side: Side, run: str) -> dict[str, Any]:
-    """The row of a run once it trains."""
+    """Wait until a run trains; return its row."""
     deadline = time.monotonic() + STEP_SECONDS
     while not (row := side.listed(run))["step"]:
         assert row["state"] == "running", row
@@ -107,7 +106,7 @@ def wait_for_step(side: Side, run: str) -> dict[str, Any]:
 
 
 def check_both_ways(start: Side, other: Side, folder: Path) -> str:
-    """Start runs with one control node, and do the rest with the other one.
+    """Start runs with one control node, and follow, stop and resume them with the other.
 
     Returns:
         A run that was stopped and can be resumed.
@@ -138,18 +137,18 @@ def check_both_ways(start: Side, other: Side, folder: Path) -> str:
 
 def test_each_version_works_with_the_runs_of_the_other(versions: Versions, tmp_path: Path) -> None:
     old, new = versions.old, versions.new
-    before = check_both_ways(old, new, tmp_path)  # the hosts' package is the old one
+    before = check_both_ways(old, new, tmp_path)  # the hosts have the old package
     again = started_again(new, before)
     assert json.loads(new.done("stop", again, "--json"))["state"] == "stopped"
 
     new.done("setup", versions.inventory)
     after = check_both_ways(new, old, tmp_path)
-    # the previous release starts runs only on hosts of its own version, and says so
+    # the previous release starts runs only on hosts with its own version, and reports this
     refused = old.run("train", "--resume", after, "--detach")
     assert refused.returncode == 1
     assert "the hosts have ftcluster " in refused.stderr
     assert "and this control node has " in refused.stderr
-    for run in (after, again):  # the second one continues from the checkpoint of the old package
+    for run in (after, again):  # the second run continues from a checkpoint of the old package
         resumed = started_again(new, run)
         assert json.loads(old.done("stop", resumed, "--json"))["state"] == "stopped"
 

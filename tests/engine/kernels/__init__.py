@@ -1,1 +1,1 @@
-"""Tests of `ftcluster_kernels`: `./test kernels` runs them alone."""
+"""Tests of `ftcluster_kernels`; `./test kernels` runs only these tests."""

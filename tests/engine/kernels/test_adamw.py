@@ -1,4 +1,4 @@
-"""The loop in C takes the steps of torch's AdamW; test_optimizer_step.py has its exactness."""
+"""The C loop takes the same steps as torch's AdamW; test_optimizer_step.py tests its precision."""
 
 import copy
 
@@ -14,7 +14,7 @@ STEPS = 4
 
 
 def take_steps(count: int, scale: float | None) -> tuple[torch.Tensor, torch.Tensor, AdamW]:
-    """Weights, their copy and the optimizer after STEPS steps with gradients of all sizes."""
+    """Return weights, their bf16 copy and the optimizer after STEPS steps."""
     torch.manual_seed(0)
     weights, rounded = torch.randn(count), torch.empty(count, dtype=torch.bfloat16)
     group = {"params": [weights], "weight_decay": 0.1}

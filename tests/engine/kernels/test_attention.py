@@ -1,4 +1,4 @@
-"""Attention is the formula in fp64, except for its roundings; the rest is torch's function."""
+"""Attention equals its formula in fp64, except for rounding; other calls use torch's function."""
 
 import math
 from collections.abc import Iterator
@@ -26,14 +26,14 @@ def function_of(**options: Any) -> Any:
     return Attention(**options).patch().function()
 
 
-pytestmark = pytest.mark.needs("avx2", "compiler")  # the package has the loops, then
+pytestmark = pytest.mark.needs("avx2", "compiler")  # then the package has the loops
 Tensors = tuple[torch.Tensor, ...]
-SEEN = -1e29  # a bias below it is a mask
+SEEN = -1e29  # a smaller bias acts as a mask
 
 
 @dataclass(frozen=True)
 class Case:
-    """A call of attention, and what comes back for its output."""
+    """A call of attention, and the gradient of its output."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -53,17 +53,17 @@ class Case:
         }  # fmt: skip
 
 
-LENGTHS = st.integers(1, 40) | st.sampled_from([48, 49, 100])  # tiles take 48 queries at once
+LENGTHS = st.integers(1, 40) | st.sampled_from([48, 49, 100])  # tiles compute 48 queries at once
 
 
 @st.composite
 def masks(draw: st.DrawFn, shape: tuple[int, int, int, int]) -> torch.Tensor:
-    """Padding left or right, or any; bool, or numbers with -inf or the least number."""
-    dtype = draw(dtypes)  # a model's residuals are in fp32, its queries in bf16
+    """Draw a mask: padding left or right, or any mask; bool, -inf or the lowest number."""
+    dtype = draw(dtypes)  # a model's residuals are in fp32, and its queries in bf16
     batch, heads, queries, keys = shape
     kind = draw(st.sampled_from(["right", "left", "any", "none is seen"]))
     if kind in ("right", "left"):
-        # 0: of a sample of padding alone its queries see no key
+        # 0: the queries of a sample that consists of padding see no key
         seen = st.lists(st.integers(0, keys), min_size=batch, max_size=batch)
         lengths = torch.tensor(draw(seen)).view(batch, 1, 1, 1)
         mask = torch.arange(keys).view(1, 1, 1, keys) < lengths
@@ -91,7 +91,7 @@ def cases(draw: st.DrawFn, masked: bool = False) -> Case:
     queries = draw(LENGTHS)
     keys = queries if causal else draw(LENGTHS)
     size, value_size = draw(st.integers(1, 20)), draw(st.integers(1, 20))
-    if draw(st.booleans()):  # those that AMX tiles take
+    if draw(st.booleans()):  # sizes that AMX tiles support
         size = value_size = draw(st.sampled_from([32, 64, 96]))
     shared = (batch, heads // groups, keys)
     mask = None
@@ -111,7 +111,7 @@ def cases(draw: st.DrawFn, masked: bool = False) -> Case:
 
 
 def ours(case: Case, block: int, few: int) -> tuple[Tensors, torch.Tensor]:
-    """Output and gradients, and the factors of dropout: (batch, heads, queries, keys)."""
+    """Return output, gradients, and the factors of dropout: (batch, heads, queries, keys)."""
     drawn: list[Drop] = []
     parts: list[Any] = []
     plain, before = attention.drop_of, (attention.CAUSAL_BLOCK, attention.FEW_SCORES)
@@ -134,7 +134,7 @@ def ours(case: Case, block: int, few: int) -> tuple[Tensors, torch.Tensor]:
         gradients = torch.autograd.grad(found, inputs, case.upstream)
         batch, heads, queries, _ = case.query.shape
         factors = torch.ones(batch * heads, queries, case.key.shape[2], dtype=torch.float64)
-        if not parts:  # by tiles
+        if not parts:  # computed by tiles
             parts = [(0, slice(None), slice(None), slice(None))]
         if drawn:
             for (_, samples, rows, seen), one in zip(parts, drawn, strict=True):
@@ -147,7 +147,7 @@ def ours(case: Case, block: int, few: int) -> tuple[Tensors, torch.Tensor]:
 
 
 def bias_of(case: Case) -> torch.Tensor:
-    """Return the addend of the scores, in their shape: -inf for keys that are not seen."""
+    """Return the bias of the scores in their shape: -inf for masked keys."""
     batch, heads, queries, _ = case.query.shape
     bias = torch.zeros(batch, heads, queries, case.key.shape[2], dtype=torch.float64)
     if case.causal:
@@ -155,18 +155,18 @@ def bias_of(case: Case) -> torch.Tensor:
     if case.mask is not None and case.mask.dtype == torch.bool:
         bias = bias.masked_fill(~case.mask, -torch.inf)
     elif case.mask is not None:
-        # as under autocast: the least number of fp32 is -inf in bf16
+        # as under autocast: the lowest number of fp32 becomes -inf in bf16
         bias = bias + case.mask.to(case.query.dtype).double()
     return bias
 
 
 def check(case: Case, block: int = attention.CAUSAL_BLOCK, few: int = 1 << 16) -> None:
-    """Outputs and gradients are within the error of their roundings."""
+    """Check that outputs and gradients are within the rounding error."""
     check_found(case, *ours(case, block, few))
 
 
 def check_found(case: Case, found: Tensors, factors: torch.Tensor | float = 1.0) -> None:
-    """Return the reference for values that were computed before.
+    """Check values that were computed before, and return the reference.
 
     Args:
         factors: dropout's factors: (batch, heads, queries, keys).
@@ -181,7 +181,8 @@ def check_found(case: Case, found: Tensors, factors: torch.Tensor | float = 1.0)
 
     bias = bias_of(case)
     scores = query @ key.mT * scale + bias
-    # a query that sees no key gets 0 from torch; from the least number, the mean of all values
+    # a query without a visible key gets 0 from torch; with the lowest number as mask, it gets the
+    # mean of all values
     shares = torch.softmax(scores, -1).nan_to_num(0)
     kept = shares * factors
     of_shares = upstream @ value.mT * factors
@@ -194,12 +195,13 @@ def check_found(case: Case, found: Tensors, factors: torch.Tensor | float = 1.0)
         kept.mT @ upstream,
     )
 
-    # the scores' error: query * scale, the product, the bias and adding it are rounded
+    # the error of the scores: query * scale, the product, the bias and the sum are rounded
     u = unit(dtype, max(queries, keys, size, value.shape[-1]))
     products = query.abs() @ key.mT.abs() * abs(scale)
     added = 3 * u * products + 2 * u * torch.where(bias > SEEN, bias.abs(), 0)
     of_row = torch.where((bias > SEEN), added, 0).amax(-1, keepdim=True)
-    # the shares' error: exp of that above and below, rounded; where that is much, any share may be
+    # the error of the probabilities: exp of the error above, in both directions, rounded; if this
+    # is large, any probability is allowed
     relative = torch.where(of_row < 1, torch.expm1(2 * of_row) + 2 * u, torch.inf)
     error = (shares * relative + TINY).nan_to_num(torch.inf).clamp(max=1 + u)
     error *= bias > -torch.inf
@@ -210,7 +212,7 @@ def check_found(case: Case, found: Tensors, factors: torch.Tensor | float = 1.0)
     bound += most * (2 * u * large + of_inner)
     found_scores = of_scores.abs() + bound
     blocks = len(list(attention._blocks(queries, keys, case.causal)))
-    sums = (blocks + groups + 1) * u  # of the keys' and values' gradients
+    sums = (blocks + groups + 1) * u  # for the gradients of keys and values
     bounds = (
         (error + 2 * u * most) * factors @ value.abs(),
         (bound + 2 * u * found_scores) @ key.abs() * abs(scale),
@@ -220,17 +222,17 @@ def check_found(case: Case, found: Tensors, factors: torch.Tensor | float = 1.0)
     shared = (batch, heads // groups, groups, keys, -1)
     for number, (one, other, allowed) in enumerate(zip(found, exact, bounds, strict=True)):
         assert one.dtype == dtype
-        if number > 1:  # heads that share keys sum their gradients
+        if number > 1:  # the gradients of heads with shared keys are added
             other, allowed = (x.view(shared).sum(2) for x in (other, allowed))
         check_near(one, other, allowed)
 
 
 @pytest.fixture(
-    scope="module",  # as hypothesis wants it
+    scope="module",  # hypothesis requires this scope
     params=[pytest.param("tiles", marks=pytest.mark.needs("amx", "compiler")), "without tiles"],
 )
 def on_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Heads in bf16 are computed by AMX tiles, or by what takes them without these."""
+    """Run the test with AMX tiles, and with the code that replaces tiles on CPUs without AMX."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param != "tiles":
             patch.setattr(attention_heads, "has_amx", lambda: False)
@@ -242,7 +244,7 @@ ONE = torch.full((1, 1, 1, 1), 1.5)
 
 @pytest.mark.usefixtures("on_tiles")
 @given(cases())
-# a query that sees no key by numbers, as torch's it gets 0
+# a query without a visible key gets 0, as from torch
 @example(Case(ONE, ONE, ONE, ONE, mask=torch.full_like(ONE, -torch.inf)))
 @example(Case(*[ONE.bfloat16()] * 4, mask=torch.full_like(ONE, torch.finfo(torch.float32).min)))
 def test_attention(case: Case) -> None:
@@ -252,7 +254,7 @@ def test_attention(case: Case) -> None:
 @pytest.mark.usefixtures("on_tiles")
 @given(cases(masked=True))
 def test_samples_of_different_lengths(case: Case) -> None:
-    """Each has its own keys; padding behind them is left out."""
+    """Samples of different lengths have their own keys; padding is skipped."""
     check(case, few=0)
 
 
@@ -274,11 +276,11 @@ def test_documents_of_a_row(
     lengths: list[int], groups: int, size: int, dtype: torch.dtype, scale: float | None,
     longest: int, tokens_outside: bool, causal: bool, data: Any,
 ) -> None:  # fmt: skip
-    """Each is as it is alone, whichever kernel computes it."""
+    """Each packed sequence gets the same result as alone, with any kernel."""
     tokens = sum(lengths)
     heads = (4, 4 // groups, 4 // groups, 4)
     *row, upstream = (data.draw(tensors((1, count, tokens, size), dtype)) for count in heads)
-    if tokens_outside:  # in memory, as models have them
+    if tokens_outside:  # in the memory layout that models use
         row = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in row]
     ours = function_of(with_dropout=True, max_length=longest)
     options: dict[str, Any] = {"scale": scale, "enable_gqa": groups > 1}
@@ -319,7 +321,7 @@ def test_dropout_in_documents(
         *inputs, attn_mask=document_mask(lengths, causal), dropout_p=0.3, enable_gqa=groups > 1
     )
     found = [output.detach(), *torch.autograd.grad(output, inputs, upstream)]
-    (one,) = drawn  # of all documents, the longest one first
+    (one,) = drawn  # of all documents, the longest first
     counts = [4 * n * n for n in sorted(lengths, reverse=True)]
     factors = simd.dropout(torch.ones(sum(counts), dtype=torch.bfloat16), one).split(counts)
     for length, of_tiles in zip(sorted(lengths, reverse=True), factors, strict=True):
@@ -358,14 +360,14 @@ LENGTH = 24
 
 
 def made(queries: int = LENGTH, keys: int = LENGTH) -> Tensors:
-    """Query, key and value."""
+    """Draw query, key and value."""
     torch.manual_seed(queries)
     lengths = (queries, keys, keys)
     return tuple(torch.randn(BATCH, HEADS, n, SIZE).requires_grad_() for n in lengths)
 
 
 def padding(lengths: tuple[int, ...] = (LENGTH, 17, 1)) -> torch.Tensor:
-    """True where a key is seen, as transformers makes it: (batch, 1, queries, keys)."""
+    """Return True for visible keys, as transformers makes the mask: (batch, 1, queries, keys)."""
     seen = torch.arange(LENGTH) < torch.tensor(lengths).unsqueeze(1)
     return seen[:, None, None, :].expand(-1, 1, LENGTH, -1)
 
@@ -398,7 +400,7 @@ def test_dropout_that_is_not_wanted() -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Return the arguments that torch's own function was called with."""
+    """Record the arguments of calls of torch's own function."""
     seen: list[dict[str, Any]] = []
 
     def spy(*args: torch.Tensor | None, **kwargs: Any) -> torch.Tensor:
@@ -430,7 +432,7 @@ def test_what_is_left_to_torch(calls: list[dict[str, Any]]) -> None:
 
 
 def test_long_documents_are_left_to_torch(calls: list[dict[str, Any]]) -> None:
-    """By their tokens, of which each has the queries of two heads here."""
+    """Documents with many tokens go to torch; here, each token has the queries of two heads."""
     query, key, value = (torch.randn(1, n, 48, 8).requires_grad_() for n in (4, 2, 2))
     for lengths, longest, left in (([20, 28], 28, 0), ([20, 28], 20, 1), ([7, 41], 6, 2)):
         for causal in (True, False):
@@ -444,7 +446,7 @@ def test_long_documents_are_left_to_torch(calls: list[dict[str, Any]]) -> None:
 
 
 def test_types_that_differ(calls: list[dict[str, Any]]) -> None:
-    """Rotary positions in fp32 produce them; under autocast all are cast, as torch casts them."""
+    """Rotary positions in fp32 cause different types; under autocast, all are cast, as in torch."""
     for places in ((0,), (0, 1), (2,)):
         tensors = [x.bfloat16() if i in places else x for i, x in enumerate(made())]
         with torch.autocast("cpu", torch.bfloat16):
@@ -459,7 +461,7 @@ def test_types_that_differ(calls: list[dict[str, Any]]) -> None:
 def test_a_mask_that_is_learned_gets_its_gradient(
     calls: list[dict[str, Any]], shape: tuple[int, int]
 ) -> None:
-    """T5's relative positions are such a mask, to which padding is added."""
+    """A trainable mask gets its gradient, such as T5's relative positions plus padding."""
     gradients = []
     hidden = torch.zeros(BATCH, 1, 1, LENGTH)
     hidden[0, ..., 5:] = torch.finfo(torch.float32).min
@@ -477,7 +479,7 @@ def test_a_mask_that_is_learned_gets_its_gradient(
 @pytest.mark.parametrize("library", LIBRARIES)
 @given(case=cases() | cases(masked=True), few=st.sampled_from([0, 1 << 16]))
 def test_multiply_adds_on_any_cpu(library: str, case: Case, few: int) -> None:
-    """Also where tiles or torch compute attention in bf16 otherwise."""
+    """Multiply-adds compute attention in bf16 even if tiles or torch usually would."""
     loaded = simd.load(Path(simd.__file__).with_name(library))
     in_bf16 = library == "libavx512.so" and rights.has_flag("avx512_bf16")
     with pytest.MonkeyPatch.context() as patch:
@@ -507,7 +509,7 @@ def test_which_heads_have_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not takes(*other), other
     heads = torch.empty(1, 2, 40, 32, dtype=bf16)
     assert attention_heads.takes(heads, heads, heads)
-    # not as many keys as values, other samples and heads
+    # numbers of keys and values that differ, and other samples and heads
     for wrong in (heads[:, :, :39], heads.expand(2, -1, -1, -1), heads[:, :1]):
         assert not attention_heads.takes(heads, heads, wrong)
         assert not attention_heads.takes(heads, wrong, heads)

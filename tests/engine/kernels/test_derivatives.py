@@ -1,4 +1,4 @@
-"""Gradients, their gradients and batched ones of each kernel are torch's, whatever the defaults."""
+"""First, second and batched gradients of each kernel equal torch's, with any defaults."""
 
 import contextlib
 import sys
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.needs("avx2", "compiler")
 Function = Callable[..., torch.Tensor]
 TOKENS = 9
 SEED = 3
-# names of torch's OpInfo samples, by the functions that have a kernel
+# names of torch's OpInfo samples, by function with a kernel
 SAMPLES = {
     "gelu": "nn.functional.gelu",
     "silu": "nn.functional.silu",
@@ -56,7 +56,7 @@ def dtype_by_default(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-# contexts in which tensors without a dtype or device are others than usual
+# contexts in which tensors without a dtype or device get unusual defaults
 DEFAULTS: dict[str, Callable[[], Any]] = {
     "usual": contextlib.nullcontext,
     "float64": partial(dtype_by_default, torch.float64),
@@ -67,7 +67,7 @@ DEFAULTS: dict[str, Callable[[], Any]] = {
 
 @pytest.fixture(autouse=True)
 def small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels take small calls, on all threads."""
+    """Make kernels accept small calls, on all threads."""
     monkeypatch.setattr(simd, "FEW_ELEMENTS", 0)
     monkeypatch.setattr(linear, "MUCH_WORK", 0)
     monkeypatch.setattr(products, "MUCH_WORK", 0)
@@ -128,7 +128,7 @@ def draw(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 def cases() -> Iterator[tuple[str, Function, Function, list[torch.Tensor]]]:
-    """The name of a kernel, the kernel, the same by torch, and inputs that have gradients."""
+    """Yield a kernel's name, the kernel, the same function by torch, and inputs with gradients."""
     for name, function in activations.TORCH.items():
         yield name, partial(activations.activate, name), function, draw((7, 33))
         yield (
@@ -236,7 +236,7 @@ CASES = {name: case for name, *case in cases()}
 
 
 def derivatives(function: Function, inputs: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The output and derivatives of several kinds, each with a pass of its own."""
+    """Return the output and several kinds of derivatives, each from a separate pass."""
     inputs = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
     along = [
         torch.linspace(-1, 2, x.numel(), dtype=x.dtype, device=x.device).view(x.shape)
@@ -258,7 +258,7 @@ def derivatives(function: Function, inputs: list[torch.Tensor]) -> Iterator[torc
     yield output
     ones = torch.ones_like(output)
     yield from torch.autograd.grad(output, wanted, output.detach().cos())
-    # nothing behind it has parameters, so the gradient of the output has no graph
+    # no later layer has parameters, so the gradient of the output has no graph
     yield from grad(
         product(torch.autograd.grad(function(*inputs), wanted, ones, create_graph=True))
     )
@@ -266,7 +266,7 @@ def derivatives(function: Function, inputs: list[torch.Tensor]) -> Iterator[torc
     yield from grad(product(torch.autograd.grad(total, wanted, create_graph=True)).square())
     batch = torch.stack([ones, output.detach().cos()])
     yield from torch.autograd.grad(function(*inputs), wanted, batch, is_grads_batched=True)
-    negative = torch._neg_view(output.detach().cos())  # its sign is not in memory
+    negative = torch._neg_view(output.detach().cos())  # the sign is not in memory
     yield from torch.autograd.grad(function(*inputs), wanted, negative)
     yield torch.autograd.functional.jvp(function, tuple(inputs), tuple(x.cos() for x in inputs))[1]
 
@@ -278,7 +278,7 @@ def check_same(found: Any, wanted: Any, rtol: float = 1e-5) -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=rtol * max(largest, 1.0))
 
 
-# under other defaults; the other cases allocate as these do
+# with other defaults; the remaining cases allocate like these
 FEWER = {
     "gated gelu", "dropout", "layer norm", "rotary", "linear", "low rank", "documents in groups",
     "attention of 12, ['mask'], 0.3", "attention of 32, ['causal'], 0.3", "documents, True",
@@ -304,9 +304,9 @@ def test_derivatives_are_those_of_torch(default: str, name: str) -> None:
 def test_transforms_see_torch_s_operations(name: str) -> None:
     """Forward-mode differentiation refuses a kernel, and FlopCounterMode would count nothing."""
     kernel, by_torch, inputs = CASES[name]
-    if name == "dropout":  # the kernel itself; `dropout.dropout` asks torch
+    if name == "dropout":  # call the kernel itself, because `dropout.dropout` would call torch
         return
-    if name.startswith("documents, "):  # the caller computes them in groups, then
+    if name.startswith("documents, "):  # the caller then computes them in groups
         with FlopCounterMode(display=False), pytest.raises(AssertionError, match="caller"):
             kernel(*inputs)
         return
@@ -324,11 +324,12 @@ def is_learned(x: Any) -> bool:
 
 
 def samples(function: str) -> Iterator[tuple[Any, ...]]:
-    """Calls of torch's own tests that a kernel takes: the entry and the call's arguments."""
+    """Yield the calls of torch's own tests that a kernel accepts, with their arguments."""
     entry = next(
         entry for entry in script_functions.SCRIPT_FUNCTIONS if entry.original.__name__ == function
     )
-    expect = types.ModuleType("expecttest")  # torch's tests import it, its wheel does not bring it
+    # torch's tests import this package, but torch's wheel does not contain it
+    expect = types.ModuleType("expecttest")
     expect.TestCase = unittest.TestCase  # type: ignore[attr-defined]
     sys.modules.setdefault("expecttest", expect)
     from torch.testing._internal.common_methods_invocations import op_db
@@ -345,10 +346,11 @@ def samples(function: str) -> Iterator[tuple[Any, ...]]:
 def test_samples_of_torch_s_own_tests(function: str, default: str) -> None:
     taken, defaults = 0, DEFAULTS[default]
     for entry, arguments, named in samples(function):
-        if named.get("dropout_p"):  # another mask
+        if named.get("dropout_p"):  # the mask would differ
             continue
         if function == "layer_norm" and arguments[0].shape[-1] == 1:
-            continue  # a single element: all derivatives are 0 and consist of rounding errors
+            # for a single element all derivatives are 0, so only rounding errors would be compared
+            continue
         learned = [x for x in (*arguments, *named.values()) if is_learned(x)]
 
         def call(
@@ -380,12 +382,12 @@ LAYER = torch.nn.TransformerEncoderLayer(
 
 
 def layer(inputs: torch.Tensor) -> torch.Tensor:
-    """torch's own encoder layer of frozen weights: linear, attention, GELU and LayerNorm."""
+    """Return torch's encoder layer with frozen weights: linear, attention, GELU and LayerNorm."""
     return LAYER(inputs.view(1, -1, 32)).tanh()
 
 
 def penalty(inputs: torch.Tensor) -> torch.Tensor:
-    """A gradient penalty, as WGAN-GP has it, and its gradient with regard to weights."""
+    """Return a gradient penalty, as in WGAN-GP, and its gradient with respect to the weights."""
     torch.manual_seed(SEED)
     layers = [torch.nn.Linear(32, 16), torch.nn.GELU(), torch.nn.LayerNorm(16)]
     critic = torch.nn.Sequential(*layers, torch.nn.Linear(16, 8), torch.nn.SiLU())
@@ -407,7 +409,7 @@ def jacobian(inputs: torch.Tensor, strategy: str) -> torch.Tensor:
 
 
 def flops(inputs: torch.Tensor) -> torch.Tensor:
-    """The floating point operations of both passes of a model that learns."""
+    """Return the floating-point operations of the forward and backward passes of a model."""
     torch.manual_seed(SEED)
     kind = torch.nn.TransformerEncoderLayer
     model = kind(32, 2, 24, dropout=0.0, activation="gelu", batch_first=True)
@@ -441,7 +443,7 @@ def test_scripts_with_derivatives(name: str, request: pytest.FixtureRequest) -> 
 @pytest.mark.parametrize("offset", [0, 300, 3e4, -3e4, 3e6])
 @pytest.mark.parametrize("kernel", ["cross entropy", "none", "token losses"])
 def test_an_offset_of_all_logits_loses_no_digits(kernel: str, offset: float) -> None:
-    """Logits are multiples of 1/4, so that fp32 has them exactly, wherever they are."""
+    """Logits are multiples of 1/4, which fp32 represents exactly."""
     (logits,) = draw((8, 5000))
     logits = ((logits * 16).round() / 4 + offset).requires_grad_()
     targets = torch.arange(8) * 600
@@ -499,7 +501,7 @@ def test_a_single_vector_goes_through_each_linear_layer() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.float64, torch.float16])
 def test_a_linear_layer_of_other_numbers_is_torch_s(dtype: torch.dtype) -> None:
-    """Gradients of complex numbers are conjugates, which the kernel does not know."""
+    """Complex numbers have conjugate gradients, which the kernel does not compute."""
     numbers = torch.Generator().manual_seed(SEED)
     inputs = [
         torch.randn(shape, generator=numbers, dtype=torch.float32).to(dtype) * (1 + 0.5j)

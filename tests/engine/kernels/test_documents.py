@@ -21,7 +21,7 @@ togethers = st.sampled_from([1, 2, 10, 1024])
 dtypes = st.sampled_from(DTYPES)
 seeds = st.integers(0, 2**32)
 
-# of each group its documents, as places in the row
+# for each group, its documents as positions in the row
 Groups = list[list[torch.Tensor]]
 
 
@@ -41,7 +41,7 @@ def documents_of(layout: DocumentLayout) -> Groups:
 @example([1, 1, 1], 1024)
 @example([5, 4, 5], 1024)
 def test_groups(lengths: list[int], together: int) -> None:
-    """Each document is in one of them, whole and in order, beside others of similar length."""
+    """Each document is in one group, complete and in order, with others of similar length."""
     layout = layout_of(tuple(lengths), together)
     ends = list(accumulate(lengths))
     starts = [end - length for end, length in zip(ends, lengths, strict=True)]
@@ -65,7 +65,7 @@ def test_groups(lengths: list[int], together: int) -> None:
 
 @given(lengths, togethers)
 def test_places(lengths: list[int], together: int) -> None:
-    """Each token of the row has one among those of the groups that are no padding."""
+    """Each token of the row has one position in the groups that is not padding."""
     layout = layout_of(tuple(lengths), together)
     tokens = torch.cat([group.tokens for group in layout.groups])
     real = torch.cat(
@@ -84,7 +84,7 @@ def test_long_documents_are_alone() -> None:
 
 
 def split_by_slices(row: torch.Tensor, groups: Groups, per_key: int) -> list[torch.Tensor]:
-    """The documents of a row, one by one, each of shape (heads / per_key, its rows, size)."""
+    """Return the documents of a row one by one, each of shape (heads / per_key, its rows, size)."""
     return [
         row[0, :, int(places[0]) : int(places[-1]) + 1]
         .unflatten(0, (-1, per_key))
@@ -125,7 +125,7 @@ class Case:
         return torch.randn(shape, generator=self._generator).to(self.dtype)
 
     def groups(self) -> tuple[torch.Tensor, ...]:
-        """Values in the shapes of the groups, padding as well."""
+        """Draw values in the shapes of the groups, including padding."""
         _, heads, _, size = self.row.shape
         return tuple(
             self.values((heads // self.per_key, g.count, len(g.tokens) // g.count * self.per_key,
@@ -136,7 +136,7 @@ class Case:
 
 @given(lengths, togethers, st.data())
 def test_split_row(lengths: list[int], together: int, data: Any) -> None:
-    """Documents and their gradients are those of slices; gradients of padding go nowhere."""
+    """Documents and their gradients equal slices; gradients of padding are ignored."""
     case = Case(data, lengths, together)
     upstream = case.groups()
     found = split_row(case.row, case.layout, case.per_key)

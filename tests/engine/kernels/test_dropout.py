@@ -1,4 +1,4 @@
-"""Dropout's masks: their rate and scale, and that they are SplitMix64's numbers."""
+"""The rate and scale of dropout masks, and that the masks are SplitMix64's numbers."""
 
 import math
 
@@ -14,10 +14,10 @@ from ftcluster_kernels.simd import Drop
 from ftcluster_train.patching.shared_entries import DROPOUT
 from tests.engine.drawn import ROUNDOFF, dtypes, seeds, tensors
 
-pytestmark = pytest.mark.needs("avx2", "compiler")  # the package has the loops, then
+pytestmark = pytest.mark.needs("avx2", "compiler")  # then the package has the loops
 dropout = DROPOUT.function()
-LANES = 4  # elements that a word of SplitMix64 decides on
-# standard deviations: one in 10^9 of all cases is beyond
+LANES = 4  # elements decided by one word of SplitMix64
+# in standard deviations; one in 10^9 of all cases exceeds this
 SIGMAS = 6
 rates = st.floats(0, MOST_DROPPED, exclude_min=True) | st.sampled_from(
     [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 0.9]
@@ -26,7 +26,7 @@ counts = st.integers(0, 50_000)
 
 
 def make_mask(count: int, drop: Drop) -> torch.Tensor:
-    """The factors of dropout."""
+    """Return the factors of dropout."""
     return simd.dropout(torch.ones(count, dtype=torch.bfloat16), drop)
 
 
@@ -41,7 +41,7 @@ def test_the_rate_and_the_scale(count: int, p: float, seed: int) -> None:
     assert (made.shape, made.dtype) == ((count,), torch.bfloat16)
     zeros = int((made == 0).sum())
     assert zeros + int((made == scale).sum()) == count
-    # a probability is given in steps, and is the one that makes the mean 1
+    # the probability is quantized, and the scale makes the mean exactly 1
     rate = 1 - 1 / scale if scale > 1 else p
     off = (
         math.sqrt(rate * (1 - rate) / max(count, 1)) * SIGMAS
@@ -49,7 +49,7 @@ def test_the_rate_and_the_scale(count: int, p: float, seed: int) -> None:
         + SIGMAS / (count + 1)
     )
     assert abs(zeros - rate * count) <= off * count
-    # it is near p: the scale is 1 / (1 - p), rounded to bf16
+    # the probability is near p, and the scale is 1 / (1 - p), rounded to bf16
     assert abs(rate - p) <= (1 - p) * 2 * ROUNDOFF[torch.bfloat16] + 1e-12
 
 
@@ -71,7 +71,7 @@ def splitmix64(seed: int, counter: int) -> int:
 
 @given(rates, seeds, st.lists(st.integers(0, 300_000), min_size=1, max_size=20))
 def test_each_element_is_decided_on_by_its_counter(p: float, seed: int, places: list[int]) -> None:
-    """Also where a mask is longer than what is made at once."""
+    """An element's counter decides about the element, even in a mask longer than one chunk."""
     made, scale = make_mask(max(places) + 1, drop_of(p, seed)), scale_of(p)
     share = 1 - 1 / scale if scale > 1 else p
     for place in places:
@@ -84,7 +84,7 @@ def test_each_element_is_decided_on_by_its_counter(p: float, seed: int, places: 
 def test_outputs_and_gradients(
     shape: list[int], dtype: torch.dtype, p: float, seed: int, data: st.DataObject
 ) -> None:
-    """Each element is 0 or the scale times itself, and so is its gradient."""
+    """Each element and its gradient are 0, or are multiplied by the scale."""
     values = data.draw(tensors(shape, dtype)).requires_grad_()
     upstream = data.draw(tensors(shape, dtype))
     torch.manual_seed(seed)
@@ -94,7 +94,7 @@ def test_outputs_and_gradients(
     torch.manual_seed(seed)
     mask = torch.autograd.grad(dropout(values, p), values, torch.ones_like(values))[0]
     assert set(mask.unique().tolist()) <= {0.0, scale_of(p)}
-    # a product of two numbers that are rounded once is exact but for that
+    # the product of two numbers that are each rounded once is otherwise exact
     assert torch.equal(found, (values.double() * mask.double()).to(dtype))
     assert torch.equal(gradient, (upstream.double() * mask.double()).to(dtype))
 

@@ -1,4 +1,4 @@
-"""Products by multiply-adds against their formula in fp64, and which products go to them."""
+"""Matmuls by multiply-adds against their formula in fp64, and the choice of calls for them."""
 
 import math
 from collections.abc import Iterator
@@ -122,7 +122,7 @@ def test_a_number_that_is_none_stays_in_its_row_and_column(value: float) -> None
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
-    """The shapes of the factors of all products by multiply-adds, on a CPU that is not Intel's."""
+    """Record the shapes of matmuls by multiply-adds, as on a CPU of another vendor."""
     seen: list[torch.Size] = []
     product = products.product_by_fma
 
@@ -156,7 +156,7 @@ def test_a_layer_computes_all_of_its_products_so(
 @pytest.mark.needs("compiler")
 def test_what_does_not_fit_is_left_to_torch(counted: list[torch.Size]) -> None:
     left, right = torch.randn(600, 640), torch.randn(640, 768)
-    with pytest.raises(RuntimeError):  # C would read beyond its end
+    with pytest.raises(RuntimeError):  # C code would read beyond the end
         products.product(left[:, :639], right)
     with pytest.raises(RuntimeError):
         products.product(left, right.double())
@@ -210,9 +210,10 @@ def test_which_cpus_have_them(
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
     monkeypatch.delenv("DNNL_MAX_CPU_ISA", raising=False)
     assert products.fma_dtypes.__wrapped__() == expected
-    # attention has no vendor: Intel's without AMX, or in a virtual machine that hides it
+    # attention does not check the vendor: Intel's CPUs without AMX, or in a virtual machine that
+    # hides it
     assert products.adds_bf16() == ("avx512_bf16" in flags and not limit)
-    monkeypatch.setattr(products, "_knows_bf16", lambda: False)  # an older compiler
+    monkeypatch.setattr(products, "_knows_bf16", lambda: False)  # as with an older compiler
     assert products.fma_dtypes.__wrapped__() == expected - {BF16}
     monkeypatch.setattr(simd, "is_available", lambda: False)
     assert not products.fma_dtypes.__wrapped__()

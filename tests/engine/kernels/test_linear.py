@@ -1,4 +1,4 @@
-"""Linear layers that leave out rows without a gradient, against torch's."""
+"""Linear layers that skip rows without a gradient, against torch's layers."""
 
 from typing import Any
 
@@ -75,7 +75,7 @@ def test_a_weight_that_is_stored_the_other_way_round(dtype: torch.dtype) -> None
     for own, reference in zip(found, expected, strict=True):
         torch.testing.assert_close(own, reference)
         assert own is not None
-        assert own.is_contiguous()  # not to be turned when it is added to others
+        assert own.is_contiguous()  # so that adding it to other gradients needs no transposition
 
 
 def test_rows_without_gradient_are_found() -> None:
@@ -83,7 +83,7 @@ def test_rows_without_gradient_are_found() -> None:
     assert rows_with_gradient(grad).tolist() == []  # type: ignore[union-attr]
     grad[::32, 3] = 1  # the first token of each sample
     assert rows_with_gradient(grad).tolist() == list(range(0, 320, 32))  # type: ignore[union-attr]
-    grad[:, 5] = torch.nan  # is a gradient, and has to arrive
+    grad[:, 5] = torch.nan  # NaN is also a gradient and must arrive
     assert rows_with_gradient(grad) is None
 
 
@@ -114,7 +114,7 @@ def test_a_classifiers_last_layer_has_a_row_for_each_sample(
     tokens = torch.randint(5, 50, (3, 20))
     model(input_ids=tokens, labels=torch.tensor([0, 1, 0])).loss.backward()
     layers = model.config.n_layers
-    # two of the head; output, its inner layer, attention's output; value, key and query
+    # two layers of the head; output, its inner layer, attention's output; value, key and query
     head, last, others = rows[:2], rows[2:8], rows[8:]
     assert head == [3, 3]
     assert sorted(last) == [3, 3, 3, 3, 60, 60]

@@ -1,4 +1,4 @@
-"""The loss without logits in fp32 is torch's, and is taken where a model's logits allow it."""
+"""The loss without fp32 logits equals torch's, and is used if a model's logits allow it."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ from tests.engine.drawn import ROUNDOFF, TINY, check_near, dtypes, tensors, unit
 from tests.engine.models import SIZES, VOCABULARY, make_model
 
 FP32 = ROUNDOFF[torch.float32]
-# on both sides of where rows are cut and columns are padded
+# values on both sides of the sizes at which rows are cut and columns are padded
 rows = st.sampled_from([1, ROWS - 1, ROWS, ROWS + 1, 2 * ROWS + 5]) | st.integers(1, 3 * ROWS)
 columns = st.sampled_from([1, 2, ALIGNMENT - 1, ALIGNMENT, ALIGNMENT + 1]) | st.integers(
     1, 3 * ALIGNMENT
@@ -49,10 +49,10 @@ def check(
     count: int, vocabulary: int, width: int, of_hidden: torch.dtype, dtype: torch.dtype,
     scale: float, data: Any,
 ) -> None:  # fmt: skip
-    """The loss and its gradients, of values that are drawn."""
+    """Check the loss and its gradients for drawn values."""
     hidden = data.draw(tensors((count, width), of_hidden, large)).requires_grad_()
     weight = data.draw(tensors((vocabulary, width), dtype, large))
-    if data.draw(st.booleans()):  # a part of a flat tensor, with other weights behind it
+    if data.draw(st.booleans()):  # as part of a flat tensor, followed by other weights
         weight = torch.cat([weight, torch.full((ALIGNMENT, width), 1e4, dtype=dtype)])[:vocabulary]
     weight.requires_grad_()
     numbers = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
@@ -72,7 +72,7 @@ def check(
     shares = torch.softmax(logits, -1)
     of_logits = (shares - wanted) * scale
 
-    # hidden states and logits are rounded; fp32 holds what is taken off them, and the sums
+    # hidden states and logits are rounded; subtracted values and sums are in fp32
     u = unit(dtype, max(width, vocabulary, count))
     off = 2 * u * (h.abs() @ w.abs().T).amax(-1, keepdim=True)
     spread = logits.amax(-1) - logits.amin(-1)
@@ -98,7 +98,7 @@ def test_on_tiles(
     with pytest.MonkeyPatch.context() as patch:
         for name in ("FEWEST_ROWS", "NARROWEST"):
             patch.setattr(products, name, 1)
-        if deep:  # a sum over so many logits that they do not stay in the cache
+        if deep:  # a sum over so many logits that they do not fit into the cache
             patch.setattr(products, "PANEL_ROWS", products.PANEL)
         check(count, vocabulary, width, torch.bfloat16, torch.bfloat16, scale, data)
 
@@ -153,7 +153,7 @@ def test_a_factor_of_the_logits_is_one_of_the_hidden_states(name: str) -> None:
 
 OTHERS: dict[str, Config] = {
     "capped": (Gemma2Config, {"final_logit_softcapping": 30.0, "head_dim": 16}),
-    # random weights have small logits, which this hardly bends before they have learned
+    # random weights give small logits, which this function hardly changes before training
     "hardly capped": (Gemma2Config, {"final_logit_softcapping": 300.0, "head_dim": 16}),
     "biased": (BertConfig, {"is_decoder": True}),
 }

@@ -1,4 +1,4 @@
-"""A linear layer with an adapter is the formula in fp64, except for its roundings."""
+"""A linear layer with an adapter equals the formula in fp64, except for rounding."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from ftcluster_kernels.lora import Adapter, linear_with_adapter
 from tests.engine.drawn import check_near, dtypes, tensors, unit
 
 BF16 = torch.bfloat16
-wide = st.sampled_from([32, 64, 96])  # of which tiles take layers
+wide = st.sampled_from([32, 64, 96])  # sizes for which tiles are used
 
 
 @given(st.integers(1, 40), st.integers(1, 24), st.integers(1, 24), st.integers(1, 8), dtypes,
@@ -48,7 +48,7 @@ def check(
     tokens: int, inputs: int, outputs: int, rank: int, dtype: torch.dtype, biased: bool,
     scale: float, data: Any,
 ) -> None:  # fmt: skip
-    """The output and all gradients of a layer that is drawn."""
+    """Check the output and all gradients of a drawn layer."""
     shapes = ((1, tokens, inputs), (outputs, inputs), (rank, inputs), (outputs, rank))
     x, weight, down, up = (data.draw(tensors(shape, dtype)) for shape in shapes)
     bias = data.draw(tensors((outputs,), dtype)) if biased else None
@@ -73,7 +73,7 @@ def check(
         )
 
     exact = formulas(x, weight, down, up, g, b)
-    # each of the products is rounded, what the adapter adds up to four times
+    # each product is rounded, and the adapter's addend up to four times
     most = formulas(*(one.abs() for one in (x, weight, down, up, g, b)))
     u = unit(dtype, max(tokens, inputs, outputs) + rank)
     for one, other, allowed in zip((found, *gradients), exact, most, strict=True):
@@ -91,7 +91,7 @@ def test_gradients_are_added_to_their_sums(shape: tuple[int, int, int]) -> None:
     factors = [torch.nn.Parameter(torch.randn(n).to(BF16)) for n in ((8, inputs), (outputs, 8))]
     exact = [torch.zeros(p.shape) for p in factors]
     of_down, of_up = (make_sums(torch.empty(p.shape), BF16) for p in factors)
-    for _ in range(2):  # of micro-batches
+    for _ in range(2):  # for each micro-batch
         grad = torch.randn(rows, outputs).to(BF16)
         adapter = Adapter(*factors, 0.5)
         linear_with_adapter(x, weight, None, adapter, (of_down, of_up)).backward(grad)

@@ -1,4 +1,4 @@
-"""No name of the loops in C hides another one, so that it has one meaning in a function."""
+"""No name in the C loops hides another name, so each name has one meaning in a function."""
 
 import os
 import subprocess

@@ -17,9 +17,9 @@ from ftcluster_train.patching.fp32_residuals import LAYER_NORM, Linear
 from tests.engine.drawn import check_near, tensors, unit
 from tests.engine.kernels.test_simd import few_elements  # noqa: F401 - a fixture
 
-pytestmark = pytest.mark.needs("avx2", "compiler")  # the package has the loops, then
+pytestmark = pytest.mark.needs("avx2", "compiler")  # then the package has the loops
 BF16_PRODUCTS = {"device_type": "cpu", "dtype": torch.bfloat16}
-EPSILON = 0.1  # large, so that no row is all noise
+EPSILON = 0.1  # large, so that no row is only noise
 layer_norm = LAYER_NORM.function()
 FP32, BF16 = torch.float32, torch.bfloat16
 COPIES = RoundedCopies()
@@ -32,14 +32,14 @@ widths = st.integers(1, 70) | st.sampled_from([16, 32])
 
 @pytest.fixture(autouse=True, scope="module")
 def _autocast() -> Iterator[None]:
-    with BatchContext(copies=COPIES), torch.autocast(**BF16_PRODUCTS):  # as in a training
+    with BatchContext(copies=COPIES), torch.autocast(**BF16_PRODUCTS):  # as during training
         yield
-    assert not len(COPIES)  # a copy goes with its output
+    assert not len(COPIES)  # the copy is freed with its output
 
 
 @st.composite
 def matrices(draw: st.DrawFn, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """Contiguous ones, transposed ones, and one row that is repeated without a copy."""
+    """Draw contiguous and transposed matrices, and one row repeated without a copy."""
     layout = draw(st.sampled_from(["contiguous", "transposed", "repeated"]))
     if layout == "transposed":
         return draw(tensors((width, rows), dtype)).T
@@ -48,7 +48,7 @@ def matrices(draw: st.DrawFn, rows: int, width: int, dtype: torch.dtype) -> torc
 
 
 def normed(kind: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Return the output as a model computes it."""
+    """Return the norm's output as a model computes it."""
     if kind == "RMSNorm":
         return rms_norm(x, weight, EPSILON, COPIES)
     with BatchContext(fp32_weights={weight: weight.detach()}, copies=COPIES):
@@ -56,7 +56,7 @@ def normed(kind: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor)
 
 
 def drawn_norm(data: Any, kind: str, rows: int, width: int) -> torch.Tensor:
-    """The output of one with drawn values."""
+    """Return the output of a norm with drawn values."""
     x = data.draw(matrices(rows, width, FP32))
     return normed(kind, x, *(data.draw(tensors((width,), FP32)) for _ in range(2)))
 
@@ -69,7 +69,7 @@ def test_rounded_output(kind: str, rows: int, width: int, data: Any) -> None:
 
 
 def test_rounded_output_of_special_numbers() -> None:
-    """NaN, infinities, what rounds to infinity, ties and what is denormal."""
+    """Round NaN, infinities, values that round to infinity, ties and denormal numbers."""
     weight = torch.tensor([torch.nan, torch.inf, 3.4e38, 1 + 2**-8, 1 + 3 * 2**-8, 1e-39, -0.0])
     output = rms_norm(torch.tensor([[1.0], [-1.0]]).expand(2, 7), weight, 0.0, COPIES)
     torch.testing.assert_close(output[0], weight, rtol=0, atol=0, equal_nan=True)
@@ -77,7 +77,7 @@ def test_rounded_output_of_special_numbers() -> None:
 
 
 def test_no_rounded_output() -> None:
-    """Other tensors have none, also those that are computed of a norm's output."""
+    """Other tensors have no rounded output, even tensors computed from a norm's output."""
     x, weight = torch.randn(3, 20), torch.randn(20)
     output = rms_norm(x, weight, EPSILON, COPIES)
     others = (x, output + 0, output.clone(), output.view(60), output.bfloat16())
@@ -86,7 +86,7 @@ def test_no_rounded_output() -> None:
 
 @pytest.mark.parametrize("kind", NORMS)
 def test_no_rounded_output_after_a_change_in_place(kind: str) -> None:
-    """Also if a view of it was changed."""
+    """A changed output has no rounded output any more, even if only a view was changed."""
     x, weight, bias = torch.randn(3, 20), torch.randn(20), torch.randn(20)
     for change in (lambda output: output.mul_(2), lambda output: output[0].zero_()):
         output = normed(kind, x, weight, bias)
@@ -117,7 +117,7 @@ def test_no_rounded_output_after_a_change_during_inference() -> None:
 
 @pytest.mark.parametrize("kind", NORMS)
 def test_gradients_after_a_change_in_place(kind: str) -> None:
-    """A model may change the output of a norm that it learns, as it may change torch's."""
+    """A model may change the output of a trainable norm in place, as with torch's norm."""
     x, weight, bias = (torch.randn(size).requires_grad_() for size in ((3, 20), (20,), (20,)))
     (wanted,) = torch.autograd.grad(normed(kind, x, weight, bias).mul(2).sum(), x)
     (found,) = torch.autograd.grad(normed(kind, x, weight, bias).mul_(2).sum(), x)
@@ -156,7 +156,7 @@ def test_arguments_that_torch_takes(weight: torch.Tensor, epsilon: float) -> Non
 
 @pytest.mark.parametrize(("dtype", "of_weight"), [(BF16, BF16), (BF16, FP32), (FP32, BF16)])
 def test_rms_norm_of_other_dtypes(dtype: torch.dtype, of_weight: torch.dtype) -> None:
-    """In fp32, then rounded to the wider one, as its gradients are to their own."""
+    """Compute in fp32, then round to the wider dtype; round gradients to their own dtypes."""
     leaves = [torch.randn(5, 20).to(dtype), torch.randn(20).to(of_weight)]
     found, wanted = (
         (output, *torch.autograd.grad(output.sum(), inputs))
@@ -175,7 +175,7 @@ def check_gradients(
     up: torch.Tensor,
     centered: bool,
 ) -> None:
-    """Compare the gradients with the formula's in fp64."""
+    """Compare the gradients with the formula in fp64."""
     x, weight = x.detach().double(), weight.detach().double()
     apart = x - x.mean(-1, keepdim=True) if centered else x
     scale = (apart.square().mean(-1, keepdim=True) + EPSILON).rsqrt()
@@ -184,7 +184,7 @@ def check_gradients(
     of_x = scale * (inner - shift - normal * (inner * normal).mean(-1, keepdim=True))
     exact = (of_x, (up * normal).sum(0), up.sum(0))
 
-    # what is normal is off by the roundings of the mean, too
+    # normalized values also have the rounding error of the mean
     most = 1 + normal.abs()
     inner = inner.abs()
     inner = inner + inner.mean(-1, keepdim=True) + most * (inner * most).mean(-1, keepdim=True)
@@ -197,7 +197,7 @@ def check_gradients(
 
 @pytest.mark.parametrize("kind", NORMS)
 def test_linear_takes_the_rounded_output(kind: str) -> None:
-    """The linear layer takes the rounded output only while it is that of the norm's output."""
+    """The linear layer uses the rounded output only while the norm's output is unchanged."""
     output = normed(kind, torch.randn(3, 20), torch.randn(20), torch.randn(20))
     rounded, linear, weight = COPIES.of(output), Linear(), torch.eye(20).bfloat16()
     with patch.object(fp32_residuals, "linear") as product:
@@ -210,7 +210,7 @@ def test_linear_takes_the_rounded_output(kind: str) -> None:
 
 
 def test_linear_during_inference() -> None:
-    """Changes in place do not show then, so it never takes the rounded output."""
+    """Changes in place are not detected during inference, so the rounded output is never used."""
     with torch.inference_mode():
         output = rms_norm(torch.randn(3, 20), torch.randn(20), EPSILON, COPIES)
         for _ in range(2):
@@ -219,7 +219,7 @@ def test_linear_during_inference() -> None:
 
 
 def test_gradients_of_linear_and_residual() -> None:
-    """A layer takes the output in bf16, and the residual takes it in fp32."""
+    """A layer uses the output in bf16, and the residual connection uses it in fp32."""
     x, weight = torch.randn(5, 20).requires_grad_(), torch.randn(20).requires_grad_()
     matrix, upstream = torch.randn(20, 20).bfloat16(), torch.randn(5, 20)
     output = rms_norm(x, weight, EPSILON)

@@ -1,4 +1,4 @@
-"""The private names of torch that the kernels use still exist and do the same."""
+"""The private functions of torch that the kernels use exist and work as expected."""
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -33,7 +33,7 @@ def test_transforms_without_torch_func() -> None:
         assert is_transformed()
     with FlopCounterMode(display=False):
         assert is_transformed()
-    with torch.device("cpu"):  # a mode of functions, which sees no operations
+    with torch.device("cpu"):  # a mode for functions, which does not see operations
         assert not is_transformed()
     assert not is_transformed()
 
@@ -56,7 +56,7 @@ def test_hooks_of_an_optimizer() -> None:
 
 
 def test_a_linear_layer_by_onednn_is_there_where_it_and_its_instructions_are() -> None:
-    """In bf16 it emulates them with AVX-512."""
+    """Check when a linear layer uses oneDNN, which emulates bf16 with AVX-512."""
     is_there = torch.backends.mkldnn.is_available()
     assert has_onednn_linear(torch.float32) == is_there
     assert has_onednn_linear(torch.bfloat16) == (is_there and "avx512f" in cpu_flags())

@@ -1,4 +1,4 @@
-"""Products by AMX tiles against their formula in fp64, and which products go to them."""
+"""Matmuls by AMX tiles against their formula in fp64, and the choice of calls for them."""
 
 import math
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ THREADS = [1, 2, 3, 7]
 
 @pytest.fixture
 def many_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each call has as many threads as torch has now, however small it is."""
-    assert products.has_amx()  # asks Linux for the tiles
+    """Make each call use as many threads as torch has, even for small calls."""
+    assert products.has_amx()  # asks Linux for permission to use tiles
     monkeypatch.setattr(simd, "FEW_ELEMENTS", 0)
     before = torch.get_num_threads()
     yield
@@ -30,7 +30,7 @@ def many_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.needs("amx", "compiler")
 @given(rows, sizes, sizes, st.booleans(), st.booleans(), st.sampled_from(THREADS), st.data())
-@example(1000, 4096, 320, True, True, 7, None)  # a panel that is as low as can be
+@example(1000, 4096, 320, True, True, 7, None)  # the lowest possible panel
 @example(1760, 96, 512, False, False, 2, None)
 def test_tiles_compute_the_product(
     rows: int,
@@ -41,7 +41,7 @@ def test_tiles_compute_the_product(
     threads: int,
     data: st.DataObject | None,
 ) -> None:
-    assert products.has_amx()  # asks Linux for the tiles
+    assert products.has_amx()  # asks Linux for permission to use tiles
     shapes = (rows, depth), ((columns, depth) if turned else (depth, columns)), (columns,)
     if data:
         left, right, bias = (data.draw(tensors(shape, BF16)) for shape in shapes)
@@ -156,7 +156,7 @@ def test_other_products_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> No
         (bf16[0], bf16[1][:480], bf16[2][:480]),
         (bf16[0][:, :530], bf16[1][:, :530], None),
         (bf16[0], torch.randn(512, 1088).to(BF16)[:, ::2], bf16[2]),
-        # oneDNN reads a bias as if it were contiguous
+        # oneDNN treats a bias as contiguous
         (bf16[0][:511], bf16[1], torch.randn(1024).to(BF16)[::2]),
         (bf16[0][:511], bf16[1], torch.randn(1).to(BF16).expand(512)),
         (bf16[0][:511], bf16[1], torch.randn(1).to(BF16)),
@@ -194,7 +194,7 @@ def test_the_first_dimensions_stay() -> None:
 @pytest.mark.needs("amx", "compiler")
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_product_that_is_summed_over_many(turned: bool) -> None:
-    """The gradient of hidden states from logits is such a sum."""
+    """Sum over many rows, as for the gradient of hidden states from logits."""
     torch.manual_seed(3)
     left, right = torch.randn(515, 9024).to(BF16), torch.randn(9024, 544).to(BF16)
     right = right.T.contiguous().T if turned else right
@@ -217,5 +217,5 @@ def test_sizes_that_do_not_match_are_refused_by_torch() -> None:
         with pytest.raises(RuntimeError, match=r"cannot be multiplied|should match"):
             products.product_with_adapter(left, left[:512].T, None, *adapter, 1.0)
     weight = torch.zeros(1024, dtype=BF16, requires_grad=True)
-    linear(left, weight).sum().backward()  # a vector: an output without a last dimension
+    linear(left, weight).sum().backward()  # a vector, whose output has no last dimension
     assert weight.grad is not None

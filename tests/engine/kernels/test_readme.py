@@ -1,4 +1,4 @@
-"""Strangers run the README's example of the kernels, which need nothing of ftcluster."""
+"""The example in the README of the kernels works without any other part of ftcluster."""
 
 from pathlib import Path
 

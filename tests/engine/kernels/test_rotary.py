@@ -1,4 +1,4 @@
-"""Rotary positions as one loop are the formula in fp64, except for their roundings."""
+"""Rotary positions in one loop equal the formula in fp64, except for rounding."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ftcluster_kernels.rotary import rotary
 from tests.engine.drawn import check_near, dtypes, seeds, unit
 
-pytestmark = pytest.mark.needs("avx2", "compiler")  # the package has the loops, then
+pytestmark = pytest.mark.needs("avx2", "compiler")  # then the package has the loops
 
 
 def formula(values: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
@@ -22,7 +22,7 @@ def test_output_and_gradients(
     batch: int, heads: int, tokens: int, half: int, dtype: torch.dtype, shared: bool,
     in_heads: bool, seed: int,
 ) -> None:  # fmt: skip
-    """Cosines and sines of one sample or of each; heads beside tokens in memory, or tokens."""
+    """Use cosines and sines per sample or shared, and heads or tokens adjacent in memory."""
     numbers = torch.Generator().manual_seed(seed % (1 << 32))
     shape = (batch, heads, tokens, 2 * half)
     query, key, up = torch.randn(3, *shape, generator=numbers).to(dtype)
@@ -45,7 +45,7 @@ def test_output_and_gradients(
 def positive(
     values: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, back: bool = False
 ) -> torch.Tensor:
-    """The formula with absolute values."""
+    """Return the formula with absolute values."""
     swapped = values.abs().roll(values.shape[-1] // 2, -1)
     sines = sines.roll(values.shape[-1] // 2, -1) if back else sines
     return values.abs() * cosines.unsqueeze(1) + swapped * sines.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""The loops in C compute what torch's functions compute."""
+"""The C loops compute the same as torch's functions."""
 
 import math
 
@@ -14,7 +14,7 @@ from ftcluster_kernels.dropout import drop_of
 from ftcluster_kernels.simd import Drop
 from tests.engine.drawn import DTYPES, LIBRARIES, check_near, dtypes, seeds, unit
 
-pytestmark = pytest.mark.needs("avx2", "compiler")  # the package has the loops, then
+pytestmark = pytest.mark.needs("avx2", "compiler")  # then the package has the loops
 rates = st.sampled_from([0.05, 0.1, 0.5, 0.9])
 rows = st.integers(1, 300)
 columns = st.integers(1, 200) | st.sampled_from([simd.LONGEST - 1, simd.LONGEST])
@@ -23,7 +23,7 @@ threads = st.sampled_from([1, 2, 3])
 
 @pytest.fixture(autouse=True, scope="module")
 def few_elements() -> object:
-    """All threads, also for few elements; as many as before afterwards."""
+    """Use all threads even for few elements; restore the number afterwards."""
     before = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simd, "FEW_ELEMENTS", 0)
@@ -36,7 +36,7 @@ def test_the_package_has_them() -> None:
 
 
 def make_mask(count: int, drop: Drop) -> torch.Tensor:
-    """The factors of dropout, in bf16; test_dropout compares them with SplitMix64."""
+    """Return the factors of dropout in bf16; test_dropout compares them with SplitMix64."""
     return simd.dropout(torch.ones(count, dtype=torch.bfloat16), drop)
 
 
@@ -68,7 +68,8 @@ def test_softmax_and_its_gradient(
     torch.set_num_threads(threads)
     rows = max(1, min(rows, 30_000 // columns))
     if per_key:
-        rows = max(min(rows // per_key, columns), 1) * per_key  # the last keys have them
+        # the last keys belong to the last queries
+        rows = max(min(rows // per_key, columns), 1) * per_key
     numbers = torch.Generator().manual_seed(seed % (1 << 32))
     scores = (torch.randn(2, rows, columns, generator=numbers) * 5).to(dtype)
     if not per_key:
@@ -84,7 +85,7 @@ def test_softmax_and_its_gradient(
         last = columns - rows // per_key
         seen = torch.arange(columns) <= last + torch.arange(rows).unsqueeze(1) // per_key
     wanted = torch.softmax(scores.double().masked_fill(~seen, -torch.inf), -1)
-    # half a unit in the last place of bf16, and fp32's roundings: of the largest difference of
+    # half a unit in the last place of bf16, and the roundings in fp32: of the largest difference of
     # scores, of its exponential and of a sum over lanes
     off = 2**-7.99 if dtype == torch.bfloat16 else unit(dtype, 40 + columns // 16)
     torch.testing.assert_close(probabilities.double(), wanted, rtol=off, atol=1e-30)
@@ -111,12 +112,12 @@ def test_scores_that_are_not_finite(dtype: torch.dtype) -> None:
 
 
 FORMULAS = {
-    # torch's functions lose the tails to 1 - 1, also in fp64
+    # torch's functions lose the tails to 1 - 1, even in fp64
     "gelu": lambda x: x * torch.special.erfc(-x * 0.5**0.5) / 2,
     "tanh_gelu": lambda x: x * torch.sigmoid((2 / math.pi) ** 0.5 * 2 * (x + 0.044715 * x**3)),
     "silu": functional.silu,
 }
-# of the gate: what the polynomials of native/activations.c are off by
+# error of the gate: the error of the polynomials in native/activations.c
 FITTED = {torch.bfloat16: 6e-5, torch.float32: 6e-8}
 UNDERFLOW = 1e-34  # a gate below 2^-126 is 0, and so is its derivative
 
@@ -136,14 +137,14 @@ def test_activations_and_their_gradients(
     wanted = activated * inputs[1] if gated else activated
     exact = torch.autograd.grad(wanted, inputs[: 1 + gated], grad.double())
     found = activate(name, x, by)
-    # an exponential is off by as much as its argument: -x^2 / 2, or 2 sqrt(2 / pi) (x + ...)
+    # an exponential has the error of its argument: -x^2 / 2, or 2 sqrt(2 / pi) (x + ...)
     steep = 1 if name == "silu" else x.double().square() + 1
     u = unit(dtype, 12) + FITTED[dtype] + 4 * unit(torch.float32) * steep
     check_near(found, wanted.detach(), u * wanted.detach().abs() + UNDERFLOW)
 
     of_x, of_factor = simd.activation_backward(name, grad, x, by)
     scale = (grad * (factor if gated else 1)).double().abs()
-    # gate + x * its derivative, which have other signs
+    # gate + x * its derivative, which have opposite signs
     gate = torch.where(x == 0, 0.5, activated.detach() / x.double())
     parts = gate + (exact[0] / torch.where(scale == 0, 1, scale)).abs() + gate
     check_near(of_x, exact[0], u * scale * parts + UNDERFLOW * scale)

@@ -1,6 +1,6 @@
 """Gradients of weights that AMX computes, against their formula in fp64, and where they are summed.
 
-What the sums are for is the same without AMX, so there a product of torch takes the tiles' place.
+Sums are used in the same way without AMX, where a product of torch replaces the tiles.
 """
 
 import gc
@@ -44,7 +44,7 @@ def test_tiles_compute_the_product(
 ) -> None:
     assert products.has_amx()
     before = torch.get_num_threads()
-    if turned:  # then it is the rows that have a multiple
+    if turned:  # then the number of rows must be a multiple
         rows, outputs = outputs * 20, rows
     if data:
         gradient, input = (data.draw(tensors((rows, n), BF16)) for n in (outputs, inputs))
@@ -74,7 +74,7 @@ def test_tiles_compute_the_product(
     ]
 )
 def sums(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights that are small have sums as well."""
+    """Make small weights have sums too."""
     monkeypatch.setattr(module, "MUCH_WORK", 0)
     by_fma = request.param == "fma"
     monkeypatch.setattr(products, "fma_dtypes", lambda: frozenset({BF16} if by_fma else ()))
@@ -89,7 +89,7 @@ def sums(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class _Turned(torch.nn.Module):
-    """A layer as GPT-2 has them, whose weight is stored the other way round."""
+    """A layer whose weight is stored transposed, as in GPT-2."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,9 +101,7 @@ class _Turned(torch.nn.Module):
 
 
 class _Layers(torch.nn.Module):
-    """A layer that is used twice, one stored the other way round, one that autograd sees as well,
-    one of another size, one that no loss depends on, and logits, whose weight embeds as well.
-    """
+    """Layers used twice, transposed, by autograd too, of another size, unused, and tied logits."""
 
     kernels = False
 
@@ -136,7 +134,7 @@ Found = dict[str, torch.Tensor]
 
 
 def of_buckets(model: _Layers, batches: list[torch.Tensor]) -> Iterator[Found]:
-    """The gradients of steps, each of all these micro-batches."""
+    """Return the gradients of several steps over the micro-batches."""
     weights = FlatWeights(model, BF16)
     buckets = GradientBuckets(weights, 1)
     model.kernels = True
@@ -175,7 +173,7 @@ def test_sums_are_those_of_autograd(at_once: int, monkeypatch: pytest.MonkeyPatc
     for p in model.parameters():
         p.grad = None
     steps = of_buckets(model, batches)
-    for _ in range(3):  # nothing of the step before is left
+    for _ in range(3):  # nothing of the previous step remains
         check(next(steps), expected, 0.02)
 
 
@@ -245,7 +243,7 @@ def test_only_such_weights_have_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     even = make_sums(torch.empty(64, 64), BF16)
     assert even
     assert even.takes(wide, wide)
-    assert not even.takes(wide.float(), wide.float())  # weights that were given back in fp32
+    assert not even.takes(wide.float(), wide.float())  # weights that were returned in fp32
     assert not even.takes(wide[:, :32], wide)
     in_fp32 = make_sums(torch.empty(64, 40), torch.float32)
     assert in_fp32

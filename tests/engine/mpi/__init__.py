@@ -1,1 +1,1 @@
-"""Tests of `ftcluster_mpi`: `./test mpi` runs them alone."""
+"""Tests of `ftcluster_mpi`; `./test mpi` runs only these tests."""

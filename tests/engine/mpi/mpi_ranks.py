@@ -6,7 +6,7 @@ mpirun -n 3 python -m tests.engine.mpi.mpi_ranks CASE...
 import gc
 
 if __name__ == "__main__":
-    gc.disable()  # collections are a quarter of the CPU time of the imports below
+    gc.disable()  # garbage collection takes a quarter of the CPU time of the imports below
 
 import contextlib
 import os
@@ -54,7 +54,7 @@ def join() -> None:
 
 
 class Draw:
-    """Tensors that are the same on every rank in shape, and differ in their values.
+    """Random tensors with the same shape on every rank and different values.
 
     Args:
         contiguous: gloo needs that all are.
@@ -147,7 +147,7 @@ COMPARED: Sequence[Callable[[Draw, Group], list[torch.Tensor]]] = (
 
 
 def compare() -> None:
-    """Each collective on random tensors against gloo, in the whole world and in sub-groups."""
+    """Compare each collective on random tensors with gloo, in the world and in subgroups."""
     join()
     groups = [(dist.group.WORLD, dist.new_group(backend="gloo"))]
     for ranks in [list(range(SIZE - 1)), [SIZE - 1, 0]]:
@@ -190,11 +190,11 @@ def beyond_gloo() -> None:
         dist.broadcast(tensor, 0)
         assert tensor.tolist() == [1, 1, 0]
     assert adds_bfloat16(mpi_types.TYPES[torch.bfloat16])
-    large = torch.arange(SEGMENT // 4 + 5, dtype=torch.float32) % 7  # in several parts
+    large = torch.arange(SEGMENT // 4 + 5, dtype=torch.float32) % 7  # sent in several segments
     dist.all_reduce(total := large + RANK)
     assert torch.equal(total, SIZE * large + SIZE * (SIZE - 1) / 2)
     others = (MPI.INT16_T, MPI.FLOAT16_T, MPI.FLOAT, MPI.BYTE, MPI.DATATYPE_NULL)
-    assert not any(map(adds_bfloat16, others))  # as the number of bf16 in another release may be
+    assert not any(map(adds_bfloat16, others))  # another release may use another number for bf16
     flags = torch.tensor([RANK == 1, False])
     dist.all_reduce(flags)
     assert flags.tolist() == [True, False]
@@ -213,11 +213,11 @@ def beyond_gloo() -> None:
 
 
 def messages() -> None:
-    """Between two ranks: in any order, from any rank, and beside a collective."""
+    """Send messages between two ranks: in any order, from any rank, and beside a collective."""
     join()
     after, before = (RANK + 1) % SIZE, (RANK - 1) % SIZE
     sum_of_ranks = torch.tensor([RANK])
-    if RANK == 0:  # called before the message that the others wait for
+    if RANK == 0:  # called before the message that the other ranks wait for
         reduced = dist.all_reduce(sum_of_ranks, async_op=True)
     sent = [dist.isend(torch.full((3,), 10 * RANK + tag), after, tag=tag) for tag in (1, 2)]
     got = [torch.zeros(3, dtype=torch.int64) for _ in (1, 2)]
@@ -241,7 +241,7 @@ def messages() -> None:
 
 
 def in_flight() -> None:
-    """Many at once, in two groups, waited for in another order."""
+    """Start many collectives at once in two groups; wait for them in another order."""
     join()
     other = dist.new_group(list(range(SIZE)))
     tensors = [torch.full((1000 + i,), float(i)) for i in range(100)]
@@ -300,7 +300,7 @@ def accelerate(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def libraries() -> None:
-    """DDP, FSDP2 and Accelerate learn with this backend what DDP learns with gloo."""
+    """Train with DDP, FSDP2 and Accelerate; compare with DDP over gloo."""
     os.environ |= {"RANK": str(RANK), "WORLD_SIZE": str(SIZE), "LOCAL_RANK": str(RANK)}
     join()
     found = [losses(wrap) for wrap in (ddp, fsdp, accelerate)]
@@ -310,7 +310,7 @@ def libraries() -> None:
 
 
 def planned_backend() -> None:
-    """A script's libraries have it where they name none, and their own where they name one."""
+    """Check that a script's libraries use this backend unless they name another one."""
     from accelerate import Accelerator, PartialState
     from accelerate.state import AcceleratorState
     from accelerate.utils import InitProcessGroupKwargs
@@ -347,12 +347,12 @@ def planned_backend() -> None:
         assert had[1:] == (expected, SIZE), (made.index((make, expected)), had)
         dist.barrier()
         dist.destroy_process_group()
-    os.environ["MASTER_PORT"] = own_port  # where no rank may still find a group that has ended
+    os.environ["MASTER_PORT"] = own_port  # a port at which no rank can still find an ended group
     join()
 
 
 def optimizers() -> None:
-    """A sharded one, and gradients in bf16, learn what the whole one learns."""
+    """Train with a sharded optimizer and with bf16 gradients; compare with the whole optimizer."""
     from tests.engine.ranks import Case, learn
 
     join()
@@ -372,7 +372,7 @@ def optimizers() -> None:
 
 
 def other_calls() -> None:
-    """A call that differs between the ranks fails on each, and the next one succeeds."""
+    """A call that differs between the ranks fails on each rank, and the next call succeeds."""
     join()
     for call in (
         lambda: dist.all_reduce(torch.ones(3 + RANK)),
@@ -385,7 +385,8 @@ def other_calls() -> None:
         try:
             call()
         except dist.DistBackendError as error:
-            os.write(1, f"rank {RANK}: {error}\n".encode())  # one write, so that lines do not mix
+            # a single write, so that lines do not mix
+            os.write(1, f"rank {RANK}: {error}\n".encode())
         else:
             raise AssertionError("no error")
     dist.all_reduce(tensor := torch.ones(3))
@@ -393,7 +394,7 @@ def other_calls() -> None:
 
 
 def waits_long() -> None:
-    """For a rank that does nothing: MPI is asked less and less often."""
+    """Wait for an idle rank: MPI is polled less and less often."""
     join()
     looks: list[float] = []
     advance = Channel.advance
@@ -416,7 +417,7 @@ def waits_long() -> None:
 
 
 def blocking_hooks() -> None:
-    """torch's own hooks: their callbacks wait for further collectives."""
+    """Use torch's own hooks, whose callbacks wait for further collectives."""
     join()
     torch.manual_seed(1)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)))
@@ -430,7 +431,7 @@ def blocking_hooks() -> None:
 
 
 def uneven_inputs() -> None:
-    """DDP gives its C++ code a handle that nothing in Python keeps."""
+    """Use uneven inputs: DDP passes its C++ code a handle that no Python object keeps."""
     join()
     model = DistributedDataParallel(nn.Linear(4, 2))
     with model.join(divide_by_initial_world_size=False):
@@ -439,7 +440,7 @@ def uneven_inputs() -> None:
 
 
 def many_groups() -> None:
-    """Communicators are given back, also where ranks leave groups in another order."""
+    """Create and free many groups, even if ranks leave them in different orders."""
     join()
     handles: set[int] = set()
     for _ in range(40):
@@ -449,11 +450,11 @@ def many_groups() -> None:
         handles |= {channel.comm.handle for channel in mpi_job._open}
         for group in groups if RANK else reversed(groups):
             dist.destroy_process_group(group)
-    assert len(handles) < 20, len(handles)  # those of the last ones may not be free yet
+    assert len(handles) < 20, len(handles)  # the last handles may not be freed yet
 
 
 def sparse_gradients() -> None:
-    """torch's own embedding under DDP learns what it learns with gloo."""
+    """Train torch's embedding with sparse gradients under DDP; compare with gloo."""
     join()
     found = []
     for group in (dist.group.WORLD, dist.new_group(backend="gloo")):
@@ -461,7 +462,8 @@ def sparse_gradients() -> None:
         model = DistributedDataParallel(nn.Embedding(50, 4, sparse=True), process_group=group)
         optimizer = torch.optim.SparseAdam(model.parameters())
         for step in range(3):
-            model(torch.arange(RANK + step)).sum().backward()  # none, on rank 0 at first
+            # rank 0 has no rows in the first step
+            model(torch.arange(RANK + step)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
         found.append(model.module.weight.detach().clone())
@@ -469,7 +471,7 @@ def sparse_gradients() -> None:
 
 
 def uneven() -> None:
-    """Parts of any sizes, which the ranks have to agree about."""
+    """Exchange parts of different sizes, on which the ranks must agree."""
     join()
     parts = [torch.full((rank + 1, 2), float(RANK + 1)) for rank in range(SIZE)]
     mine = torch.zeros(RANK + 1, 2)
@@ -488,7 +490,7 @@ def uneven() -> None:
 
 
 def saves_and_profiles() -> None:
-    """torch's checkpoint in the background, and its profiler."""
+    """Use torch's asynchronous checkpoint and its profiler."""
     import torch.distributed.checkpoint as dcp
 
     join()
@@ -509,7 +511,7 @@ def saves_and_profiles() -> None:
 
 
 def store_is_waited_with() -> None:
-    """A thread that waits for a key of the store keeps it: MPI continues nevertheless."""
+    """A thread that waits for a key blocks the store, and MPI must continue nevertheless."""
     join()
     told_after, mpi_progress.TOLD_AFTER = mpi_progress.TOLD_AFTER, 0.05
     store = dist.distributed_c10d._get_default_store()
@@ -526,7 +528,7 @@ def store_is_waited_with() -> None:
 
 
 def caught_time_out() -> None:
-    """MPI may still write what a rank sends too late, so that memory is kept."""
+    """After a timeout, MPI may still write data that arrives late, so the memory is kept."""
     join()
     group = dist.new_group(timeout=timedelta(seconds=1))
     made: list[weakref.ref[Any]] = []
@@ -554,7 +556,7 @@ def caught_time_out() -> None:
 
 
 def time_outs() -> None:
-    """Nothing of a group that has timed out is written into memory that others have by then."""
+    """After a timeout, a group writes nothing into memory that was reused."""
     join()
     assert "libc_malloc_debug" in Path("/proc/self/maps").read_text()
     mpi_progress.TOLD_AFTER = 0.05
@@ -592,12 +594,13 @@ def is_stopped() -> None:
 
 
 def ends_late() -> None:
-    """Rank 0 still has work to do when the others have ended, and no rank destroys the group."""
+    """Rank 0 still works when the other ranks have ended, and no rank destroys the group."""
     join()
     dist.all_reduce(torch.ones(3))
     shared = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/shm/" in line]
     names = " ".join({line.split(maxsplit=5)[5] for line in shared})
-    os.write(1, f"rank {RANK} shares: {names}\n".encode())  # print mixes those of several ranks
+    # print would mix the output of several ranks
+    os.write(1, f"rank {RANK} shares: {names}\n".encode())
     if RANK == 0:
         time.sleep(1)
         print("saved")

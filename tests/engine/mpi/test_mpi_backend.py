@@ -1,4 +1,4 @@
-"""The backend of torch.distributed over Intel MPI, with ranks that mpirun starts.
+"""The torch.distributed backend over Intel MPI, on ranks that mpirun starts; see mpi_ranks.py.
 
 What the ranks do is in mpi_ranks.py.
 """
@@ -24,8 +24,8 @@ from tests.programs import ROOT, free_ports
 
 BIN = Path(sys.executable).parent
 PROGRAM = (sys.executable, "-W", "ignore", "-m", "tests.engine.mpi.mpi_ranks")
-SPARE_PORTS = 10  # of the case planned_backend
-SECONDS = 300  # for all cases, also where other tests take the CPUs
+SPARE_PORTS = 10  # ports for the case planned_backend
+SECONDS = 300  # limit for all cases, even if other tests use the CPUs
 
 
 def environment(cases: int = 1) -> dict[str, str]:
@@ -53,7 +53,7 @@ def on_ranks(ranks: int, *cases: str) -> "subprocess.CompletedProcess[str]":
     )  # fmt: skip
 
 
-# in one launch, because a rank takes seconds to start
+# in one launch, because the start of a rank takes seconds
 CASES = ("compare", "beyond_gloo", "messages", "in_flight", "libraries", "planned_backend",
          "optimizers", "other_calls", "waits_long", "blocking_hooks", "uneven_inputs",
          "many_groups", "sparse_gradients", "uneven", "saves_and_profiles", "store_is_waited_with",
@@ -121,13 +121,14 @@ def test_a_program_that_does_not_destroy_its_group_ends_cleanly(
 
 @pytest.mark.parametrize("times", ["3", pytest.param("100", marks=pytest.mark.long)])
 def test_memory_that_mpi_may_write_to_is_kept(monkeypatch: pytest.MonkeyPatch, times: str) -> None:
-    """After a time-out, for which the rank ends as one that failed."""
+    """Memory stays allocated after a timeout, and the rank ends with a failure."""
     monkeypatch.setenv("TIME_OUTS", times)
     monkeypatch.setenv("MALLOC_CHECK_", "3")
-    monkeypatch.setenv("LD_PRELOAD", "libc_malloc_debug.so.0")  # which looks at that
+    # this library detects writes to freed memory
+    monkeypatch.setenv("LD_PRELOAD", "libc_malloc_debug.so.0")
     done = on_ranks(3, "caught_time_out", "time_outs")
     assert done.stdout.count("is done") == 3, done.stdout
-    assert "of 3 float32: Timed out waiting 1000ms on rank 0" in done.stdout  # torch's own words
+    assert "of 3 float32: Timed out waiting 1000ms on rank 0" in done.stdout  # the wording of torch
     assert re.search(r"ended without the other ranks.*all_reduce", done.stdout)
 
 
@@ -146,7 +147,7 @@ def test_a_rank_that_fails_ends_all(case: str, said: str) -> None:
 
 
 def _in_no_job(_rank: int, _size: int) -> str:
-    """Return the error of a rank that mpirun has not started."""
+    """Return the error of a process that mpirun did not start."""
     register()
     with pytest.raises(DistBackendError) as caught:
         dist.new_group(backend="impi")
@@ -181,7 +182,8 @@ def test_too_little_shared_memory_is_named_before_ranks_are_killed_for_it(
 def test_ccl_is_left_to_oneccl_bind_pt_and_else_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert {"impi", "ccl"} <= set(dist.Backend.backend_list)  # by the package's entry point
+    # registered by the package's entry point
+    assert {"impi", "ccl"} <= set(dist.Backend.backend_list)
     monkeypatch.setattr(dist.Backend, "backend_list", ["gloo"])
     registered: dict[str, Any] = {}
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Strangers run the README's example of the MPI backend, which needs nothing of ftcluster."""
+"""The example in the README of the MPI backend works without any other part of ftcluster."""
 
 import sys
 from pathlib import Path
@@ -22,6 +22,7 @@ def test_ranks_on_one_host_meet_at_a_port_of_their_job() -> None:
     assert {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items() <= variables.items()
     other = rendezvous_variables(ranks | {"I_MPI_HYDRA_UUID": "b"})
     assert variables["MASTER_PORT"] != other["MASTER_PORT"]
-    assert rendezvous_variables(ranks | {"RANK": "0"}) == {}  # torchrun has set all of them
+    # torchrun has set all of the variables
+    assert rendezvous_variables(ranks | {"RANK": "0"}) == {}
     apart = rendezvous_variables(ranks | {"MPI_LOCALNRANKS": "1"})
     assert apart == {"RANK": "1", "WORLD_SIZE": "2"}

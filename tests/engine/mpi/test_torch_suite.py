@@ -1,4 +1,4 @@
-"""torch's own tests of a backend pass with impi as they pass with gloo; see torch_suite.py."""
+"""torch's own tests of a backend pass with impi if they pass with gloo; see torch_suite.py."""
 
 import subprocess
 import sys
@@ -9,9 +9,9 @@ import pytest
 from tests.engine.mpi.test_mpi_backend import BIN, environment
 from tests.programs import ROOT
 
-LAUNCHES = 30  # at most: one more for each test that breaks its ranks
-SECONDS = 3600  # of a launch
-# in CI: each call on two ranks, DDP's uses of them, and what has failed before
+LAUNCHES = 30  # maximum, because each test that breaks its ranks needs another launch
+SECONDS = 3600  # limit of a launch
+# tests in CI: each collective on two ranks, DDP, and tests that failed before
 IN_CI = (
     "accumulate_gradients_no_sync", "all_gather", "all_gather_coalesced_simple",
     "all_gather_object_default_pg", "all_reduce_coalesced_sum", "all_reduce_full_group_min",
@@ -24,7 +24,7 @@ IN_CI = (
     "reduce_max", "reduce_sum", "scatter", "scatter_checks", "scatter_object_list", "send_recv",
     "send_recv_any_source", "send_recv_with_tag", "sparse_all_reduce_sum",
 )  # fmt: skip
-# what passes with gloo and not with impi, and why
+# tests that pass with gloo but not with impi, with the reasons
 GLOO_ONLY = "torch has it for gloo only, and refuses it for all other backends"
 MAY_FAIL = {
     "test_monitored_barrier_gloo": GLOO_ONLY,
@@ -76,5 +76,5 @@ def test_torchs_tests_of_each_call_pass_with_impi(tmp_path: Path) -> None:
 def test_all_of_torchs_tests_that_pass_with_gloo_pass_with_impi(tmp_path: Path, ranks: int) -> None:
     passed, worse = compare(ranks, tmp_path, "test_.*")
     assert len(passed) > 150
-    # no less than these either: tests that pass by now must keep passing
+    # tests that pass now must keep passing
     assert worse.keys() == MAY_FAIL.keys(), worse

@@ -29,8 +29,8 @@ from torch.overrides import TorchFunctionMode
 
 RANK, SIZE = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
 STUCK_SECONDS = 90.0
-LIMIT = timedelta(seconds=30)  # of a group; less than half of the above
-BROKEN = 3  # exit code: start again, behind the test that broke
+LIMIT = timedelta(seconds=30)  # timeout of a group; less than half of the limit above
+BROKEN = 3  # exit code: start again after the test that broke
 
 
 def _cpu(device: Any) -> Any:
@@ -39,7 +39,7 @@ def _cpu(device: Any) -> Any:
 
 
 class OnCpus(TorchFunctionMode):
-    """Tensors that are made for a GPU, or moved to one, are a CPU's."""
+    """A mode in which tensors for a GPU are created on the CPU."""
 
     def __torch_function__(
         self, function: Any, _: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -53,8 +53,8 @@ class OnCpus(TorchFunctionMode):
 
 
 def on_cpus() -> Any:
-    """The suite's module, which takes CPUs for the GPUs that it wants."""
-    expect = types.ModuleType("expecttest")  # it comes with no torch
+    """Return the suite's module, changed to use CPUs instead of GPUs."""
+    expect = types.ModuleType("expecttest")  # torch's wheel does not contain this package
     expect.TestCase = unittest.TestCase  # type: ignore[attr-defined]
     sys.modules.setdefault("expecttest", expect)
     from torch.testing._internal import common_distributed
@@ -65,7 +65,8 @@ def on_cpus() -> Any:
     for name in ("skip_if_lt_x_gpu", "nccl_skip_if_lt_x_gpu", "require_n_gpus_for_nccl_backend"):
         setattr(common_distributed, name, always)
     common_distributed.skip_if_no_gpu = lambda test: test
-    os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": str(SIZE)}  # what a test may expect of gloo
+    # tests may expect these settings for gloo
+    os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": str(SIZE)}
     from torch.testing._internal.distributed import distributed_test
 
     torch.cuda.device_count, torch.cuda.current_device = lambda: SIZE, lambda: RANK
@@ -88,7 +89,7 @@ def on_cpus() -> Any:
 
 
 def barriers(store: dist.Store) -> Callable[..., None]:
-    """The suite's barrier, which looks into files ten times a second and has ten seconds."""
+    """Replace the suite's barrier, which polls files and has a limit of ten seconds."""
     numbers = itertools.count()
 
     def sync(wait_for: int | None = None, **_: float) -> None:
@@ -114,7 +115,7 @@ def outcome(case: Any, name: str) -> str:
 
 @contextlib.contextmanager
 def at_most(seconds: float, say: Callable[[], None]) -> Iterator[None]:
-    """End the process where what is done in this context takes longer."""
+    """End the process if this context takes longer than `seconds`."""
 
     def end() -> None:
         say()
@@ -153,11 +154,11 @@ def main(backend: str, folder: Path, pattern: str) -> None:
 
         (folder / "running").write_text(name)
         store = dist.PrefixStore(name, whole)
-        # of one that it does not know it has no model where gradients are accumulated
+        # gradient accumulation has no test model for an unknown backend
         suite.BACKEND = "gloo" if "no_sync" in name else backend
         suite.Barrier.sync = barriers(store)
         Suite.init_method = f"file://{folder}/{name}"
-        set_rng_seed(1234)  # a test may rely on it that all ranks draw the same
+        set_rng_seed(1234)  # a test may rely on equal random numbers on all ranks
         with at_most(STUCK_SECONDS, say):
             dist.init_process_group(
                 backend, store=dist.PrefixStore("group", store), rank=RANK, world_size=SIZE,
@@ -168,13 +169,14 @@ def main(backend: str, folder: Path, pattern: str) -> None:
             store.wait(keys, 2 * LIMIT)
             ends = [store.get(key).decode() for key in keys]
             say(next((one for one in ends if one.startswith("failed")), ends[0]))
-            with contextlib.suppress(Exception):  # the test may have done so
+            with contextlib.suppress(Exception):  # the test may have destroyed the group itself
                 dist.destroy_process_group()
     print(f"rank {RANK} is done", flush=True)
-    whole.set(f"done/{RANK}", "")  # mpirun ends all ranks when one has left without MPI's end
-    with contextlib.suppress(RuntimeError):  # rank 0, which has the store, may be the first
+    whole.set(f"done/{RANK}", "")  # mpirun ends all ranks if one leaves without finalizing MPI
+    with contextlib.suppress(RuntimeError):  # rank 0, which has the store, may leave first
         whole.wait([f"done/{rank}" for rank in range(SIZE)], LIMIT)
-    os._exit(0) if " failed" in results.read_text() else None  # MPI cannot be left after it
+    # MPI cannot be finalized after a failure
+    os._exit(0) if " failed" in results.read_text() else None
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ PLAYBOOK = """
   gather_facts: false
   tasks: [{ansible.builtin.ping: }]
 """
-# of a password that nobody has, encrypted by ansible-vault
+# the encrypted text of a password, made with ansible-vault and a secret that nobody knows
 SEALED = """$ANSIBLE_VAULT;1.1;AES256
 35626232346233366635303532386265386565616161393666333332316331643038386338616536
 3038386235383962343466646635376162636463323137350a646137386633383130643034636635
@@ -56,7 +56,7 @@ def test_an_error_says_what_to_do(
     assert outcome.state == "failed"
     [failure] = outcome.failures
     assert failure.message.splitlines()[-1] == hint
-    assert "/bin/python" not in hint  # it may be the path that is missing
+    assert "/bin/python" not in hint  # this path may be the missing path
     if script is None:
         first, *more = failure.message.splitlines()
         assert (first, more) == (f"there is no Python at {python}", [hint])
@@ -67,7 +67,7 @@ def test_other_words_have_none() -> None:
 
 
 def test_a_host_with_a_new_disk_does_not_need_another_python() -> None:
-    """The message of Ansible with the sudo of Debian 12."""
+    """Recognize the message of Ansible with the sudo of Debian 12."""
     message = (
         "Module result deserialization failed: No start of json char found\n"
         "sudo: unknown user ftcluster\nsudo: error initializing audit plugin sudoers_audit"

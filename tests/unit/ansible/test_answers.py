@@ -1,4 +1,4 @@
-"""A hostile host's answers: none reaches code but of the task that asks, in the form it has."""
+"""Results of a hostile host: each is accepted only from its own task and in its valid form."""
 
 import json
 import time
@@ -50,7 +50,7 @@ def event(answer: Answer[Any], value: Any, **changes: Any) -> TaskEvent:
 
 
 def taken_or_refused(answer: Answer[Any], value: Any) -> Any:
-    """Return the accepted answer; None if it is refused, in one line."""
+    """Return the accepted answer; None if it is refused with a message of one line."""
     refused = ""
     try:
         taken = take(answer, event(answer, value))
@@ -170,7 +170,7 @@ def test_clean_takes_only_what_it_asked_for() -> None:
 
 
 def test_an_answer_that_is_too_large_says_so(said: Said) -> None:
-    # what ansible-runner brings of a result above its limit
+    # ansible-runner replaces results above its limit by this text
     with pytest.raises(FtclusterError) as caught:
         take(answers.RUNS_LISTED, event(answers.RUNS_LISTED, [], result={}))
     said(caught.value)

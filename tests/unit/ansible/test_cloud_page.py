@@ -60,4 +60,4 @@ def test_addresses_users_and_the_head(name: str, variables: Any, tmp_path: Path)
     (tmp_path / "z.yml").write_text(yaml.safe_dump(constructed))
     paths = (tmp_path / "hosts.yml", tmp_path / "z.yml")
     found = read_inventory(paths, ["--extra-vars", "ftcluster_hosts=head:private:public"])
-    assert found.cluster == ("x1", "x0", "x2")  # one in each of these groups
+    assert found.cluster == ("x1", "x0", "x2")  # each of these groups has one host

@@ -26,7 +26,7 @@ INVENTORY = "node1 ansible_connection=local\n"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, whose ansible.cfg Ansible ignores with a warning."""
+    """Yield the current folder, whose ansible.cfg Ansible ignores with a warning."""
     project = tmp_path / "project"
     project.mkdir()
     project.chmod(0o777)
@@ -58,7 +58,7 @@ def test_a_warning_about_ansible_cfg_does_not_hide_the_reason(folder: Path) -> N
     outcome = run_playbook(
         str(playbook), (folder / "hosts",), {}, lambda _: None, time_limit_seconds=100
     )
-    assert "world writable" in outcome.output  # or this is no test
+    assert "world writable" in outcome.output  # otherwise the test proves nothing
     error = failed_without_task("setup", outcome.output)
     first = error.message.splitlines()[0]
     assert first.startswith("setup failed: ")
@@ -87,7 +87,7 @@ def test_if_ansible_gives_only_warnings_they_are_shown() -> None:
 def test_a_head_without_power_is_named_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, message: str, reason: str
 ) -> None:
-    """Ansible's words for a host that is off, while an earlier connection to it is open."""
+    """Ansible's message about a host that is off while an earlier connection is open."""
     event = read_event(raw("runner_on_unreachable", res={"msg": message}))
     assert isinstance(event, TaskEvent)
     outcome = PlaybookOutcome("failed", "", (event,))

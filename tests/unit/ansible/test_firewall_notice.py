@@ -55,7 +55,7 @@ def firewalld(*let_in: str) -> list[dict[str, Any]]:
 
 
 def notice(ruleset: list[dict[str, Any]]) -> str:
-    """The notice, "" where there is none."""
+    """Return the notice, or "" if there is none."""
     folder = ROOT / "roles/firewall"
     variables = DataLoader().load_from_file(str(folder / "vars/main.yml"), trusted_as_template=True)
     known = {"firewall_hosts": HOSTS, "firewall_ports": ["29500-29999", "32768-60999"]}
@@ -67,7 +67,7 @@ def notice(ruleset: list[dict[str, Any]]) -> str:
     if not closing:
         return ""
     text = (folder / "templates/notice.j2").read_text()
-    # as the lookup plugin does
+    # as returned by the lookup plugin
     template = Environment(trim_blocks=True, autoescape=False).from_string(text)
     return template.render({**known, **hosts, "firewall__facts": {"closing": closing}})
 

@@ -1,4 +1,4 @@
-"""Results of a hostile host in a real playbook: every key beside the answer is its own claim."""
+"""Results of a hostile host in a real playbook: all other keys are only the host's claims."""
 
 import json
 from pathlib import Path
@@ -23,13 +23,13 @@ PLAYBOOK = """
 
 
 def answered(folder: Path, **claims: Any) -> tuple[PlaybookOutcome, list[TaskEvent]]:
-    """A playbook whose first host answers each module with these claims."""
+    """Return the events of a playbook whose first host adds these claims to each result."""
     answer = json.dumps({"changed": True, "rc": 0, "stdout": "", "stderr": "", **claims})
     return played(folder, f"cat <<'END'\n{answer}\nEND")
 
 
 def played(folder: Path, answer: str) -> tuple[PlaybookOutcome, list[TaskEvent]]:
-    """A playbook whose hosts run this, whatever module they are sent."""
+    """Run a playbook whose hosts execute this program instead of any module."""
     python = folder / "python"
     python.write_text(f"#!/bin/sh\n{answer}\n")
     python.chmod(0o755)
@@ -46,7 +46,8 @@ def played(folder: Path, answer: str) -> tuple[PlaybookOutcome, list[TaskEvent]]
 
 
 def test_no_host_adds_a_host_or_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANSIBLE_INJECT_FACT_VARS", "true")  # a user may have it for other playbooks
+    # a user may have this setting for other playbooks
+    monkeypatch.setenv("ANSIBLE_INJECT_FACT_VARS", "true")
     claims = {
         "add_host": {"host_name": "another", "groups": [], "host_vars": {"planted": "x"}},
         "add_group": "planted",

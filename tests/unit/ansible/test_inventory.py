@@ -48,7 +48,7 @@ def test_hosts_in_order_with_the_head_group_first(tmp_path: Path) -> None:
     assert read(path).head == "n1"
 
 
-# --- only the hosts that are meant
+# --- selecting the cluster's hosts
 
 
 def test_all_hosts_unless_a_pattern_says_which(company: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_group_of_our_name_is_the_cluster(company: Path) -> None:
     assert read(company, remembered="web").cluster == ("web1",)
 
 
-# --- several, folders, scripts
+# --- several inventories, folders, scripts
 
 
 def test_several_inventories_are_read_in_their_order(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_the_reason_is_that_of_the_plugin_which_a_file_is_for(
     write(tmp_path, {name: text, "plugins/fakecloud.py": FAKE_CLOUD})
     monkeypatch.setenv("ANSIBLE_INVENTORY_PLUGINS", str(tmp_path / "plugins"))
     path = tmp_path / name
-    path.chmod(0o755)  # as all files are on some file systems
+    path.chmod(0o755)  # some file systems make all files executable
     read_at = path.parent if "/" in name else path
     error = error_of(read_at)
     assert said in error
@@ -351,17 +351,17 @@ def test_a_vault_without_its_password(tmp_path: Path) -> None:
     subprocess.run([*vault, str(variables)], check=True, capture_output=True)
     error = error_of(tmp_path / "h.ini")
     assert "h.ini: Attempting to decrypt but no vault secrets" in error
-    assert "-J asks for the vault's password" in error
+    assert "pass the vault's password with -J" in error
     given = read(tmp_path / "h.ini", "--vault-password-file", str(tmp_path / "pw"))
     assert given.hosts == ("h1",)
     (tmp_path / "other").write_text("another\n")
     wrong = error_of(tmp_path / "h.ini", "--vault-password-file", str(tmp_path / "other"))
     assert "Decryption failed" in wrong
-    assert "-J asks for the vault's password" in wrong
+    assert "pass the vault's password with -J" in wrong
     subprocess.run([*vault, str(tmp_path / "h.ini")], check=True, capture_output=True)
-    whole = error_of(tmp_path / "h.ini")  # of which no host is known
+    whole = error_of(tmp_path / "h.ini")  # no host of this inventory is known
     assert "h.ini: Attempting to decrypt" in whole
-    assert "-J asks for the vault's password" in whole
+    assert "pass the vault's password with -J" in whole
 
 
 @pytest.mark.parametrize("name", ["C", "xx_YY.UTF-8", "en_US.ISO-8859-1"])

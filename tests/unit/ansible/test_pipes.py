@@ -15,7 +15,7 @@ def pipes() -> Pipes:
 def test_the_first_reader_gets_all_of_it_and_there_is_no_second(
     pipes: Pipes, tmp_path: Path
 ) -> None:
-    content = os.urandom(300_000)  # several times what a pipe holds
+    content = os.urandom(300_000)  # several times the capacity of a pipe
     path = pipes.give(tmp_path / "pipe", content)
     assert path.is_fifo()
     assert path.stat().st_mode & 0o777 == 0o600

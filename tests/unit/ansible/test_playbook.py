@@ -75,7 +75,7 @@ def test_a_failure_of_any_size_and_a_diff_are_shown() -> None:
 
 
 def parent_of_a_child(script: str) -> "subprocess.Popen[str]":
-    """A process whose script can start a child; it is up."""
+    """Start a process whose script has started a child."""
     begin = (
         "import os, signal, subprocess, sys, time\n"
         "def start():\n"
@@ -106,7 +106,7 @@ def test_what_a_process_starts_as_it_ends_is_ended_too() -> None:
 
 
 def write_playbook(folder: Path, script: str) -> tuple[str, Path]:
-    """A playbook of one task that runs a script here, and an inventory for it."""
+    """Write a playbook of one task that runs a script here, and an inventory for it."""
     path, inventory = folder / "slow.yml", folder / "inventory.ini"
     path.write_text(
         "- name: Slow\n  hosts: all\n  gather_facts: false\n  tasks:\n"
@@ -118,10 +118,10 @@ def write_playbook(folder: Path, script: str) -> tuple[str, Path]:
 
 
 def commands_with(words: str) -> list[bytes]:
-    """Command lines of all processes that have these words."""
+    """Return the command lines of all processes that contain these words."""
     commands = []
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             commands.append((folder / "cmdline").read_bytes())
     return [command for command in commands if words.encode() in command]
 
@@ -136,7 +136,7 @@ def test_a_playbook_that_takes_too_long_is_ended_with_all_it_started(
         late = any(event.kind == "started" for event in events)
         return time.monotonic() + (100 if late else 0)
 
-    # the limit is over as soon as the task runs, however slow Ansible starts
+    # the limit passes as soon as the task runs, even if Ansible starts slowly
     monkeypatch.setattr(playbook, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
     outcome = run_playbook(path, (inventory,), {}, events.append, time_limit_seconds=100)
     assert outcome.state == "timeout", outcome.output
@@ -151,8 +151,9 @@ LOOKED_FOR = (b"in-the-environment", b"among-variables", b"the-answer", b"pexpec
 def test_no_secret_is_in_a_file_at_any_time_of_a_playbook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So a signal leaves none, whenever it comes."""
-    # short: Ansible 2.21 has a socket below TMPDIR, whose whole path may have 107 letters
+    """A signal at any moment therefore leaves no secret in a file."""
+    # a short path, because Ansible 2.21 has a socket below TMPDIR whose path may have 107
+    # characters
     for variable, name in {"XDG_RUNTIME_DIR": "run", "TMPDIR": "t", "HOME": "home"}.items():
         (tmp_path / name).mkdir()
         monkeypatch.setenv(variable, str(tmp_path / name))
@@ -207,7 +208,7 @@ def test_ansible_ends_with_the_command_that_is_killed(tmp_path: Path) -> None:
             assert process.poll() is None
             time.sleep(0.05)
         process.kill()
-    while commands_with(path):  # ansible-playbook and its workers
+    while commands_with(path):  # ansible-playbook and its workers still run
         time.sleep(0.05)
     running.unlink()
 
@@ -237,7 +238,7 @@ def test_a_playbook_that_is_cancelled_while_it_is_silent_is_ended_at_once(tmp_pa
     cancelled_at = 0.0
 
     def cancelled() -> bool:
-        # some time after the last event, when there is nothing more to read from Ansible
+        # some time after the last event, when Ansible prints nothing more
         return bool(cancelled_at) and time.monotonic() > cancelled_at
 
     def tick() -> None:

@@ -14,7 +14,7 @@ from ftcluster.ansible.playbook import PlaybookOutcome, TaskEvent, run_playbook
 from tests.programs import ROOT
 
 PLAYBOOKS = ROOT / "playbooks"
-# they are given the hosts of one run by --limit
+# --limit selects the hosts of one run for them
 OF_A_RUN = (
     "ask.yml", "attach.yml", "caches.yml", "clean.yml", "data.yml", "fetch.yml", "jobs.yml",
     "launch.yml", "logs.yml", "run.yml", "runs.yml", "stop.yml", "tidy.yml", "train.yml",
@@ -57,7 +57,7 @@ def test_every_play_addresses_the_cluster_alone() -> None:
 def addressed(
     folder: Path, inventory: str, *options: str
 ) -> tuple[PlaybookOutcome, list[str], dict[str, Any]]:
-    """Return how a play like setup's ends, whom it addresses, and what it knows of the cluster."""
+    """Return how a play like setup's ends, its hosts, and what it knows of the cluster."""
     (folder / "inventory.ini").write_text(inventory)
     tasks = yaml.safe_load((PLAYBOOKS / "tasks/facts.yml").read_text())
     tell = next(task for task in tasks if "ansible.builtin.set_fact" in task)
@@ -121,12 +121,12 @@ def test_what_is_not_one_pattern_that_names_hosts_ends_it(tmp_path: Path, variab
     assert "ftcluster_hosts is " in outcome.output
 
 
-# names that mean something in a pattern, in a part of it, or as a port
+# names with a meaning in a pattern, in a part of a pattern, or as a port
 ODD = ("fd00::1", "2001:db8::2", "::3", "10.0.0.4", "x-1.rack_2", "1", "all_", "fe80::1%eth0")
 
 
 def patterns_of_runs() -> set[str]:
-    """The `hosts` of the plays that are about the hosts of one run."""
+    """Return the `hosts` of the plays about the hosts of one run."""
     plays = [play for name in OF_A_RUN for play in yaml.safe_load((PLAYBOOKS / name).read_text())]
     return {play["hosts"] for play in plays if "hosts" in play}
 
@@ -136,7 +136,7 @@ def test_a_run_is_launched_on_its_head_and_ended_on_the_others_whatever_their_na
 ) -> None:
     file = tmp_path / "hosts.yml"
     file.write_text(json.dumps({"all": {"hosts": dict.fromkeys(ODD)}}))
-    assert set(read_inventory([file]).cluster) == set(ODD)  # none of them is refused
+    assert set(read_inventory([file]).cluster) == set(ODD)  # none of these names is refused
     known = InventoryManager(DataLoader(), [str(file)])
 
     def meant(pattern: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""Every state of a process of ansible-playbook, and every event in it."""
+"""Every state of an ansible-playbook process, with every event."""
 
 from itertools import product
 from typing import get_args
@@ -23,5 +23,5 @@ def test_the_table_draws_every_state_and_event() -> None:
 @pytest.mark.parametrize(("state", "event"), list(product(STATES, EVENTS)))
 def test_each_event_leads_where_the_table_says(state: PlaybookState, event: Reason | Exit) -> None:
     assert after(state, event) == DRAWN[state, event]
-    for later in EVENTS:  # nothing changes how a process has ended
+    for later in EVENTS:  # the end state never changes
         assert after(after(state, event), later) == after(state, event)

@@ -1,4 +1,4 @@
-"""Variables reach Ansible as data, never as templates, in a file that nobody else can read."""
+"""Variables reach Ansible as data, never as templates, in a file that only this user can read."""
 
 import json
 import stat
@@ -14,7 +14,7 @@ import yaml
 from ftcluster.ansible.playbook import TaskEvent, never_a_template, run_playbook
 from ftcluster.errors import FtclusterError
 
-# through what the collection's own playbooks use
+# uses of variables as in the collection's own playbooks
 PLAYBOOK = """
 - name: Echo
   hosts: "{{ head }}"
@@ -64,7 +64,7 @@ def inventory_of(folder: Path, host: str = "localhost") -> Path:
 
 
 def run(folder: Path, tasks: str, variables: dict[str, Any], *options: str) -> list[TaskEvent]:
-    """Run a playbook here; its events, once it has ended well."""
+    """Run a playbook here; return its events after a successful end."""
     playbook = folder / "playbook.yml"
     playbook.write_text(tasks)
     events: list[TaskEvent] = []

@@ -1,4 +1,4 @@
-"""The runner and the playbooks agree on variables and answers."""
+"""The Python classes and the playbooks agree on variables and answers."""
 
 import re
 from collections.abc import Iterator
@@ -19,17 +19,18 @@ ALL = [
     for one in vars(playbooks).values()
     if isinstance(one, type) and issubclass(one, Playbook) and "name" in vars(one)
 ]
-# what only the runner gives; a playbook's other variables are the user's or a role's
+# variables that only ftcluster passes; all other variables of a playbook belong to the user or a
+# role
 OURS = re.compile(
     r"\b(?:data|train|run|logs|fetch|clean|ask|stop|record|host_keys|cluster_known)_(?!_)[a-z_]+\b"
 )
-# what tasks set for later ones, or plays for those that they import
+# variables that tasks set for later tasks, or plays for imported files
 SET = {"run_layer", "train_all_answer", "train_folder_mode", "train_environment", "host_keys_first"}
 ENDS = ("import_playbook", "import_tasks", "include_tasks", "import_role", "include_role")
 
 
 def files_of(path: Path) -> Iterator[Path]:
-    """A playbook, and all files that it or these include."""
+    """Return a playbook and all files that it includes, directly or indirectly."""
     yield path
     for include in mappings(load(path)):
         for key, value in include.items():
@@ -61,7 +62,7 @@ def mappings(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def texts(value: Any) -> Iterator[str]:
-    """All strings but the keys and names of tasks."""
+    """Yield all strings except keys and names of tasks."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -74,7 +75,7 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def declared(kind: type[Variables]) -> set[str]:
-    """The names of all variables, also those of parts."""
+    """Return the names of all variables, including those of nested parts."""
     found = set()
     for name, hint in get_type_hints(kind).items():
         if name not in {field.name for field in fields(kind)}:
@@ -89,7 +90,7 @@ def test_each_variable_is_read_and_each_that_is_read_is_given(kind: type[Playboo
     files = set(files_of(ROOT / "playbooks" / f"{kind.name}.yml"))
     said = " ".join(text for path in files for text in texts(load(path)))
     given = declared(kind)
-    # not each playbook of runs needs to know all of where they are
+    # some playbooks of runs do not need the whole location of the runs
     own = given - declared(RunFolder)
     assert {name for name in own if not re.search(rf"\b{name}\b", said)} == set()
     given |= declared(ClusterVariables) if issubclass(kind, Stages) else set()
@@ -111,7 +112,7 @@ def test_each_answer_is_given_by_a_task(kind: type[Playbook]) -> None:
 
 
 def test_raw_commands_are_such_as_csh_takes() -> None:
-    """The login shell gets them first: csh wants no newline, nor `!` before a word, in quotes."""
+    """The login shell runs them: csh allows no newline, and no `!` before a word, in quotes."""
     files = [*ROOT.glob("playbooks/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")]
     raw = [
         task["ansible.builtin.raw"]

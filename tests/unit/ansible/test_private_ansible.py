@@ -1,4 +1,4 @@
-"""The undocumented parts of ansible-core and ansible-runner that we use still exist."""
+"""The undocumented parts of ansible-core and ansible-runner that ftcluster uses still exist."""
 
 import os
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_the_configuration_file_that_ansible_reads(
 def test_another_users_configuration_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: str
 ) -> None:
-    """A strategy plugin in it would be executed by Ansible as soon as a playbook starts."""
+    """Ansible would execute a strategy plugin named in it when a playbook starts."""
     monkeypatch.delenv("ANSIBLE_CONFIG", raising=False)
     monkeypatch.delenv("SUDO_UID", raising=False)
     folder = tmp_path / "project"
@@ -80,7 +80,7 @@ def test_another_users_configuration_is_refused(
     monkeypatch.setenv("SUDO_UID", "4242")
     assert config_file() == str(file)
     monkeypatch.delenv("SUDO_UID")
-    monkeypatch.setenv("ANSIBLE_CONFIG", str(file))  # the user has named it
+    monkeypatch.setenv("ANSIBLE_CONFIG", str(file))  # the user has named the file
     assert config_file() == str(file)
 
 

@@ -1,4 +1,4 @@
-"""Nobody else runs compiled Python that the training account can write."""
+"""No other account executes compiled Python that the training account can write."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def test_verify(user: str, cache: str | None) -> None:
 
 
 def tasks_of(found: Any) -> Iterator[dict[str, Any]]:
-    """The plays, blocks and tasks of a file."""
+    """Yield the plays, blocks and tasks of a file."""
     for one in found if isinstance(found, list) else []:
         if isinstance(one, dict):
             yield one
@@ -46,7 +46,7 @@ def tasks_of(found: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_no_task_of_root_has_such_a_cache() -> None:
-    """`become_user: root`, or `become: true`, which is root where no user is named."""
+    """Check `become_user: root`, and `become: true` without a user, which means root."""
     files = [*ROOT.glob("playbooks/**/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")]
     tasks = [(file, one) for file in files for one in tasks_of(loaded(str(file)))]
     cached = [

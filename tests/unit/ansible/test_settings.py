@@ -87,7 +87,7 @@ def test_host_keys_are_checked_unless_the_user_says_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, environment: dict[str, str],
     checked: bool, why: str,
 ) -> None:  # fmt: skip
-    """ansible-runner's setting is read by Ansible's own connection plugin."""
+    """Ansible's own connection plugin reads ansible-runner's setting."""
     file = tmp_path / "ansible.cfg"
     file.write_text(config)
     monkeypatch.setenv("ANSIBLE_CONFIG", str(file))
@@ -116,7 +116,7 @@ def test_host_keys_are_checked_unless_the_user_says_otherwise(
     assert found == checked
 
 
-# the first connection is turned away, as by a jump host with MaxStartups; then a login works
+# the first connection is refused, as by a jump host with MaxStartups; the next login succeeds
 SSH = """#!/bin/bash
 [[ " $* " == *" xeon1 "* ]] || exit 0
 if mkdir "${0%/*}/turned-away"; then

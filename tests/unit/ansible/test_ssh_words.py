@@ -60,7 +60,8 @@ def test_other_words_of_ssh(message: str, said: str) -> None:
     assert of_host_key(message) == said
 
 
-# OpenSSH 9.2 behind a jump host, and 7.4; a network that resets; a host that is off
+# messages of OpenSSH 9.2 and 7.4 behind a jump host, for a network that resets, and for a host that
+# is off
 @pytest.mark.parametrize(
     ("message", "turned_away"),
     [
@@ -78,7 +79,7 @@ def test_an_sshd_with_too_many_connections(message: str, turned_away: bool) -> N
     assert "\n" not in said
 
 
-# OpenSSH 9.2 without ControlPersist, with which it drops them
+# OpenSSH 9.2 without ControlPersist, which would drop these messages
 CLOSED = (
     "kex_exchange_identification: Connection closed by remote host\r\nConnection closed by UNKNOWN"
 )
@@ -108,6 +109,6 @@ def test_keys_are_added_where_ssh_looks_for_them(tmp_path: Path) -> None:
     store(keys[:1])
     assert file.parent.stat().st_mode & 0o777 == 0o700
     assert file.stat().st_mode & 0o777 == 0o600
-    file.write_text(file.read_text().rstrip())  # an editor's last line
+    file.write_text(file.read_text().rstrip())  # an editor may omit the last line end
     store(keys[1:])
     assert file.read_text() == "a ssh-ed25519 AAAA\nb ssh-ed25519 AAAA\n"

@@ -1,4 +1,4 @@
-"""The command `bench allreduce` but for what the ranks do."""
+"""The command `bench allreduce` without the ranks' measurements."""
 
 import json
 import re
@@ -130,7 +130,7 @@ def test_the_document_of_several_hosts(said: Said) -> None:
                                "mb_per_second": 118.0}]  # fmt: skip
     assert (found["interface_mbits"], found["provider"]) == (25000, "tcp")
     impi = found["sizes"][1]["times"]["impi"]
-    # four ranks: 1.5 times the bytes; two hosts: each sends them once, over 3125 MB/s
+    # four ranks: 1.5 times the bytes; two hosts: each sends the bytes once, over 3125 MB/s
     assert impi["bus_gb_per_second"] == pytest.approx(1.5 * 25 * MIB / 16e6, abs=1e-4)
     assert impi["of_network"] == pytest.approx(25 * MIB / 16e-3 / 3125e6, abs=1e-3)
     said("\n".join(lines(found)))
@@ -170,7 +170,7 @@ def test_the_summary_says_what_the_rows_say(rows: list[dict[str, float]], load: 
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs end at once with these times."""
+    """Make runs end at once with these times."""
     events = [*TIMES, {"event": "end", "state": "done", "exit_code": 0, "seconds": 9.0}]
     text = "".join(json.dumps({"time": 1.0, **event}) + "\n" for event in events)
 
@@ -195,7 +195,7 @@ def test_the_plan_chooses_by_the_result(shell: Shell, said: Said) -> None:
     said(next(one.why for one in decided.decisions if one.what == "backend"))
     slower = replace(facts.all_reduce, ms={"gloo": 1.0, "impi": 16.0})
     assert plan(replace(facts, all_reduce=slower), None, STACKS, 2).backend == "gloo"
-    # what was measured within a host says nothing of several
+    # a measurement within a host says nothing about several hosts
     several = replace(facts, hosts=(host("a"), host("b")), all_reduce=slower)
     assert plan(several, None, STACKS, 2).backend == "impi"
 

@@ -1,4 +1,4 @@
-"""The command `bench scaling` but for the trainings themselves."""
+"""The command `bench scaling` without the trainings themselves."""
 
 import re
 from collections.abc import Callable
@@ -23,9 +23,9 @@ from tests.unit.shell import Said, Shell
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
-    """The trainings that were launched; each rank trains 10 samples a second.
+    """Record the launched trainings; each rank trains 10 samples per second.
 
-    Of the ranks all but the second are blocked for a quarter of the time.
+    All ranks except the second are blocked for a quarter of the time.
     """
     runs: list[TrainingRun] = []
 
@@ -73,7 +73,7 @@ def test_hosts(trained: list[TrainingRun], shell: Shell) -> None:
 
 @pytest.mark.usefixtures("trained")
 def test_the_cost_of_an_epoch(shell: Shell) -> None:
-    """An epoch has 3600 samples; the host's two ranks train 20 of them a second."""
+    """An epoch has 3600 samples, and the host's two ranks train 20 of them per second."""
     priced = [host(f"node{n}", cores=16, numa_nodes=2, price_per_hour="4 EUR") for n in (1, 2)]
     remember(Cluster((Path("/inventory.ini"),), cluster(*priced)))
     found = bench(shell, "quickstart", "--steps", "7")
@@ -90,7 +90,7 @@ def test_ranks_of_one_host(trained: list[TrainingRun], shell: Shell) -> None:
     found = bench(shell)
     assert [point["ranks"] for point in found["points"]] == [1, 2]
     assert [run.recipe.batch_size for run in trained] == [16, 32]
-    # with two ranks each has one of the two cores
+    # with two ranks, each has one of the two cores
     assert [point["threads"] for point in found["points"]] == [2, 2]
     assert [point["efficiency"] for point in found["points"]] == [1, 2]
 

@@ -1,4 +1,4 @@
-"""The model of a training step: fitted to points that follow it, and to those that do not."""
+"""The model of a training step: fitted to points that follow it, and to other points."""
 
 from dataclasses import replace
 from itertools import product
@@ -14,7 +14,7 @@ EIGHTH = Mode("gloo", "fp32", "whole", every=8)
 
 
 def step(mode: Mode, hosts: int, noise: float = 1.0) -> Step:
-    """A step by the formula."""
+    """Return a step according to the formula."""
     size = SIZES[mode.dtype] / mode.every if hosts > 1 else 0.0
     often = HIDDEN / mode.every if hosts > 1 else 0.0
     latency = LATENCY / mode.every * (hosts - 1)
@@ -38,12 +38,12 @@ def test_a_step_is_never_shorter_than_its_computing() -> None:
     model = fit([step(FP32, 1), step(FP32, 2), Step(BF16, 2, COMPUTE, 1e6)])
     assert model
     assert model.seconds(BF16, 2) >= COMPUTE
-    # no bandwidth is negative, though the larger exchanges were the faster ones
+    # the bandwidth is not negative although the larger exchanges were faster
     steps = [step(FP32, 1), Step(FP32, 2, 2.4, 5e8), Step(FP32, 4, 2.2, 5e8)]
     model = fit(steps)
     assert model
     assert model.per_byte["gloo"] >= 0
-    # without several hosts there is none
+    # without several hosts there is no model
     assert fit([step(FP32, 1)]) is None
     assert fit([step(FP32, 2)]) is None
 
@@ -75,7 +75,7 @@ def test_each_point_is_predicted_from_the_others() -> None:
     assert [(one.mode, one.hosts) for one, _ in exact] == [
         (FP32, 2), (FP32, 4), (BF16, 2), (BF16, 4)
     ]  # fmt: skip
-    # three points are left for two parameters
+    # three points remain for two parameters
     assert [error for _, error in exact] == pytest.approx([0, 0, 0, 0], abs=1e-9)
     steps[2] = step(FP32, 4, noise=1.1)
     errors = {(one.mode, one.hosts): error for one, error in prediction_errors(steps)}

@@ -1,4 +1,4 @@
-"""`ftcluster attach`: what it says of a run that has failed."""
+"""The messages of `ftcluster attach` about a failed run."""
 
 import json
 

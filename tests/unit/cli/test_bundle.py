@@ -29,7 +29,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Record the requests to package indexes, each of which gets one small wheel."""
+    """Record the requests to package indexes; each request returns one small wheel."""
     found: Calls = []
     write_wheel(tmp_path / "house", "tool", "1.0")
 
@@ -49,7 +49,7 @@ def test_the_default_stack_for_the_usual_hosts(
     assert main(["bundle"]) == 0
     ((wanted, target, sources),) = calls
     assert (wanted.name, wanted.resolve) == ("native", False)
-    assert wanted.more  # the CUDA packages, should they be needed
+    assert wanted.more  # the CUDA packages, in case they are needed
     assert target == Target("3.11", "2.28", "x86_64")
     assert sources.index_url == ""
     assert sources.indexes.keys() == {"torch", "oneccl-bind-pt"}
@@ -73,7 +73,7 @@ def test_options_of_the_download(calls: Calls, tmp_path: Path) -> None:
     assert target == Target("3.12", "2.36", "x86_64")
     assert (sources.index_url, sources.find_links) == ("https://mirror/simple", ("x", "y"))
     assert (tmp_path / "a" / "b.ftbundle").is_file()
-    # a stack that is only documented is resolved
+    # pip resolves a stack that is only documented
     assert main(["bundle", "--stack", "intel-2.6", "--allow-unverified"]) == 0
     wanted = calls[1][0]
     assert wanted.resolve

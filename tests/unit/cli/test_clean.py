@@ -44,7 +44,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def removed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the runs that were removed on the hosts."""
+    """Record the runs that were removed on the hosts."""
     gone: list[str] = []
 
     def clean_runs(
@@ -138,8 +138,8 @@ def test_caches_are_shown_before_they_are_emptied(
 
     monkeypatch.setattr(caches, "clear_caches", clear_caches)
     with (wheels / ".busy.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a setup downloads it
-        assert main(["clean", "--cache"]) == 2  # nobody can be asked
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a setup is downloading to the cache
+        assert main(["clean", "--cache"]) == 2  # there is no user who could answer
         shown = capsys.readouterr().err
         assert "head               models  3.00 GB  1.00 GB" in shown
         assert (wheels / "native").exists()

@@ -21,7 +21,7 @@ from tests.unit.clusters import host
 HOSTS = ("node0", "node1", "node2")
 RUN_HOSTS = RunHosts((Path("hosts.ini"),), HOSTS, "ftcluster", "/opt/ftcluster")
 FIRST = RunState("mrpc-1", "failed", "mrpc", HOSTS, 3, 20, 99, 100.0, 5.0, "")
-# it continues the first one after node0 was lost
+# this run continues the first one after node0 was lost
 SECOND = replace(FIRST, run="mrpc-2", state="running", hosts=HOSTS[1:], started=200.0)
 
 
@@ -39,7 +39,7 @@ def records(monkeypatch: pytest.MonkeyPatch) -> None:
         path.write_text(json.dumps({"inventories": ["hosts.ini"], "plan": plan}))
     record_dir("damaged").mkdir()
     (record_dir("damaged") / "run.json").write_text("{")
-    prepared = replace(SECOND, hosts=(), state="failed")  # the first head has the folder only
+    prepared = replace(SECOND, hosts=(), state="failed")  # the first head has only the folder
     listed = {"node0": [prepared, FIRST], "node1": [SECOND]}
 
     def play(page: Runs, *_: object, **__: object) -> dict[str, tuple[list[RunState], int]]:
@@ -68,7 +68,7 @@ def test_a_run_is_found_on_the_head_that_took_over() -> None:
 
 
 def test_a_run_of_another_control_node_is_found_on_its_head() -> None:
-    """Nothing is recorded here, so that the hosts are asked."""
+    """The run is not recorded here, so the hosts are asked."""
     shutil.rmtree(record_dir("mrpc-2"))
     assert found("mrpc-2") == ("node1", "mrpc-2")
     assert found() == ("node1", "mrpc-2")
@@ -77,7 +77,7 @@ def test_a_run_of_another_control_node_is_found_on_its_head() -> None:
 def test_runs_of_all_heads_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert connection.all_runs(RUN_HOSTS, make_view(False), most=20) == ([SECOND, FIRST], 7)
     assert "no answer from node2" in capsys.readouterr().err
-    assert connection.all_runs(RUN_HOSTS, View(), most=1) == ([SECOND], 8)  # running ones first
+    assert connection.all_runs(RUN_HOSTS, View(), most=1) == ([SECOND], 8)  # running runs first
 
 
 def test_a_run_is_listed_once_and_as_its_head_lists_it() -> None:
@@ -86,7 +86,7 @@ def test_a_run_is_listed_once_and_as_its_head_lists_it() -> None:
     failed = replace(prepares, run="old-1", state="failed")
     listed = {"node2": [member, prepares, failed], "node1": [SECOND], "node0": [member, FIRST]}
     assert runs.merged_runs(listed, "node0") == [SECOND, FIRST, prepares]
-    # preparation failed on the cluster's head
+    # the preparation on the cluster's head failed
     assert runs.merged_runs({"node0": [failed]}, "node0") == [failed]
 
 

@@ -63,7 +63,7 @@ COMMANDS = (
 
 
 def outline(value: Any, folder: str) -> Any:
-    """A document without what differs from run to run and without the words of sentences."""
+    """Return a document without values that differ between runs or wording of sentences."""
     if isinstance(value, dict):
         return {key: outline(one, folder) for key, one in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Damaged files of the control node's state folder: told, kept aside, and no reason to fail."""
+"""Damaged files in the state folder: they are reported and kept, and commands do not fail."""
 
 import json
 from collections.abc import Callable
@@ -33,7 +33,7 @@ LESS = b'{"a": [1]}'
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cluster with a run; nothing is connected to."""
+    """Save a cluster with a run; nothing connects to its hosts."""
     monkeypatch.chdir(tmp_path)
     remember(Cluster(RUN_HOSTS.inventories, cluster(VM)))
     plan = {
@@ -69,7 +69,7 @@ READERS = {"run.json": ("ps", f"attach {RUN}", "plan quickstart"), "checks.json"
 
 
 def broken(text: str) -> list[bytes]:
-    """A file that was cut, overwritten, or has another form in one place or as a whole."""
+    """Yield damaged variants of a file: truncated, overwritten, or with another form."""
     document = json.loads(text)
     other = [{**document, key: None} for key in document if key != "format"]
     forms = (json.dumps(one).encode() for one in [5, None, [], "a", [5], *other])
@@ -97,7 +97,7 @@ def test_every_command_goes_on_and_says_so(name: str, capsys: pytest.CaptureFixt
                 [aside] = file.parent.glob(f"{name}.damaged*")
                 assert aside.read_bytes() == content
                 aside.unlink()
-        # a record of a version that wrote less is none that is damaged
+        # a record of a version that wrote fewer fields is not damaged
         assert told or (name, content) == ("run.json", LESS), content[:50]
 
 

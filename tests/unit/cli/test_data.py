@@ -1,4 +1,4 @@
-"""`ftcluster data`; what the head says is in tests/engine/test_data_report.py."""
+"""`ftcluster data`; tests/engine/test_data_report.py tests the report of the head."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ NOTICES = ["NOT READ, although it holds texts: column title; the task reads body
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with a model and data, two rows of which are for training and validation."""
+    """Write a folder with a model and data, in which training and validation share two rows."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     for name in ("config.json", "tokenizer.json"):
@@ -63,7 +63,7 @@ def test_rows_classes_and_duplicates_without_a_cluster(shell: Shell) -> None:
 
 
 def test_dirty_labels_are_noted_and_lists_as_text_refused(shell: Shell, tmp_path: Path) -> None:
-    """The files are those that pandas writes of lists, and a person of two classes in a cell."""
+    """Cells have lists as pandas writes them, or two classes by hand."""
     (tmp_path / "lists.csv").write_text("text,label\nso,\"['a']\"\nno,\"['a', 'b']\"\n")
     arguments = ("data", "classify", "--model", "model", "--here", "--data")
     refused = shell([*arguments, "lists.csv"], code=1).err

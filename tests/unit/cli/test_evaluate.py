@@ -1,4 +1,4 @@
-"""The commands `evaluate` and `predict`; what the ranks do is in tests/engine/test_formats.py."""
+"""The commands `evaluate` and `predict`; tests/engine/test_formats.py tests the ranks."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ ROWS = [{"text": "a, b", "prediction": "good"}, {"text": "c\u2028d", "prediction
 
 @pytest.fixture(autouse=True)
 def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
-    """The runs that were launched on two hosts, in a folder with a model and data."""
+    """Record the runs that are launched on two hosts; the folder has a model and data."""
     monkeypatch.chdir(tmp_path)
     many = cluster(host("node0", cores=64, numa_nodes=32), host("node1", cores=64, numa_nodes=32))
     remember(Cluster(inventories=(Path("/inventory.ini"),), facts=many))
@@ -67,7 +67,7 @@ def test_a_model_is_evaluated_on_all_ranks(launched: list[TrainingRun], shell: S
         "samples_per_second": 12.5, "world_size": 4, "seconds": 7.0,
     }  # fmt: skip
     [run] = launched
-    assert run.plan.world_size == 64  # more than a batch has samples
+    assert run.plan.world_size == 64  # more ranks than samples in a batch
     assert (run.job["purpose"], run.plan.precision) == ("evaluate", "bf16")
     assert [source for source, _ in run.folders] == [f"{Path.cwd()}/old.csv", f"{Path.cwd()}/model"]
 
@@ -89,7 +89,8 @@ def test_adapters_are_copied_and_their_base_is_that_of_the_hosts(
     Path("pairs.jsonl").write_text(f"{json.dumps(pairs)}\n")
     Path("adapters/adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
     words = "evaluate rerank --model adapters --data pairs.jsonl"
-    assert "contains adapters without their base model" in shell(words, 1).err  # nor their weights
+    # the base model's weights are not there either
+    assert "contains adapters without their base model" in shell(words, 1).err
     Path("adapters/adapter_model.safetensors").touch()
     document(shell, words)
     [run] = launched
@@ -129,7 +130,7 @@ def test_predictions_that_are_no_rows_are_refused(
 
 @pytest.fixture
 def remembers(tmp_path: Path) -> Path:
-    """A model that ftcluster has trained, on columns with names of their own."""
+    """Write a model that ftcluster has trained, on columns with unusual names."""
     words = ["max_length=64", "text_columns=[a]", "label_column=kind", "metrics=[f1]"]
     recipe = load_recipe("classify", [*words, f"data={tmp_path}"])
     file = tmp_path / "model" / FILE
@@ -162,10 +163,10 @@ def test_what_a_model_remembers_can_be_overridden_or_not_be_there(
 ) -> None:
     use = ["--model", "model", "--data"]
     assert main(["evaluate", *use, "tickets.csv", "text_columns=text", "max_length=32"]) == 0
-    assert main(["evaluate", *use, "old.csv"]) == 0  # it has other columns
-    assert main(["evaluate", *use, "own/name"]) == 0  # the hosts find out
+    assert main(["evaluate", *use, "old.csv"]) == 0  # the file has other columns
+    assert main(["evaluate", *use, "own/name"]) == 0  # the hosts check a name on the Hub
     (tmp_path / "pairs.jsonl").write_text('{"query": "a", "positive": "b"}\n')
-    assert main(["evaluate", "embed", *use, "pairs.jsonl"]) == 0  # another task
+    assert main(["evaluate", "embed", *use, "pairs.jsonl"]) == 0  # another task than the training's
     remembers.write_text("{")
     assert main(["evaluate", "classify", *use, "old.csv"]) == 0
     found = [
@@ -196,7 +197,7 @@ def test_a_model_of_a_recipe_that_is_not_here_needs_data(
 def test_a_model_of_others_needs_a_recipe(
     launched: list[TrainingRun], shell: Shell, architecture: str | None, recipes: str
 ) -> None:
-    """Else it would be measured on the pairs that quickstart makes up."""
+    """Otherwise the model would be measured on quickstart's generated pairs."""
     config = {"architectures": [architecture]} if architecture else {"architectures": 3}
     Path("model/config.json").write_text(json.dumps(config))
     for words in ("evaluate", "predict -o out.csv"):

@@ -1,4 +1,4 @@
-"""The command `examples`: what it lists and writes."""
+"""The command `examples`: the lists and files that it writes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`ftcluster export`: what it refuses, all at once, and what it writes."""
+"""`ftcluster export`: its errors, all reported at once, and the files that it writes."""
 
 import json
 from collections.abc import Callable

@@ -11,7 +11,7 @@ from ftcluster.export import exporter
 from ftcluster.operations.models import export_model
 from tests.unit.shell import Shell
 
-# writes what it was asked for beside a model, and says how it went
+# writes its request beside a model, and reports a result
 PROGRAM = """
 import json, os, pathlib, sys
 asked = json.loads(pathlib.Path(sys.argv[1]).read_text())
@@ -77,7 +77,7 @@ def test_a_model_is_exported_and_compared_on_its_validation(shell: Shell) -> Non
     found = asked("model-openvino")
     assert found["rows"] == [{"texts": ["a"], "label": 0}, {"texts": ["b"], "label": 1}]
     assert (found["int8"], found["format"], found["max_length"]) == (False, "openvino", 64)
-    # what the exporter writes itself stays, and weights and the rows of the training are not copied
+    # the exporter's own files stay; weights and training rows are not copied
     assert Path("model-openvino/config.json").read_text() == "its own"
     assert {path.name for path in Path("model-openvino").iterdir()} == {
         "asked.json", "config.json", "ftcluster.json", "tokenizer.json", "modules.json",
@@ -103,7 +103,7 @@ def test_the_exporter_asks_no_host_and_tells_nobody(shell: Shell) -> None:
 def test_one_that_computes_something_else_is_not_kept(shell: Shell, tmp_path: Path) -> None:
     program(0.02)
     assert "0.02 of outputs up to 2, and 0.1% is allowed" in shell("export-model onnx model", 1).err
-    assert shell("export-model onnx model --int8").out  # which it may with 8 bits
+    assert shell("export-model onnx model --int8").out  # allowed with 8 bits
     program(float("nan"))
     shell("export-model openvino model --int8", 1)
     program(0, "ValueError: no such layer")

@@ -1,4 +1,4 @@
-"""The command `generate`; what the host does is in tests/engine/test_generation.py."""
+"""The command `generate`; tests/engine/test_generation.py tests the program on the host."""
 
 import io
 import json
@@ -34,7 +34,7 @@ RUN = "sft-20261126-101500-7f3a"
 
 @pytest.fixture(autouse=True)
 def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
-    """The runs that were launched on a cluster of two hosts; a model is beside."""
+    """Record the runs that are launched on a cluster of two hosts; a model is in the folder."""
     monkeypatch.chdir(tmp_path)
     facts = cluster(host("node0", cores=64, numa_nodes=2), host("node1", cores=64, numa_nodes=2))
     remember(Cluster(inventories=(Path("/inventory.ini"),), facts=facts))
@@ -75,7 +75,8 @@ def test_text_is_printed_as_it_comes(shell: Shell, launched: list[TrainingRun]) 
     assert [source for source, _ in run.folders] == [f"{Path.cwd()}/model"]
 
 
-# what a terminal obeys: a clipboard, a title, a clear screen, its answer as input, a turned line
+# sequences that control a terminal: clipboard, title, clear screen, a response as input, reversed
+# text
 ATTACKS = (
     "\x1b]52;c;cm0gLXJmIH4K\x07", "\x1b]0;root@head\x1b\\", "\x1b[2J\x1b[H", "\x9b2J",
     "\x1bP+q436f\x9c",
@@ -88,7 +89,7 @@ ATTACKS = (
 def test_no_terminal_obeys_a_model(
     attack: str, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However its text is cut into pieces; line feeds and tabs stay."""
+    """Remove control sequences even from text in pieces; line feeds and tabs stay."""
     text = f"1.\ta\n\n{attack}\n2.\tb \U0001f600\u00e9"
 
     def train(run: TrainingRun, _view: object, _: object, on_event: Any) -> RunProgress:
@@ -130,7 +131,7 @@ def test_a_run_s_model_is_used_where_it_is(
 def test_prompts_are_typed_on_a_terminal(
     shell: Shell, launched: list[TrainingRun], monkeypatch: pytest.MonkeyPatch, end: Any
 ) -> None:
-    """Until Ctrl-D, by one run; Ctrl-C leaves a line, or ends an answer and the run."""
+    """One run answers until Ctrl-D; Ctrl-C discards a line, or ends an answer and the run."""
     typed = iter(["a prime", KeyboardInterrupt, " ", "ümlaut", "stop", "another", end])
 
     def type_next(_: str) -> str:

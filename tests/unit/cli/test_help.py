@@ -134,7 +134,8 @@ def test_command_schema_and_page_describe_fields_alike(shell: Shell) -> None:
         described = (properties if name == row["field"] else training)[name]["description"]
         assert row["meaning"] in described
         assert " ".join(row["meaning"].split()) in shown
-        meaning = re.sub(r"([*\[\]<])", r"\\\1", row["meaning"])  # as the page escapes them
+        # the page escapes these characters
+        meaning = re.sub(r"([*\[\]<])", r"\\\1", row["meaning"])
         assert meaning[1:] in page.replace("\\|", "|"), name
 
 
@@ -147,7 +148,7 @@ def test_a_field_with_several_meanings_names_their_tasks(shell: Shell) -> None:
 
 
 def read(text: str) -> Any:
-    """A recipe as editors read YAML, in which 5e-5 is a number (YAML 1.2)."""
+    """Parse a recipe as YAML 1.2, as editors do; there 5e-5 is a number."""
 
     def values(found: Any) -> Any:
         if isinstance(found, dict):

@@ -1,4 +1,4 @@
-"""A head whose node package, its own or an attacker's, answers what it wants: real commands."""
+"""Real commands with a head whose node package, its own or an attacker's, returns anything."""
 
 import json
 import math
@@ -25,7 +25,7 @@ ROW = {**asdict(STATE), "hosts": ["localhost"]}
 
 
 class Head:
-    """This machine as the head, with a program in the place of its Python."""
+    """This machine as the head, with a program in place of the stack's Python."""
 
     def __init__(self, folder: Path) -> None:
         self.prefix, self.folder = folder / "prefix", folder
@@ -33,7 +33,7 @@ class Head:
         python.parent.mkdir(parents=True)
         (self.prefix / "current").symlink_to(python.parents[1])
         python.write_text(
-            # what Ansible calls runs the program in the next call
+            # Ansible's call stores the program, which the next call runs
             f'#!/bin/sh\ncase "$1$2$3" in *-c) exec {sys.executable} "$@";; esac\n'
             f'for word; do [ -e {folder}/"$word" ] && cat {folder}/"$word"; last=$word; done\n'
             f"[ -e {folder}/events ] || exit 0\n"
@@ -52,13 +52,13 @@ class Head:
         self.run_dir.mkdir(parents=True)
 
     def answers(self, **answers: Any) -> None:
-        """Return the program's output by the verb that it is started with."""
+        """Return the program's output by the verb of its call."""
         for verb, answer in answers.items():
             text = answer if isinstance(answer, str) else json.dumps(answer)
             (self.folder / verb).write_text(text)
 
     def snapshot(self) -> dict[str, bytes]:
-        """All files but those that the head itself has, and Ansible's temporary ones."""
+        """Return all files except the head's own files and Ansible's temporary files."""
         own = (self.prefix, *(self.folder / verb for verb in ("list", "remove", "start")))
         return {
             str(path): path.read_bytes() if path.is_file() else b""
@@ -124,7 +124,7 @@ def test_damaged_events_and_escapes(head: Head, shell: Shell) -> None:
 
 
 def test_a_training_that_the_head_makes_up(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
-    """Events of any kind in any order go into no file but the run's record."""
+    """Invented events of any kind, in any order, change only the run's record."""
     outside = str(head.folder / "outside/kept")
     nasty = (outside, "../../outside/kept", "\x1b]0;title\x07\u202e", "a\nerror: b", "{{ 1 + 1 }}")
     events: list[Any] = [
@@ -142,7 +142,7 @@ def test_a_training_that_the_head_makes_up(head: Head, capsys: pytest.CaptureFix
     before = head.snapshot()
     code = main(["train", "quickstart"])
     shown = "".join(capsys.readouterr())
-    assert code == 0, shown  # as the last event says
+    assert code == 0, shown  # as the last event claims
     assert "Traceback" not in shown
     assert not {"\x1b", "\u202e", "\x07"} & set(shown)
     assert "\nerror: b" not in shown

@@ -1,4 +1,4 @@
-"""Names that others made, of columns, files and recipes, in generated files and on a terminal."""
+"""Foreign names of columns, files and recipes in generated files and on a terminal."""
 
 import ast
 import csv
@@ -48,7 +48,7 @@ PLAN = ("classify", "--data", "rows.csv", "--model", "model", "text_columns=body
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a model."""
+    """Yield the current folder with a model."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     for name in ("config.json", "tokenizer.json"):
@@ -59,7 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_rows(path: Path, *columns: str) -> None:
-    """Write data with columns that nobody reads, of any names."""
+    """Write data with columns of any names that no task reads."""
     with path.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, quoting=csv.QUOTE_ALL)
         rows.writerow(["body", "label", *columns])
@@ -75,7 +75,7 @@ def test_a_column_is_no_manifest(kind: str, folder: Path, shell: Shell) -> None:
     names = [f"{at}{end}{ROLE.replace(chr(10), end)}" for at, end in enumerate(BREAKS)]
     write_rows(folder / "rows.csv", *names)
     text = shell(asked).out
-    assert text.count("ClusterRoleBinding") == len(BREAKS)  # in their comment
+    assert text.count("ClusterRoleBinding") == len(BREAKS)  # only in the comment
     assert [one["kind"] for one in yaml.safe_load_all(text)] == expected
     head = text.splitlines()[: text.splitlines().index("apiVersion: v1")]
     assert all(line.startswith("#") for line in head)
@@ -97,7 +97,8 @@ def test_a_file_of_a_scripts_folder_is_no_command(folder: Path, shell: Shell) ->
     project.mkdir()
     (project / "train.py").write_text("import torch\n")
     for at, end in enumerate(BREAKS):
-        (project / f"{at}{end}touch owned #.pyc").write_text("")  # named as not copied
+        # listed among the files that are not copied
+        (project / f"{at}{end}touch owned #.pyc").write_text("")
     script = str(project / "train.py")
     lines = shell(["run", "--dry-run", "--commands", "--", script]).out.splitlines()
     begin = next(place for place, line in enumerate(lines) if line.startswith("cd /"))
@@ -111,7 +112,7 @@ def test_a_file_of_a_scripts_folder_is_no_command(folder: Path, shell: Shell) ->
 def test_a_recipe_has_lines_in_no_name(
     line_break: str, field: str, folder: Path, shell: Shell
 ) -> None:
-    """Neither one of this machine nor one that a host returns."""
+    """Recipe names have one line, whether from this machine or from a host."""
     name = f"a{line_break}b"
     content = {"model": "a/b", "data": "c/d", field: name}
     (folder / "mine.yml").write_text(json.dumps(content), encoding="utf-8")
@@ -143,7 +144,7 @@ def test_every_recipe_comes_back_from_a_host(changes: tuple[str, ...]) -> None:
     for name in known_recipes():
         try:
             recipe = load_recipe(name, changes)
-        except FtclusterError:  # a task without evaluation by length, for example
+        except FtclusterError:  # for example a task without evaluation by length
             continue
         job = Job("r-1", Path("/a"), Path("/a"), recipe, "fp32", False).to_dict()
         assert checked_recipe(json.loads(json.dumps(job))["recipe"]) == recipe
@@ -166,7 +167,7 @@ def test_a_terminal_obeys_no_column(
 ) -> None:
     write_rows(folder / "rows.csv", f"id{escape}")
     for command in ("plan", "data"):
-        if command == "data":  # which asks the head, if there is a cluster
+        if command == "data":  # this command asks the head if there is a cluster
             monkeypatch.setenv("XDG_STATE_HOME", str(folder / "no cluster"))
         shown = shell([command, *PLAN])
         assert not OBEYED.search(shown.out + shown.err), command
@@ -190,7 +191,7 @@ def test_a_column_is_no_line_of_its_own(folder: Path, shell: Shell) -> None:
 
 
 def on_terminal(folder: Path, *words: str) -> bytes:
-    """Return what the command writes to a terminal of its own."""
+    """Return the output of the command on a terminal."""
     own, its = pty.openpty()
     path = os.pathsep.join(str(ROOT / name) for name in ("runner", "common", "train"))
     program = f"import tests.unit.conftest; from ftcluster.cli.main import main; main({words!r})"
@@ -275,7 +276,7 @@ def test_bash_reads_the_words_that_were_meant(words: list[str]) -> None:
 
 
 def test_values_of_a_batch_script_are_words(folder: Path) -> None:
-    """Values that end a line, a quotation or a comment, or that a shell would execute."""
+    """Values may end a line, a quotation or a comment, or contain shell code."""
     program = folder / "ftcluster"
     program.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\" > words\n")
     program.chmod(0o755)
@@ -332,7 +333,7 @@ def test_names_of_images(image: str, shell: Shell) -> None:
 
 
 def made_comments(source: str) -> list[int]:
-    """Return the lines with a comment of a generated file that has a field in it."""
+    """Return the lines of a generated file that have a comment with a field in it."""
     return [
         node.lineno
         for node in ast.walk(ast.parse(source))
@@ -345,7 +346,7 @@ def made_comments(source: str) -> list[int]:
 
 def test_one_function_writes_comments() -> None:
     assert made_comments('a = f"# {name}"') == [1]
-    assert made_comments('a = f"#SBATCH {option}"') == []  # is no comment, see OPTION there
+    assert made_comments('a = f"#SBATCH {option}"') == []  # not a comment; see OPTION there
     found = [
         f"{path.relative_to(ROOT)}:{line}"
         for folder in ("runner", "plugins")
@@ -359,7 +360,7 @@ def test_one_function_writes_comments() -> None:
 
 
 def test_a_terminal_gets_text_and_colours_of_a_script() -> None:
-    """Sequences that come in pieces, and those that would hide what ftcluster itself writes."""
+    """Escape sequences in pieces, and sequences that would hide ftcluster's own lines."""
     pieces = [
         "\r 50 %|#####     |", "\x1b[1;31mred", " \x1b[8mhidden", "\x1b", "[2J", "\x1b]52;c;",
         "Y3VybA==\x07", "\x9b2J", "\x1b[A\x1b[K", "\x1bP+q\x1b\\", "\u202eevil\n",

@@ -1,4 +1,4 @@
-"""A report about a run whose head answers anything: a page, or one line with the host's name."""
+"""A report about a run of a hostile head: a page, or one line with the host's name."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,18 +16,19 @@ ODD: tuple[Any, ...] = (None, "x", -1, [{}])
 
 
 def variants() -> list[RunFiles]:
-    """The files of a run, each time with one part that is something else."""
+    """Yield the files of a run, each time with one part replaced."""
     records = [{**WHOLE.record, key: odd} for key in (*WHOLE.record, "launch") for odd in ODD]
     at_first = [
         [{**event, key: odd} if event is changed else event for event in WHOLE.events]
         for changed in {event["event"]: event for event in reversed(WHOLE.events)}.values()
         for key in changed
-        if key not in ("event", "time")  # their form is looked at where events arrive
+        if key not in ("event", "time")  # the form of these fields is checked when events arrive
         for odd in ODD[:2]
     ]
     found = [replace(WHOLE, record=one) for one in records]
     ranks = [{"rank": 0, "host": "a", "cpus": "0-9999999999", "threads": 1, "memory_nodes": []}]
-    at_first.append([{"event": "placement", "time": 1.0, "ranks": ranks}])  # more than memory has
+    # more than the memory can hold
+    at_first.append([{"event": "placement", "time": 1.0, "ranks": ranks}])
     return [*found, *(replace(WHOLE, events=one) for one in at_first)]
 
 

@@ -1,4 +1,4 @@
-"""The command `hosts`: what becomes of the saved cluster, and which stages run where."""
+"""The command `hosts`: its changes of the saved cluster, and the stages it runs on each host."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ EVERYONE = ("xeon1", "xeon2", "xeon3", "xeon4")
 
 @pytest.fixture(autouse=True)
 def of_inventory(monkeypatch: pytest.MonkeyPatch, head: Path) -> list[str]:
-    """An inventory of xeon1 to xeon4, of which the first three are the cluster; its own pattern."""
+    """Write an inventory of xeon1 to xeon4 with the first three as the cluster."""
     own: list[str] = []
 
     def read_inventory(paths: Paths, options: tuple[str, ...] = (), saved: str = "") -> Inventory:
@@ -53,7 +53,7 @@ def of_inventory(monkeypatch: pytest.MonkeyPatch, head: Path) -> list[str]:
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch, head: Path) -> Played:
-    """The playbooks that ran, and their options; every host of them is found."""
+    """Record the playbooks and their options; every host responds."""
     found: Played = []
 
     def run_stages(
@@ -151,7 +151,8 @@ def test_what_is_refused_changes_nothing(
     of_inventory.append("xeon1,xeon2,xeon3")
     found = run(shell, "add", "xeon4", code=1)
     said(f"{found['error']}\n{found['hint']}")
-    asked = replace(recall(), as_of="", record="")  # by return, whether xeon2 is drained by now
+    # `return` asks for the record, which says if xeon2 is drained
+    asked = replace(recall(), as_of="", record="")
     assert (asked, played) == (before, [])
     assert main(["hosts", "drain"]) == 2
     assert main(["hosts", "list"]) == 2

@@ -18,7 +18,7 @@ RUN = RunState("mrpc-1", "running", "mrpc", ("head",), 2, 3, 9, 0.0, 1.0, "")
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Yield the pieces that the head writes into the log."""
+    """Yield the pieces of the log that the head writes."""
     pieces: list[bytes] = []
 
     def copy_logs(*arguments: Any) -> None:
@@ -65,7 +65,7 @@ def test_the_log_of_a_run_whose_head_is_off(
     monkeypatch: pytest.MonkeyPatch, shell: Shell,
     said: Said,
 ) -> None:  # fmt: skip
-    """On the first host that answers there is nothing but its job."""
+    """The first host that responds has only the run's job."""
     run_hosts, lost = replace(RUN_HOSTS, hosts=("node1",)), replace(RUN, hosts=(), state="failed")
     monkeypatch.setattr(connection, "cluster_run_hosts", lambda *_: run_hosts)
     monkeypatch.setattr(connection, "list_everywhere", lambda *_: ([lost], 0, ()))

@@ -1,7 +1,7 @@
-"""A head that lies live, while its runs are listed, followed and fetched: its own programs lie.
+"""A head that lies while its runs are listed, followed and fetched, with its own programs.
 
-The commands are real, and so is Ansible's connection. On the head the programs that these commands
-call are an attacker's: what `find`, `stat` and `tail` print is made up.
+The commands and Ansible's connection are real. The programs that the commands call on the head are
+an attacker's: the output of `find`, `stat` and `tail` is invented.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ END = {"event": "end", "time": 9.0, "state": "done", "exit_code": 0, "seconds": 
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Put a program of the attacker's in front of the head's own."""
+    """Put an attacker's program before the head's own programs."""
     folder = tmp_path / "prefix/evil"
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
@@ -45,7 +45,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, 
 
 
 def refused(shell: Shell, command: list[str]) -> str:
-    """Return the error of a command that fails in a few lines a terminal does not obey."""
+    """Return the error of a command that fails with a few harmless lines."""
     said = shell(command, 1).err
     assert said.count("error:") == 1
     assert "Traceback" not in said
@@ -57,7 +57,7 @@ def refused(shell: Shell, command: list[str]) -> str:
 def test_what_is_fetched_writes_nothing_elsewhere(
     head: Head, programs: Callable[[str, str], None], shell: Shell, tmp_path: Path
 ) -> None:
-    """All files of a listing are refused if one is, so nothing of the others stays."""
+    """If one file of a listing is refused, all are refused and no file remains."""
     model = f"{head.run_dir}/it's $(touch {tmp_path}/outside/run); `touch {tmp_path}/outside/run`"
     head.answers(list={"runs": pack([{**ROW, "state": "done", "model": model}]), "left": 0})
     Path(model).mkdir(parents=True)
@@ -70,7 +70,7 @@ def test_what_is_fetched_writes_nothing_elsewhere(
     assert "the host lists a name that is no file" in refused(shell, ["fetch", RUN, "copy"])
     assert head.snapshot() == before
     programs("find", f"printf '3 %s %s\\n' {ABC} ./good")
-    programs("tail", "printf abd")  # another file than was listed, as by a link that was swapped
+    programs("tail", "printf abd")  # another file than was listed, as after a swapped link
     assert "changed while it was copied" in refused(shell, ["fetch", RUN, "copy"])
     assert not Path("copy").exists()
     assert [one.name for one in (tmp_path / "outside").iterdir()] == ["kept"]
@@ -79,7 +79,7 @@ def test_what_is_fetched_writes_nothing_elsewhere(
 def test_what_is_followed_fills_no_disk(
     head: Head, programs: Callable[[str, str], None], shell: Shell
 ) -> None:
-    """A file that is said to be huge, and is of zeros wherever it is read."""
+    """A file claims to be huge, and contains zeros wherever it is read."""
     (head.run_dir / "events.jsonl").write_text("x")
     programs("tail", "exec cat /dev/zero")
     for told, words in (
@@ -92,7 +92,7 @@ def test_what_is_followed_fills_no_disk(
 
 
 def test_events_that_grow_and_are_another_runs(head: Head, shell: Shell, tmp_path: Path) -> None:
-    """Written while they are followed: without line ends, of other runs, and then a link."""
+    """Events are written while they are followed: without line ends, of other runs, then a link."""
     events = head.run_dir / "events.jsonl"
     events.write_text("")
     (head.run_dir / "supervisor.pid").write_text(str(os.getpid()))
@@ -100,7 +100,7 @@ def test_events_that_grow_and_are_another_runs(head: Head, shell: Shell, tmp_pat
 
     def write() -> None:
         with events.open("ab") as file:
-            for _ in range(8):  # no line has an end
+            for _ in range(8):  # no line has a line end
                 file.write(b"x" * (1 << 20))
                 file.flush()
                 time.sleep(0.05)

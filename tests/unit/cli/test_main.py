@@ -64,13 +64,13 @@ def test_wrong_usage_is_2() -> None:
         assert main(words.split()) == 2, words
 
 
-# commands for which several words mean something: runs, hosts, the words of a script
+# commands that accept several words: runs, hosts, the words of a script
 HOSTS = ("hosts add", "hosts remove", "hosts drain", "hosts return")
 TAKE_MANY = {"stop", "report", "clean", "run", "generate", *HOSTS}
 
 
 def kinds_of_commands() -> Iterator[str]:
-    """Each command, or its kinds, such as `bench scaling`, where it has some."""
+    """Return each command, or its subcommands, such as `bench scaling`."""
     for name, parser in build_parser().commands.parsers.items():
         groups = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
         kinds = [kind for group in groups for kind in group.choices]
@@ -126,7 +126,7 @@ def test_bad_data_and_bad_model_are_reported_together(tmp_path: Path, shell: She
     err = shell("train mrpc --data data --model ./model", 1).err
     assert "data has no data in .csv" in err
     assert "no config.json" in err
-    # a name with ./ or / at an end can only mean a folder
+    # a name that begins with ./ or ends with / can only be a folder
     assert "none" in shell("train mrpc --data ./none", 1).err
 
 

@@ -1,4 +1,4 @@
-"""The trainings of docs/migrate.md can be planned, for hosts like those of the guides."""
+"""The trainings in docs/migrate.md can be planned for hosts like those of the guides."""
 
 import json
 from pathlib import Path
@@ -25,6 +25,6 @@ def test_each_training_can_be_planned(command: Command, tmp_path: Path, shell: S
     facts.write_text(json.dumps({"facts": golden["facts"]}))
     plan = shell(["plan", *command.words[2:], "--facts", str(facts), "--json"]).document
     nodes = int(command.words[command.words.index("--nodes") + 1])
-    threads = 32 if nodes == 1 else 31  # one core for communication
+    threads = 32 if nodes == 1 else 31  # one core is reserved for communication
     found = [[rank["threads"] for rank in host["ranks"]] for host in plan["hosts"]]
     assert found == [[threads]] * nodes

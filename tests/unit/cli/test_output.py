@@ -1,4 +1,4 @@
-"""Commands whose output nobody reads, and the JSON document of each way to fail."""
+"""Commands whose output is not read, and the JSON documents of failures."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def run(tmp_path: Path, *words: str, **streams: Any) -> "subprocess.CompletedPro
 
 @pytest.fixture
 def unread() -> Any:
-    """A pipe whose reader is gone."""
+    """Return a pipe whose reader has closed it."""
     reader, writer = os.pipe()
     os.close(reader)
     yield writer

@@ -1,4 +1,4 @@
-"""--task and --metrics: Python files of the user's own."""
+"""--task and --metrics with a user's own Python files."""
 
 import json
 import os
@@ -41,7 +41,7 @@ REVIEWS = [{"text": "good", "label": "yes"}, {"text": "bad", "label": "no"}]
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The user's folder: both examples, data and a model."""
+    """Yield the user's folder with both examples, data and a model."""
     for name in (TASK, METRICS):
         shutil.copyfile(ROOT / "examples" / name, tmp_path / name)
         (tmp_path / name).chmod(0o644)
@@ -58,7 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
-    """The runs that were launched on two hosts; none of them is followed."""
+    """Record the runs that are launched on two hosts; no run is followed."""
     two = cluster(host("node0"), host("node1"))
     remember(Cluster(inventories=(Path("/inventory.ini"),), facts=two))
     runs: list[TrainingRun] = []
@@ -109,7 +109,7 @@ def test_a_recipe_alone_executes_nothing_and_names_the_option(folder: Path, shel
     (folder / "mine.yml").write_text("task: word-count\nmodel: model\ndata: texts.jsonl\n")
     assert "--task FILE.py" in shell("data mine.yml --here", 2).err
     assert shell(f"data mine.yml --here --task {TASK} --json").document["recipe"] == "mine"
-    assert "--task FILE.py" in shell("data mine.yml --here", 2).err  # the file counts once
+    assert "--task FILE.py" in shell("data mine.yml --here", 2).err  # the file appears only once
     assert "word-count" not in TASKS
 
 
@@ -226,7 +226,7 @@ def test_a_model_of_the_task_needs_the_file(
     assert main(["evaluate", *options.split(), "--task", TASK]) == 0
     [run] = launched
     assert (run.purpose, run.recipe.task) == ("evaluate", "word-count")
-    assert run.recipe.max_length == 7  # as it was trained
+    assert run.recipe.max_length == 7  # the value of the training
     assert run.code == read_code(TASK)
 
 
@@ -274,12 +274,12 @@ def test_a_sweep_tries_its_fields_and_is_compared_by_its_metric(
     assert request.with_settings(settings).user_code() == read_code(TASK)
     before = name_of(request, settings, {})
     change(folder, ("0.5", "0.25"))
-    assert name_of(request, settings, {}) != before  # changed code is trained again
+    assert name_of(request, settings, {}) != before  # changed code leads to a new training
     assert launched == []
 
 
 def found_run(folder: Path) -> tuple[UserCode, dict[str, Any]]:
-    """The job of a run with the task, as a host returns it."""
+    """Return the job of a run with the task, as a host returns it."""
     two = cluster(host("node0"), host("node1"))
     request = RecipeRequest((), "texts.jsonl", "model", task=TASK)
     run = request.prepared(Cluster(inventories=(folder / "i.ini",), facts=two))
@@ -294,7 +294,7 @@ def test_a_run_continues_with_its_own_file_where_this_control_node_started_it(
     answers(monkeypatch, node1={"r-1": job})
     with pytest.raises(FtclusterError, match=r"no record of\n  name the file.*--task word_count"):
         find_job(RUN_HOSTS, "r-1")
-    assert find_job(RUN_HOSTS, "r-1", code).code == code  # the user has named it
+    assert find_job(RUN_HOSTS, "r-1", code).code == code  # the user has named the file
     begin_record("r-1", {"code": [{"name": TASK, "sha256": code.task.sha256}]})
     (folder / TASK).unlink()
     load_task(None, Path())
@@ -310,7 +310,7 @@ def test_a_run_does_not_continue_with_another_file(
     change(folder, ("0.5", "0.25"))
     with pytest.raises(FtclusterError, match=r"--task: run r-1 uses word_count\.py"):
         find_job(RUN_HOSTS, "r-1", read_code(TASK))
-    # a host that changes the text cannot keep the digest
+    # a host that changes the text changes its digest
     assert code.task
     begin_record("r-1", {"code": [{"name": TASK, "sha256": code.task.sha256}]})
     job["code"]["task"]["text"] = "import os\n"

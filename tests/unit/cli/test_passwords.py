@@ -12,14 +12,14 @@ from ftcluster.operations.connection import remembered
 
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that stands for memory."""
+    """Replace the folder in memory by a temporary folder."""
     (tmp_path / "memory").mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "memory"))
     return tmp_path / "memory"
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, *words: str) -> list[str]:
-    """Answer the questions in turn; returns the questions."""
+    """Answer the questions in order; return the questions."""
     questions: list[str] = []
     left: Iterator[str] = iter(words)
 
@@ -60,7 +60,7 @@ def test_answers_have_no_name_and_go_away(memory: Path, monkeypatch: pytest.Monk
     with ask_passwords({"--ask-become-pass": True, "--ask-pass": True}) as arguments:
         assert arguments[0::2] == ("--become-password-file", "--connection-password-file")
         files = [Path(name) for name in arguments[1::2]]
-        # another program of the user, ansible-inventory, may open them
+        # another program of the user, ansible-inventory, may open the file
         said = subprocess.run(["cat", *files], capture_output=True, text=True, check=True).stdout
         assert said == "bec\npässword\n"
         assert {file.stat().st_mode & 0o777 for file in files} == {0o600}

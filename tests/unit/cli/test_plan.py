@@ -48,7 +48,7 @@ def test_hosts_decisions_and_the_command(shell: Shell) -> None:
     assert "job.json" in out
     assert "ftcluster_train.engine.prepare" in out
     assert lines[-1].startswith("  /opt/ftcluster/current/bin/mpirun -machinefile ")
-    assert not list(Path.cwd().glob("state/ftcluster/runs/*"))  # nothing is left behind
+    assert not list(Path.cwd().glob("state/ftcluster/runs/*"))  # the command leaves no files
 
 
 def test_what_is_trained_comes_first_and_commands_only_when_asked_for(
@@ -90,7 +90,8 @@ def test_the_size_of_a_model_in_this_machines_cache_of_the_hub_is_known(
     (model / "snapshots/c0ffee").mkdir(parents=True)
     config = {"hidden_size": 768, "num_hidden_layers": 12, "vocab_size": 30522}
     (model / "snapshots/c0ffee/config.json").write_text(json.dumps(config))
-    assert memory().startswith("up to ")  # from its shape, where the weights are no safetensors
+    # estimated from the shape, because the weights are not safetensors
+    assert memory().startswith("up to ")
     write_weights(model / "snapshots/c0ffee/model.safetensors", a=("F32", [20_000, 1_000_000]))
     assert "not enough memory" in shell("plan mrpc --model own/big", 1).err
 
@@ -105,7 +106,7 @@ def test_lines_fit_a_terminal_and_have_no_colour_where_it_is_unwanted(
     assert "\x1b[1;31merror: \x1b[0m" in shell("plan unknown", 2).err
     monkeypatch.setenv("NO_COLOR", "1")
     plain = re.sub(r"\x1b\[[12]?m|\x1b\[0m", "", shell("plan mrpc").out)
-    assert "\x1b" not in plain  # bold and dim at most
+    assert "\x1b" not in plain  # at most bold and dim
     assert max(map(len, plain.splitlines())) <= 60
     assert "\n  " in plain
 

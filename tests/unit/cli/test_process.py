@@ -1,4 +1,4 @@
-"""Signals that end a command, at moments at which Python drops what a handler raises."""
+"""Signals that end a command while Python would drop an exception from a handler."""
 
 import contextlib
 import logging
@@ -16,7 +16,7 @@ import pytest
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.cli.process import ended_in_order
 
-FORKING: list[Callable[[], None]] = []  # Python keeps what is registered for ever
+FORKING: list[Callable[[], None]] = []  # Python keeps registered functions forever
 os.register_at_fork(before=lambda: [call() for call in FORKING])
 SECONDS = 10
 
@@ -28,9 +28,11 @@ def handlers() -> Iterator[None]:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.pthread_sigmask(signal.SIG_SETMASK, held)  # programs that later tests start have it
+    # programs that later tests start inherit the mask
+    signal.pthread_sigmask(signal.SIG_SETMASK, held)
     FORKING.clear()
-    with contextlib.suppress(RuntimeError):  # it is free; an exception in a fork may have left it
+    # the lock is free; an exception during a fork may have left it locked
+    with contextlib.suppress(RuntimeError):
         while True:
             logging._lock.release()  # type: ignore[attr-defined]
     for number, handler in before.items():
@@ -49,7 +51,7 @@ def while_it_forks(number: signal.Signals) -> None:
         os._exit(0)
     try:
         os.waitpid(pid, 0)
-    finally:  # the signal may come in the midst of it, and other tests count their children
+    finally:  # the signal may arrive during the fork, and other tests count their children
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
 
@@ -80,7 +82,7 @@ def test_a_signal_ends_a_command_whatever_python_is_doing(
                 time.sleep(SECONDS)
                 did.append("went on")
             finally:
-                time.sleep(0.1)  # is not disturbed a second time
+                time.sleep(0.1)  # this wait is not interrupted again
                 did.append("cleaned up")
 
     with pytest.raises(ends) as raised:
@@ -137,7 +139,8 @@ def test_handlers_are_exchanged_whole(
     nth: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exchange, exchanges, done = signal.signal, 0, threading.Event()
-    others = [threading.Thread(target=done.wait) for _ in range(threads)]  # may receive a signal
+    # these threads may receive a signal
+    others = [threading.Thread(target=done.wait) for _ in range(threads)]
     of_ctrl_c, of_hangup = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGHUP)
 
     def exchanged(number: signal.Signals, handler: Any) -> Any:
@@ -188,7 +191,7 @@ def test_a_signal_in_a_fork_leaves_no_lock_taken() -> None:
         logging._lock.acquire()  # type: ignore[attr-defined]
         sys.unraisablehook(SimpleNamespace(exc_value=SystemExit(143), object=release))  # type: ignore[arg-type]
         signal.setitimer(signal.ITIMER_REAL, 0)
-        if release is interrupted:  # this Python gives it back without a function
+        if release is interrupted:  # this Python releases the lock without a Python function
             logging._lock.release()  # type: ignore[attr-defined]
         thread = threading.Thread(target=look)
         thread.start()

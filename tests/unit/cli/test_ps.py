@@ -71,7 +71,8 @@ def test_ps_says_who_uses_which_hosts() -> None:
     first, second, free, queued = uses([a, b, waits, done], ("n1", "n2", "n3", "n4", "n5"))
     clock = time.strftime("%H:%M", time.localtime(now))
     assert first.startswith(f"n2-n3: used by ops on b, mrpc-1, since {clock}, until about ")
-    assert second == f"n1: used by b-1, since {clock}"  # its end is past, so it is not known
+    # its expected end has passed, so the end is unknown
+    assert second == f"n1: used by b-1, since {clock}"
     assert free == "free: n4-n5"
     assert queued == "c-1 waits for n1: run b-1 is using it; run x waits for it"
     assert "waiting (place 2 in the queue)  3/9" in table([waits])[1]

@@ -1,6 +1,6 @@
-"""`fetch --push`: what is refused before a copy, what is asked, and the program that uploads.
+"""`fetch --push`: errors before a copy, the question, and the program that uploads.
 
-Nothing here reaches the Hub: an upload itself was not tried.
+Nothing here connects to the Hub, so a real upload is not tested.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ printf '%s\\n' "$@" > "$HOME/argv"
 
 @pytest.fixture(autouse=True)
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The runs that were copied to `my-model`; `hf` is a program that writes its arguments."""
+    """Record the runs copied to `my-model`; `hf` is a program that writes its arguments."""
     runs: list[str] = []
 
     def copy(_connection: object, run: str, *_: object) -> Result:

@@ -1,4 +1,4 @@
-"""`train --resume`: the options of the launch, and the hosts that are left out."""
+"""`train --resume`: the options of the launch, and the skipped hosts."""
 
 import json
 from collections.abc import Callable
@@ -32,9 +32,9 @@ RECIPE = load_recipe("quickstart")
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[TrainingRun]:
-    """The trainings that were launched, on hosts whose runs are in folders of this machine.
+    """Record the launched trainings on hosts whose runs are in folders of this machine.
 
-    Only the connection to the hosts is replaced: the documents are read by the host's own program.
+    Only the connection to the hosts is replaced: the host's own program reads the documents.
     """
     remember(Cluster((Path("/inventory.ini"),), THESE))
     trainings: list[TrainingRun] = []
@@ -59,7 +59,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[TrainingRu
 
 @pytest.fixture
 def answering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    """Choose the hosts that respond."""
+    """Set the hosts that respond."""
 
     def respond(*names: str) -> None:
         def play(playbook: Any, *_: object, **__: object) -> dict[str, Any]:
@@ -94,10 +94,10 @@ def test_a_resumed_run_has_the_options_of_the_launch(
     for name in ("FTCLUSTER_TAGS", "MODE"):
         assert second.launch.env[name] == first.launch.env[name], name
     assert second.secrets == {"OWN_KEY": "secret"}
-    assert second.kept == first.kept  # also for a run that continues this one
-    assert "--ranks-per-host 1" in again.err  # they are not kept silently
+    assert second.kept == first.kept  # also for a run that continues this run
+    assert "--ranks-per-host 1" in again.err  # the kept options are shown
     assert "secret" not in again.err
-    # an option of this command counts; other names are kept
+    # an option of this command has precedence; other options are kept
     changed = f"--resume {first.id} --tag ticket=43 --ranks-per-host 2 --share-hosts --spares 0"
     shell(f"train {changed} --env MODE=b", 1)
     third = launched[-1]
@@ -151,7 +151,7 @@ def test_a_refused_number_of_hosts_names_the_drained_host(shell: Shell) -> None:
 
 
 def test_values_of_variables_come_from_this_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host must not choose the environment of the other hosts' ranks."""
+    """A host must not choose the environment of other hosts' ranks."""
     kept = KeptOptions(env=("MODE",), secret_env=("OWN_KEY",))
     job = runs.FoundJob("r-1", RECIPE, NAMES, 4, options=kept)
     with pytest.raises(UsageError) as caught:

@@ -1,4 +1,4 @@
-"""The command `run` up to the launch, and what it makes of a run's end."""
+"""The command `run` up to the launch, and its handling of a run's end."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from tests.unit.wheels import write_wheel
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a script that is fine."""
+    """Yield the current folder, with a valid script."""
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "train.py").write_text("import torch\n")
@@ -38,7 +38,7 @@ def planned(shell: Shell, *words: str) -> Any:
 
 
 def program(document: dict[str, Any]) -> list[str]:
-    """Return the program that each rank becomes, from its folder on."""
+    """Return the program of each rank, from its folder on."""
     script = document["script"]
     return [script["start"], *script["program"]]
 
@@ -66,7 +66,7 @@ def test_what_every_rank_gets(shell: Shell, project: Path) -> None:
     assert launch["env"]["FTCLUSTER_BACKEND"] == "gloo"
     assert launch["env"]["FTCLUSTER_PRECISION"] == "bf16"
     assert "HF_HUB_OFFLINE" not in launch["env"]
-    assert label_pattern(run) in launch["argv"]  # what the supervisor takes apart again
+    assert label_pattern(run) in launch["argv"]  # the supervisor parses this output
     assert document["script"]["folder"] == str(project)
     assert document["script"]["files"] == ["train.py"]
     assert document["script"]["copied_to"].startswith("/opt/ftcluster/scripts/project-")
@@ -82,7 +82,7 @@ def test_arguments_of_the_script_are_not_in_those_of_mpirun(shell: Shell) -> Non
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The variables of each playbook that asks the hosts; their stack has nothing but torch."""
+    """Record the variables of each playbook that asks the hosts; their stack has only torch."""
     variables = []
 
     def play(playbook: Ask, run_hosts: RunHosts, *_: Any, **__: Any) -> Any:
@@ -123,7 +123,7 @@ def test_packages_of_its_own(
     assert layer["packages"] == {"tool": "1.0"}
     folder = f"/opt/ftcluster/layers/{layer['name']}"
     assert document["launch"]["env"]["FTCLUSTER_LAYER"] == folder
-    assert len(asked) == 1  # the module is in its own packages
+    assert len(asked) == 1  # the module is in the script's own packages
     out = shell(["run", "--dry-run", "--commands", *words, "--", "train.py"]).out
     assert f"# packages in {folder} on the hosts: tool 1.0\n" in out
     hosts.events = [{"event": "end", "state": "done", "exit_code": 0, "seconds": 1.0}]
@@ -192,7 +192,7 @@ def test_notes_do_not_prevent_the_run(shell: Shell, tmp_path: Path) -> None:
 
 
 class Hosts:
-    """Stands in for Ansible and the hosts: writes a run's events where the playbook would."""
+    """A stand-in for Ansible and hosts that writes a run's events where the playbook would."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: list[dict[str, Any]] = []
@@ -246,7 +246,7 @@ def test_the_output_of_rank_0_is_shown(hosts: Hosts, shell: Shell) -> None:
         "state": "done", "exit_code": 0, "world_size": 1, "backend": "gloo", "seconds": 7.5,
         "logs": f"/opt/ftcluster/runs/{run}/logs",
     }  # fmt: skip
-    assert captured.err.startswith("loss 1\nlo50 %\rss 0, grün\n")  # all that is not the result
+    assert captured.err.startswith("loss 1\nlo50 %\rss 0, grün\n")  # everything except the result
 
 
 def test_the_exit_code_is_the_scripts(hosts: Hosts, shell: Shell) -> None:
@@ -255,7 +255,7 @@ def test_the_exit_code_is_the_scripts(hosts: Hosts, shell: Shell) -> None:
     captured = shell(arguments, 3)
     result = json.loads(captured.out)
     assert (result["state"], result["exit_code"], result["world_size"]) == ("failed", 3, 2)
-    # by the inventory's name of the host, not by its own
+    # by the host's inventory name, not by its hostname
     assert (
         "failed: rank 1 on localhost: ended with exit code 3; it last said:\n  odd" in captured.err
     )
@@ -327,7 +327,7 @@ def test_a_token_for_the_hub_is_sent_only_with_its_option(
     assert main(["run", "--hf-token", "--", "train.py"]) == 0
     assert hosts.variables.pop("run_hub_token") == "hf_s3cret"
     assert "hf_s3cret" not in str(hosts.variables)
-    # and variables of the user's own go the same way
+    # the user's own variables are passed in the same way
     monkeypatch.setenv("OWN_KEY", "hf_s3cret")
     assert main(["run", "--env", "OWN_KEY", "--env", "OWN_MODE=x", "--", "train.py"]) == 0
     assert unpack_env(hosts.variables.pop("train_secret_env")) == {"OWN_KEY": "hf_s3cret"}

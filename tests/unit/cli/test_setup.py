@@ -30,7 +30,7 @@ Given = tuple[str, Paths, tuple[str, ...], dict[str, Any]]
 
 @pytest.fixture
 def setup(monkeypatch: pytest.MonkeyPatch) -> Setup:
-    """`setup` of the hosts a, b, c whose stages find the hosts given."""
+    """Record `setup` of the hosts a, b, c whose stages return the given hosts."""
 
     def run(
         *found: HostFacts,
@@ -106,7 +106,7 @@ def test_a_verified_cluster_is_saved_in_the_inventorys_order(setup: Setup) -> No
     setup(host("b", cores=64), options=("--limit", "b"))
     assert names() == ["a", "b", "c"]
     assert [one.cores for one in recall().facts.hosts] == [2, 64, 2]
-    # with tags all facts do
+    # with tags all facts stay saved
     setup(options=("--tags", "mesh"), table=False)
     assert names() == ["a", "b", "c"]
     # a host that left the inventory is forgotten
@@ -128,7 +128,7 @@ def test_check_mode_saves_nothing(setup: Setup) -> None:
     setup(host("a"), host("b"), host("c"), options=("--check",))
     with pytest.raises(FtclusterError, match="no cluster has been set up"):
         recall()
-    # nor does a setup without verify
+    # a setup without verify does not change this either
     setup(host("a"), host("b"), host("c"), table=False)
     with pytest.raises(FtclusterError, match="no cluster has been set up"):
         recall()
@@ -212,17 +212,17 @@ def test_the_same_cluster_uses_the_saved_connection_options(given: Callable[...,
 def test_where_the_cluster_lives_is_saved_with_it(
     given: Callable[..., Given], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Else `check` would look at, and `setup` make, another cluster of the same hosts."""
+    """Otherwise `check` and `setup` would use another cluster of the same hosts."""
     path = tmp_path / "inventory.ini"
     given(str(path), "-e", "ftcluster_prefix='/my disk/ft' torch_stack_name=native")
     given("-e", "ftcluster_root=false")
     saved = ("ftcluster_prefix='/my disk/ft'", "ftcluster_root=false")
     assert recall().options == ("--extra-vars", saved[0], "--extra-vars", saved[1])
     assert given()[2] == recall().options
-    # the last of each counts
+    # the last value of each option counts
     given("-e", '{"ftcluster_prefix": "/elsewhere"}')
     assert recall().options[1] == "ftcluster_prefix=/elsewhere"
-    # a setup that names the inventory is as that says
+    # a setup that names the inventory uses only that inventory's options
     capsys.readouterr()
     assert given(str(path), "-e", "ftcluster_root=false")[2] == (
         "--extra-vars", "ftcluster_root=false",
@@ -230,7 +230,8 @@ def test_where_the_cluster_lives_is_saved_with_it(
     note = capsys.readouterr().err
     assert "the last setup of this inventory had -e ftcluster_prefix=/elsewhere" in note
     assert "-e ftcluster_root" not in note
-    assert "--extra-vars ftcluster_prefix=/elsewhere" in note  # the command for that cluster
+    # the message has the command for that cluster
+    assert "--extra-vars ftcluster_prefix=/elsewhere" in note
     assert recall().options == ("--extra-vars", "ftcluster_root=false")
 
 
@@ -254,7 +255,7 @@ def test_the_same_inventories_are_the_same_cluster_by_any_path(
     remember(replace(known, facts=cluster(host("a", stack="intel-2.8"))))
     given("--inventory", "a", "-i", str(tmp_path / "b"), "--rollback")
     assert recall().facts.head.stack == "native"
-    # in another order other variables hold
+    # in another order, other variables have precedence
     remember(replace(known, facts=cluster(host("a", stack="intel-2.8"))))
     given("-i", "b", "-i", "a", "--rollback")
     assert recall().facts.head.stack == "intel-2.8"
@@ -280,7 +281,7 @@ def test_setup_without_an_inventory_names_its_cluster_in_the_first_line(
     given()
     first = capsys.readouterr().err.splitlines()[0]
     assert "/srv/inventory.ini (xeon1-xeon2)" in first
-    given("localhost")  # another cluster: the user learns what later commands use
+    given("localhost")  # another cluster: the message says what later commands use
     replaced = capsys.readouterr().err
     assert "instead of /srv/inventory.ini" in replaced
     assert "ftcluster setup /srv/inventory.ini" in replaced
@@ -297,7 +298,7 @@ def test_options_of_the_stack(
     def variables(*words: str) -> dict[str, Any]:
         return given("localhost", *words)[3]
 
-    assert variables() == {}  # inventory and playbook choose
+    assert variables() == {}  # inventory and playbook choose the stack
     assert variables("--downgrade") == {"node_agent_downgrade": True}
     assert variables("--stack", "auto") == {"torch_stack_name": "auto"}
     (tmp_path / "my.ftbundle").touch()
@@ -319,7 +320,7 @@ def test_a_missing_bundle_is_wrong_usage(tmp_path: Path) -> None:
 
 
 def test_nothing_of_the_saved_cluster_overrides_the_inventory(given: Callable[..., Given]) -> None:
-    """Extra variables would; which stack the cluster has is known on its head."""
+    """Extra variables would override it; the head knows the cluster's stack."""
     known = Cluster(
         (Path("/inventory.ini"),), cluster(host("a", stack="intel-2.8")), ("--user", "x")
     )
@@ -330,7 +331,7 @@ def test_nothing_of_the_saved_cluster_overrides_the_inventory(given: Callable[..
 
 
 def stack_after(monkeypatch: pytest.MonkeyPatch, stack: str, *words: str) -> dict[str, str]:
-    """The stack that each host is remembered with when stages found this one in use."""
+    """Return the stack saved for each host after the stages have reported this stack."""
     path = Path("/inventory.ini")
     both = ("a", "b")
     names = ("b",) if "--limit" in words else ("a", "b")
@@ -357,7 +358,7 @@ def test_the_stack_in_use_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_setup_refuses_to_choose_between_ansibles_inventory_and_the_last_cluster(
     given: Callable[..., Given], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:
-    """The paths in ansible.cfg are read as ansible-config reads them."""
+    """Paths in ansible.cfg are interpreted as ansible-config interprets them."""
     monkeypatch.delenv("ANSIBLE_INVENTORY", raising=False)
     monkeypatch.delenv("ANSIBLE_CONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -378,7 +379,7 @@ def test_setup_refuses_to_choose_between_ansibles_inventory_and_the_last_cluster
     both = refused()
     assert f"ftcluster setup {other};" in both
     assert f"ftcluster setup {ours} --user ops" in both
-    # in the same order, by any path
+    # the same order, with any spelling of the paths
     config.write_text("[defaults]\ninventory = ./company/../inventory.ini\n")
     assert given()[1] == (ours,)
     link = tmp_path / "link.ini"
@@ -391,7 +392,7 @@ def test_setup_refuses_to_choose_between_ansibles_inventory_and_the_last_cluster
     monkeypatch.delenv("ANSIBLE_INVENTORY")
     config.write_text("[defaults]\nforks = 5\n")
     assert given()[1] == (ours,)
-    # the bundled inventory is named as a user types it
+    # the bundled inventory is shown as the user types it
     config.write_text("[defaults]\ninventory = inventory.ini\n")
     given("localhost")
     assert "for localhost: ftcluster setup localhost" in refused()
@@ -405,7 +406,7 @@ def test_setup_refuses_to_choose_between_ansibles_inventory_and_the_last_cluster
 def test_an_unset_variable_of_the_shell_selects_nothing(
     words: str, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An empty --limit would mean all hosts, and an empty run the newest one."""
+    """An empty --limit would select all hosts, and an empty run the newest run."""
 
     def run(*_: object, **__: object) -> None:
         raise AssertionError("something is done")

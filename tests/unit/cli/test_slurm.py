@@ -32,7 +32,7 @@ WORDS = ("train", "quickstart", "training.seed=7")
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
-    """The trainings that were launched in a job; a signal stops each after 5 steps."""
+    """Record the trainings launched in a job; a signal stops each after 5 steps."""
     runs: list[TrainingRun] = []
 
     def stopped(run: TrainingRun, *_: object) -> None:
@@ -87,7 +87,7 @@ def test_a_requeued_job_continues_its_own_run_of_the_same_command(
     job(monkeypatch, restarts=1)
     main([*WORDS])
     assert [one.resume for one in launched] == [(), ("r-1",)]
-    assert [one.must_resume for one in launched] == [False, False]  # it may have no state yet
+    assert [one.must_resume for one in launched] == [False, False]  # the run may have no state yet
     assert len(launched[1].launch.hosts) == 2
 
 
@@ -204,7 +204,7 @@ def test_what_a_shell_would_read_otherwise_is_quoted(
 
 
 def test_the_script_has_no_path_of_the_users_environment(written: Callable[..., str]) -> None:
-    """Colleagues submit it too, and it outlives the environment that wrote it."""
+    """Colleagues submit the script too, and it outlives the environment that wrote it."""
     text = written("mrpc")
     assert set(re.findall(r"(?<![\w.])/[\w/]+", text)) == {"/bin/bash", "/dev/null"}
     done = subprocess.run(

@@ -40,7 +40,7 @@ def test_json_of_stacks_that_meet_requirements(shell: Shell) -> None:
         "native", "native-trackers", "native-2.15", "native-2.14",
     ]  # fmt: skip
     assert (found["nearest"], found["reasons"]) == ([], [])
-    # where none does
+    # no stack meets the requirements
     found = document(shell, "--torch", "2.13", "--ipex", code=1)
     assert (found["possible"], found["stacks"]) == (False, [])
     assert found["wish"] == {"torch": "2.13", "ipex": True}
@@ -66,7 +66,7 @@ def test_options_that_a_stack_needs_are_in_its_command_and_its_cautions(stack: S
         assert ("--allow-unverified" in command) == bool(stack.missing_hashes)
 
 
-OLD = ("intel-1.9", "intel-1.10")  # for no Python that the hosts' package runs on
+OLD = ("intel-1.9", "intel-1.10")  # these need Pythons that the hosts' package does not support
 
 
 def test_one_stack_with_its_warnings(shell: Shell) -> None:

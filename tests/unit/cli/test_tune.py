@@ -1,4 +1,4 @@
-"""The command `tune` but for the trainings themselves, and what plans make of its result."""
+"""The command `tune` without the trainings, and the use of its result in plans."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +27,7 @@ FOUR = host("xeon1", cores=4)
 
 @pytest.fixture(autouse=True)
 def trained(monkeypatch: pytest.MonkeyPatch, head: Path) -> list[TrainingRun]:
-    """The trainings that were launched: a sample takes a rank 0.1 s, a tenth less with libc."""
+    """Record the launched trainings: a sample takes a rank 0.1 s, or a tenth less with libc."""
     assert not head.exists()
     runs: list[TrainingRun] = []
     now = [0.0]
@@ -52,7 +52,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, head: Path) -> list[TrainingRun]:
             return now[0]
 
     monkeypatch.setattr(training_run, "train", train)
-    monkeypatch.setattr(prepare, "load_stacks", lambda: STACKS)  # each trial reads them
+    monkeypatch.setattr(prepare, "load_stacks", lambda: STACKS)  # each trial would read the stacks
     monkeypatch.setattr(tune, "time", Clock)
     monkeypatch.setattr(tune, "clean_runs", lambda _, ids: list(ids))
     remember(Cluster((Path("/inventory.ini"),), cluster(FOUR)))
@@ -109,11 +109,11 @@ def test_the_winner_is_used_for_the_same_training(shell: Shell, trained: list[Tr
     assert used["ranks"][1] == used["allocator"][1]
     assert used["tuning"][0].startswith("4.44 x")
     assert RecipeRequest((*WORDS,)).prepared(recall()).plan.hosts[0].allocator == ""
-    # what is set goes before what was tuned
+    # the user's settings have precedence over tuned settings
     assert "tuning" not in decisions("training.ddp_backend=auto")
     assert "tuning" not in decisions("batch_size=64")
     assert decisions(ranks_per_host=2)["ranks"][0] == "2"
-    # what is forgotten is not used
+    # a forgotten tuning is not used
     forget = ["tune", "--forget", "--json", *WORDS]
     assert len(shell([*forget, "learning_rate=1e-3"]).document["forgotten"]) == 1
     assert "tuning" not in decisions()

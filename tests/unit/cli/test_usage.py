@@ -1,4 +1,4 @@
-"""Flags that people type, and what is misspelt."""
+"""Flags of other programs, and misspelled flags."""
 
 from pathlib import Path
 
@@ -77,7 +77,8 @@ def test_samples_of_a_rank_are_taken_times_the_ranks(shell: Shell) -> None:
     words = ["mrpc", "per_device_train_batch_size=6", "gradient_accumulation_steps=2"]
     run = RecipeRequest(words).prepared(recall())
     assert run.recipe.batch_size == 6 * 4 * 2
-    assert run.recipe.training.per_device_train_batch_size is None  # a resumed run keeps its batch
+    # a resumed run keeps its batch size
+    assert run.recipe.training.per_device_train_batch_size is None
     assert {rank.samples for one in run.plan.hosts for rank in one.placement} == {12}
     assert run.notes == (
         "batch_size=48: per_device_train_batch_size 6 x 4 ranks x 2 accumulation steps, instead of "

@@ -1,4 +1,4 @@
-"""Tests of --hosts: which hosts a run uses, and which of them is its head."""
+"""The option --hosts: the hosts that a run uses, and its head."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def test_the_first_host_is_the_head_unless_the_clusters_head_is_among_them(
 ) -> None:
     chosen = with_hosts(FOUR, names)
     assert [member.name for member in chosen.facts.hosts] == order
-    assert chosen.head == "node0"  # which has the record
+    assert chosen.head == "node0"  # the cluster's head, which has the record
     assert chosen.known["host"] == "node0"
     assert chosen.is_headed_elsewhere == (order[0] != "node0")
     assert with_hosts(chosen, names) == chosen
@@ -54,7 +54,7 @@ def test_all_wrong_names_are_refused_together(said: Said) -> None:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
-    """The trainings that were launched; none begins."""
+    """Record the launched trainings; no training starts."""
     remember(FOUR)
     runs: list[TrainingRun] = []
 

@@ -1,4 +1,4 @@
-"""The shared record of a cluster: its format, and how control nodes change it."""
+"""The shared record of a cluster: its format, and changes by control nodes."""
 
 import json
 import os
@@ -54,13 +54,13 @@ GOOD: dict[str, Any] = {
 
 
 def known(text: str = "", stack: str = "native") -> Cluster:
-    """The cluster as a control node knows it whose head has answered so."""
+    """Return the cluster as a control node knows it after this response of the head."""
     hosts = cluster(*(host(name, stack=stack) for name in THREE))
     return Cluster((Path("/inventory.ini"),), hosts).with_record(text)
 
 
 def planted(way: str, value: object) -> str:
-    """A good record but for one place."""
+    """Return a valid record with one value replaced."""
     document = json.loads(json.dumps(GOOD))
     *folders, name = way.split("/")
     place = document
@@ -145,7 +145,7 @@ def test_two_control_nodes_plan_the_same(tmp_path: Path, monkeypatch: pytest.Mon
     first = plan()
     assert first == (["xeon1", "xeon2"], "gloo")
     at("second")
-    assert main(["hosts", "drain", "xeon2"]) == 0  # which loses nothing of the first
+    assert main(["hosts", "drain", "xeon2"]) == 0  # this keeps the first change
     assert plan() == (["xeon1"], "gloo")
     assert main(["hosts", "return", "xeon2"]) == 0
     assert plan() == first
@@ -157,7 +157,7 @@ def test_two_control_nodes_plan_the_same(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_record_is_changed_where_setup_has_put_the_cluster(
     root: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The variables that said so need not be in the inventory."""
+    """The variables that named the folder need not be in the inventory any more."""
     asked: list[tuple[tuple[str, ...], dict[str, Any]]] = []
 
     def run_stages(
@@ -224,7 +224,7 @@ def test_the_module_changes_entries_and_keeps_the_rest(
     assert str(file) in run(changes=two)["msg"]
     assert file.read_text() == "{"
     assert run(state="absent")["changed"]
-    # a head that takes another one's place
+    # a head that replaces another head
     assert list(parse_record(run(start=json.dumps(GOOD))["record"])["drained"]) == ["xeon3"]
 
 
@@ -242,7 +242,7 @@ def test_the_oldest_tunings_make_room() -> None:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], list[dict[str, Any]]]:
-    """Return the head's record at each launch, and the variables of the launches."""
+    """Record the head's record at each launch, and the variables of the launches."""
     says: list[Any] = []
     launches: list[dict[str, Any]] = []
 
@@ -273,7 +273,7 @@ def test_a_plan_for_what_the_cluster_was_is_made_again(
     assert recall().known == known(json.dumps(GOOD), "native-trackers").known
     used = ["xeon3" in str(one["train_launch"]["hosts"]) for one in launches]
     assert used == [True, False]
-    # nothing is left of the one that was not started
+    # the run that was not started leaves no files
     assert recorded_runs() == [json.loads(out)["run"]]
 
 

@@ -1,4 +1,4 @@
-"""The cluster that the control node remembers."""
+"""The saved cluster of the control node."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from tests.unit.clusters import cluster, host
 
 
 def test_the_bundled_inventory_is_that_of_the_installation_which_asks() -> None:
-    """Another one's may be gone."""
+    """The bundled inventory of another installation may no longer exist."""
     remember(Cluster((inventory_path("localhost"),), cluster(host("localhost"))))
     saved = json.loads((state_dir() / "cluster.json").read_text(encoding="utf-8"))
     assert saved["inventories"] == ["localhost"]

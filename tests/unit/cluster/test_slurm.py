@@ -1,4 +1,4 @@
-"""A Slurm job's nodes as hosts. A shell script stands in for srun, and runs the step here."""
+"""The nodes of a Slurm job as hosts; a shell script replaces srun and runs the step here."""
 
 import os
 import socket
@@ -19,7 +19,8 @@ BATCH = {
     "SLURM_PROCID": "0",
 }
 NODES = ("xeon1", "xeon2", "xeon3")
-# the node's name is that of the option; lost answers nothing, apart sees no shared folder
+# the option has the node's name; the node `lost` does not respond, and `apart` sees no shared
+# folder
 SRUN = """#!/bin/bash
 while [[ $1 == --* ]]; do [[ $1 == --nodelist=* ]] && node=${1#*=}; shift; done
 case $node in
@@ -52,7 +53,7 @@ def test_the_nodes_of_a_job_with_their_cpus_this_one_first() -> None:
         ({"SLURM_HET_SIZE": ""}, "SLURM_HET_SIZE="),
         ({"SLURM_RESTART_COUNT": "-1"}, "SLURM_RESTART_COUNT=-1"),
         ({"SLURM_STEP_NUM_TASKS": "two"}, "SLURM_STEP_NUM_TASKS=two"),
-        # as many numbers as would fill the memory, and ones that Python does not read
+        # so many numbers that they would fill the memory, and numbers that Python does not parse
         ({"SLURM_JOB_CPUS_PER_NODE": "1(x99999999999)"}, "SLURM_JOB_CPUS_PER_NODE=1(x9999"),
         ({"SLURM_JOB_CPUS_PER_NODE": "1(x65533),1(x65533)"}, "SLURM_JOB_CPUS_PER_NODE=1(x65533)"),
         ({"SLURM_JOB_CPUS_PER_NODE": "-4(x2),-2"}, "SLURM_JOB_CPUS_PER_NODE=-4"),
@@ -74,7 +75,7 @@ def test_variables_that_are_not_those_of_one_job(changed: dict[str, str], named:
     ["--uid=0", "-w", "a:64", "a,b", "a$(id)", "a;b", "a/b", "a\\nb:9", "é", "a" * 300, "xeon2"],
 )
 def test_no_name_of_a_node_is_an_option_a_line_or_a_command(name: str) -> None:
-    """Names become arguments of srun, lines of the hostfile and commands that messages show."""
+    """Names become arguments of srun, lines of the hostfile and commands in messages."""
     with pytest.raises(UsageError, match="SLURM_JOB_NODELIST="):
         slurm.allocated(BATCH, ("xeon1", name, "xeon2"))
 
@@ -92,7 +93,7 @@ def test_a_job_without_nodes_or_without_word_of_its_cpus() -> None:
         ({"SLURM_MEM_PER_NODE": "128000"}, (128000 << 20,) * 3),
         ({"SLURM_MEM_PER_NODE": "128G"}, (128 << 30,) * 3),
         ({"SLURM_MEM_PER_CPU": "2000"}, (64 * 2000 << 20, 64 * 2000 << 20, 32 * 2000 << 20)),
-        ({"SLURM_MEM_PER_NODE": "0"}, ()),  # all of it
+        ({"SLURM_MEM_PER_NODE": "0"}, ()),  # all memory of the node
         ({"SLURM_MEM_PER_NODE": "much"}, ()),
     ],
 )
@@ -138,7 +139,7 @@ def test_a_job_that_is_not_confined_gets_its_share_of_the_time(
 
 @pytest.fixture
 def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A prefix with a stack, and an srun."""
+    """Yield a prefix with a stack, and an srun."""
     programs, folder = tmp_path / "bin", tmp_path / "ft"
     programs.mkdir()
     (programs / "srun").write_text(SRUN)
@@ -151,7 +152,7 @@ def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Have a new Python find the collection as one that is installed."""
+    """Make a new Python find the collection like an installed collection."""
     where = tmp_path / "site/ansible_collections/ftcluster"
     where.mkdir(parents=True)
     (where / "cluster").symlink_to(Path(__file__).parents[3])

@@ -20,11 +20,11 @@ from ftcluster_train.supervisor.supervisor import free_port
 from tests.programs import NODE_PATH
 
 HERE = "127.0.0.1"
-NOBODY = "192.0.2.7"  # for documentation: nobody has it
+NOBODY = "192.0.2.7"  # an address for documentation, which no machine has
 
 
 class Store:
-    """A store like torch.distributed's, for threads."""
+    """A store like torch.distributed's that works between threads."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -73,7 +73,7 @@ def test_every_rank_learns_who_is_not_reached(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         connectivity, "connection_error", lambda address, _: address.replace(HERE, "")
     )
-    # of rank 2 it is not the own address that does not answer
+    # rank 2's failure is not due to its own address
     found = check_all([HERE, HERE, NOBODY], [0, 1, 2])
     assert list(found.values()) == [[[2], [2], []]] * 3
 
@@ -94,8 +94,9 @@ def test_gaps_between_pairs_have_no_direction() -> None:
     [
         ([[], [], []], [0, 1, 2]),
         ([[], [2], []], [0, 1]),
-        ([[1], [], []], [0, 2]),  # never the head
-        ([[], [3], [3], [1, 2]], [0, 1, 2]),  # one that misses two, not two that miss one
+        ([[1], [], []], [0, 2]),  # never blame the head
+        # blame one rank that misses two, not two ranks that miss one
+        ([[], [3], [3], [1, 2]], [0, 1, 2]),
         ([[1, 2], [], []], [0]),
         ([[]], [0]),
     ],

@@ -1,4 +1,4 @@
-"""The environment of oneccl_bind_pt, with a package folder made for it in place of the real one."""
+"""The environment of oneccl_bind_pt, tested with a folder in place of the real package."""
 
 import importlib
 from pathlib import Path
@@ -15,7 +15,7 @@ from ftcluster_train.comm.torch_backends import (
 from ftcluster_train.errors import TrainError
 
 PATH = "/usr/bin:/bin"
-# what oneCCL's own setvars.sh and vars.sh do, in short
+# a short form of oneCCL's own setvars.sh and vars.sh
 SETVARS = """
 WORK_DIR="$(cd "$( dirname "${BASH_SOURCE[0]}" )" > /dev/null && pwd)"
 export CCL_ROOT="$(cd ${WORK_DIR}/../; pwd -P)"
@@ -29,7 +29,7 @@ export CCL_ARGUMENTS="$*"
 
 
 def make_binding(site: Path, setvars: str | None = SETVARS, code: str = "") -> Path:
-    """A folder that stands in for the installed package; returns where setvars.sh is."""
+    """Make a folder that replaces the installed package; return the path of setvars.sh."""
     package = site / ONECCL
     (package / "env").mkdir(parents=True)
     (package / "__init__.py").write_text(code)
@@ -74,7 +74,7 @@ def test_values_may_have_any_character(tmp_path: Path) -> None:
     setvars = tmp_path / "a folder's setvars.sh"
     setvars.write_text("export ODD=$'two\\nlines = \\'quoted\\''\nUNEXPORTED=1\n")
     assert sourced_variables(setvars, PATH) == {"ODD": "two\nlines = 'quoted'"}
-    # a script that fails is told with its last words
+    # a failed script is reported with the end of its output
     fails = tmp_path / "setvars.sh"
     fails.write_text("echo first >&2; echo 'no MPI here' >&2; return 3\n")
     with pytest.raises(TrainError, match="failed: no MPI here") as caught:

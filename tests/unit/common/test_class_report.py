@@ -37,7 +37,7 @@ def scores(report: ClassReport) -> dict[str, tuple[float, float, float]]:
                 "a": (0.5714285714285714, 0.6666666666666666, 0.6153846153846154),
                 "b": (0.5, 0.5, 0.5),
                 "c": (0.75, 0.75, 0.75),
-                "in no row": ZERO,  # nor is it in the means
+                "in no row": ZERO,  # not included in the means either
                 "e": ZERO,
                 "macro": (0.45535714285714285, 0.47916666666666663, 0.46634615384615385),
                 "weighted": (0.5619047619047619, 0.6, 0.5794871794871795),
@@ -78,9 +78,9 @@ def test_of_very_many_classes_the_worst_are_kept() -> None:
     assert len(kept.classes) == MOST_CLASSES
     assert (kept.left_out, kept.matrix) == (50, None)
     assert kept.never_predicted == [f"c{n}" for n in labels[-5:]]
-    assert kept.averages == report.averages  # over all, not over those that are here
+    assert kept.averages == report.averages  # over all classes, not over the kept ones
     assert kept.document()["left_out"] == 50
-    assert len(text) < 1 << 14  # readers of a run's last events take 64 kB
+    assert len(text) < 1 << 14  # readers of a run's last events read 64 kB
 
 
 @pytest.mark.parametrize(

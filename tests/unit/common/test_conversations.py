@@ -101,7 +101,7 @@ def test_messages_that_are_not_to_be_learned() -> None:
 
 
 def test_tools_and_arguments_are_objects() -> None:
-    """Also where files have them as texts, and where Parquet has filled keys of other rows."""
+    """Files may have them as texts, and Parquet adds the keys of other rows."""
 
     def row(arguments: Any, tools: Any) -> dict[str, Any]:
         call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}

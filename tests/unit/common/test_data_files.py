@@ -1,6 +1,6 @@
-"""Files are assigned to splits, and rows are read in forms that public files have.
+"""Assigning files to splits, and reading rows in the forms of public files.
 
-More of rows is in recipe/test_dataset_checks.py.
+recipe/test_dataset_checks.py has more tests of rows.
 """
 
 from pathlib import Path
@@ -109,7 +109,7 @@ def test_a_quote_that_swallows_rows_of_csv_is_refused(tmp_path: Path) -> None:
 
 
 def test_csv_of_excel_and_kaggle(tmp_path: Path) -> None:
-    """Columns without names or values at the end, Windows' encoding, Excel's line sep=."""
+    """Columns without names or values at the end, Windows encodings, and Excel's line sep=."""
     spam = "v1,v2,,,\r\nham,5 \u00a3 caf\u00e9,,,\r\n".encode("cp1252")
     path = tmp_path / "spam.csv"
     assert rows_of(path, spam) == [{"v1": "ham", "v2": "5 \u00a3 caf\u00e9"}]
@@ -122,7 +122,7 @@ def test_csv_of_excel_and_kaggle(tmp_path: Path) -> None:
     for content, said in (
         ("v1,v2,,\na,b,c,\n", r"spam\.csv:2: 4 values for 2 columns"),
         ("text,label,text\na,1,b\n", r"spam\.csv:1: there are several columns text; rename them"),
-        # Russian: each of its letters is an accented one in western Europe
+        # Russian: each letter is an accented letter in Western European encodings
         (
             "text,label\n\u0445\u043e\u0440\u043e\u0448\u043e,1\n".encode("cp1251"),
             r"spam\.csv: not UTF-8, and its alphabet is not known; .*iconv",

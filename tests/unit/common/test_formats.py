@@ -1,4 +1,4 @@
-"""Formats of documents, and that each document that is kept has one."""
+"""Formats of documents; each stored document has a format."""
 
 import ast
 import re
@@ -69,14 +69,14 @@ def test_a_later_field_is_written_only_if_it_is_set() -> None:
 
 @pytest.mark.parametrize(("kind", "form"), [(LAUNCH, Launch), (JOB, Job)])
 def test_later_fields_have_defaults_that_are_not_written(kind: Kind, form: Any) -> None:
-    """Hosts of format 0 refuse a field that they do not know."""
+    """Hosts of format 0 refuse fields that they do not know."""
     for field in fields(form):
         if field.name not in kind.first_fields | {"run_dir"}:
             assert not field.default, f"{field.name} needs a default that is false"
 
 
 def writers(path: Path) -> dict[str, str]:
-    """The source of each function of a module that writes JSON or YAML, by its name."""
+    """Return the source of each function that writes JSON or YAML, by name."""
     text = path.read_text(encoding="utf-8")
     found: dict[str, str] = {}
     if not re.search(r"\bdumps?\(|\bstamped\(", text):

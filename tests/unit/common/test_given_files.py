@@ -47,7 +47,7 @@ def test_half_of_a_letter_is_no_text() -> None:
     assert parse_json('"\\ud83d\\ude00"') == "\N{GRINNING FACE}"
     with pytest.raises(ValueError, match="half of a surrogate pair"):
         parse_json('{"a": ["\\ud83d"]}')
-    # numbers are as large as floats
+    # integers beyond the range of floats are refused
     assert parse_json(f"[{'9' * 300}, -1, 1.5, 1e999]") == [10**300 - 1, -1, 1.5, float("inf")]
     for digits in (301, 4000, 100_000):
         with pytest.raises(ValueError, match=f"a number of {digits:,} digits"):

@@ -1,4 +1,4 @@
-"""BEIR's folders: a corpus, queries, and which texts belong to which queries."""
+"""BEIR's folders: a corpus, queries, and judgements which texts belong to which queries."""
 
 import json
 from pathlib import Path

@@ -40,7 +40,7 @@ def test_the_supervisor_reads_what_was_written(tmp_path: Path, script: bool) -> 
     (tmp_path / "launch.json").write_text(json.dumps(written.to_dict()))
     assert read_launch(tmp_path) == written
     assert sorted(written.shown()) == ["argv", "env", "hostfile", "hosts", "ssh_config", "stack"]
-    # a script may load from the Hub by itself
+    # a script may load from the Hub itself
     assert ("HF_HUB_OFFLINE" in written.supervised_variables) == (not script)
 
 

@@ -1,4 +1,4 @@
-"""Numbers in data: why a cell is none, and what to do about it."""
+"""Numbers in data: why a cell is not a number, and the advice in the message."""
 
 from decimal import Decimal
 from typing import Any
@@ -14,13 +14,13 @@ from ftcluster_common.data.numbers import as_number, why_no_number
     ("cell", "why"),
     [
         ("1,5", "write a decimal point"),
-        ("1,500", "nothing between thousands"),  # in English 1500, not 1.5
+        ("1,500", "nothing between thousands"),  # 1500 in English, not 1.5
         ("1.234,56", "nothing between thousands"),
         ("1\u202f234,5", "nothing between thousands"),  # French
         ("1'500.5", "nothing between thousands"),  # Swiss
         ("2_500", "it has an underscore"),
         ("\uff11\uff12", "in the digits 0 to 9"),
-        ("\u22121.5", "with the signs + and -"),  # MINUS SIGN of word processors
+        ("\u22121.5", "with the signs + and -"),  # the minus sign of word processors
         ("0x1F", "in decimal digits"),
         ("Infinity", "not a finite number"),
         ("-nan", "not a finite number"),

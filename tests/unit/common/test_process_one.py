@@ -1,4 +1,4 @@
-"""The reaper of orphaned processes: as the first process of a container, and beside another."""
+"""Reaping orphaned processes: as the first process of a container, and as another process."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from ftcluster_train.io.processes import is_running
 from tests.programs import NODE_PATH, wait_for
 
 CONTAINER = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-# leaves a process that ends, collects nothing, and does not handle SIGTERM
+# starts a process that ends, reaps nothing, and does not handle SIGTERM
 PROGRAM = """
 import subprocess, time
 subprocess.run("sh -c 'read x < go' &", shell=True)
@@ -55,7 +55,7 @@ def test_orphans_are_collected_and_signals_passed_on(
         [first] = children(process.pid) if before else [process.pid]
         wait_for(lambda: len(children(first)) == 2)  # the program and the orphan
         (tmp_path / "go").write_text("\n")
-        wait_for(lambda: len(children(first)) == 1)  # a zombie would still be one
+        wait_for(lambda: len(children(first)) == 1)  # a zombie would still count as a child
         os.kill(first, signal.SIGTERM)
         assert process.wait(30) == 128 + signal.SIGTERM
         assert not is_running(first)

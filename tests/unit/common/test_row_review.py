@@ -1,4 +1,4 @@
-"""Dirty labels, as annotators and spreadsheets write them, and rows that were rejected."""
+"""Dirty labels as people and spreadsheets write them, and rejected rows."""
 
 import csv
 import io
@@ -107,7 +107,7 @@ def test_types_of_entities_that_look_alike() -> None:
 
 
 def test_cells_of_a_spreadsheet() -> None:
-    """Written by csv, as pandas does with columns of lists."""
+    """Written by csv like pandas columns of lists."""
     file = io.StringIO()
     table = csv.writer(file)
     table.writerows([("text", "label"), *(("so it is", str([n])) for n in ("a", "b", "a"))])

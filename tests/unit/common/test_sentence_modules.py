@@ -25,7 +25,7 @@ def write(folder: Path, documents: dict[str, Any]) -> Path:
 
 
 def test_what_is_written() -> None:
-    # loaded with sentence-transformers 6.2 without a warning, and with the same embeddings
+    # sentence-transformers 6.2 loads them without a warning and with equal embeddings
     assert module_files(SentenceModules("cls", normalize=True), 384, 256, VERSIONS) == {
         "modules.json": [
             {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},

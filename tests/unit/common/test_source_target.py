@@ -1,4 +1,4 @@
-"""The columns with source and target texts, as public data sets name them."""
+"""The columns with source and target texts under the names in public data sets."""
 
 from typing import Any
 

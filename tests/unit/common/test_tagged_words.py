@@ -1,4 +1,4 @@
-"""Files in the form of CoNLL, and rows with words and tags: what is read, and what is refused."""
+"""Files in CoNLL format, and rows with words and tags: accepted and rejected forms."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from ftcluster_common.data.data_files import DataError, Table, files_of
 from ftcluster_common.data.tagged_words import read_tagged
 from ftcluster_common.tasks.ner import TokenClassification, TokenClassificationSpec, tagged_columns
 
-# the first lines of the shared task's page: word, part of speech, chunk, entity
+# the first lines on the shared task's page: word, part of speech, chunk, entity
 CONLL_2003 = """-DOCSTART- -X- -X- O
 
 U.N. NNP I-NP I-ORG
@@ -49,7 +49,8 @@ def test_two_columns_with_tabs_and_comments(tmp_path: Path) -> None:
     """The corpora of BioBERT (NCBI-disease in TSV) and GermEval have this form."""
     text = "# http://example.org\nType 2\tB-Disease\n#\tO\n\n\nNo\tO\ngene\tO\n"
     (tmp_path / "devel.tsv").write_text(text)
-    (tmp_path / "train_dev.tsv").write_text("text\tlabel\na b\tx\n")  # with names of columns
+    # the first line has the names of the columns
+    (tmp_path / "train_dev.tsv").write_text("text\tlabel\na b\tx\n")
     found = dict(files_of(tmp_path))
     tokens = [row["tokens"] for row in Table((tmp_path / "devel.tsv",))]
     assert tokens == [["Type 2", "#"], ["No", "gene"]]
@@ -65,7 +66,7 @@ def test_a_line_without_its_tag_has_its_number(tmp_path: Path) -> None:
     assert "1 cell ('rejects'), and the lines before have 2" in str(second)
 
 
-# IOB1, IOB2 and IOBES of the same sentence, from the paper of Ramshaw and Marcus and from seqeval
+# IOB1, IOB2 and IOBES of one sentence, from the paper of Ramshaw and Marcus and from seqeval
 GOOD = {
     "IOB1": ["I-PER", "I-PER", "B-PER", "O", "I-LOC"],
     "IOB2": ["B-PER", "I-PER", "B-PER", "O", "B-LOC"],
@@ -150,7 +151,7 @@ def test_spans_of_doccano_and_prodigy() -> None:
     prodigy = {"text": " New York ", "tokens": [{"text": "New"}], "spans": [[1, 10, "LOC"]]}
     columns = tagged_columns(TokenClassification(), list(prodigy))
     assert read_tagged(prodigy, columns).spans == (("LOC", 1, 9),)
-    exports = [  # of doccano with relations, and of Label Studio as JSON-MIN
+    exports = [  # exports of doccano with relations, and of Label Studio as JSON-MIN
         {"id": 0, "label": "LOC", "start_offset": 1, "end_offset": 10},
         {"start": 1, "end": 10, "text": " New York", "labels": ["LOC"]},
     ]
@@ -163,6 +164,6 @@ def test_spans_of_doccano_and_prodigy() -> None:
     )  # fmt: skip
     with pytest.raises(DataError, match="no columns of words and their tags, or of a text"):
         tagged_columns(TokenClassification(), ["id", "text"])
-    with pytest.raises(DataError, match="tokens alone, and no tags"):  # as of CoNLL
+    with pytest.raises(DataError, match="tokens alone, and no tags"):  # like the rows of CoNLL
         tagged_columns(TokenClassification(), ["tokens"])
     assert tagged_columns(TokenClassification(), ["tokens"], labelled=False).tokens == "tokens"

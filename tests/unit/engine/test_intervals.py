@@ -3,7 +3,7 @@ import pytest
 from ftcluster_common.recipe import Training
 from ftcluster_train.engine.train_state import Intervals, warmup_steps, whole_steps
 
-LAST, EPOCH = 25, 10  # two epochs and a half
+LAST, EPOCH = 25, 10  # two and a half epochs
 
 
 @pytest.mark.parametrize(

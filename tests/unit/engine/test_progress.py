@@ -1,6 +1,7 @@
 """Rank 0 writes events for the control node and the same values for the trackers.
 
-Trackers have stand-ins for their packages here; the real ones: tests/engine/test_report_to.py.
+Here, stand-ins replace the trackers' packages; tests/engine/test_report_to.py uses the real
+packages.
 """
 
 import json
@@ -53,7 +54,7 @@ def tensorboard(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 class Client:
-    """The methods of mlflow.tracking.MlflowClient that we call."""
+    """The methods of mlflow.tracking.MlflowClient that ftcluster calls."""
 
     calls: Calls = []  # noqa: RUF012 - emptied by the fixture
     experiments: dict[str, str] = {}  # noqa: RUF012
@@ -88,7 +89,7 @@ class Client:
 @pytest.fixture
 def mlflow(monkeypatch: pytest.MonkeyPatch) -> type[Client]:
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", *MLFLOW_SETTINGS):
-        monkeypatch.setenv(name, "")  # so that it is taken back after the test
+        monkeypatch.setenv(name, "")  # restored after the test
         monkeypatch.delenv(name)
     monkeypatch.setattr(Client, "calls", [])
     monkeypatch.setattr(Client, "experiments", {})
@@ -114,7 +115,7 @@ def test_without_trackers_nothing_is_written(tmp_path: Path) -> None:
     made.log(1, {"loss": 1.0})
     made.close()
     assert not list(tmp_path.iterdir())
-    # nor do the other ranks
+    # the other ranks write nothing either
     ProgressLog().write("step", **STEP)
 
 
@@ -205,8 +206,8 @@ def test_trackio_where_its_folder_cannot_be_written(
 def test_a_package_that_is_not_there_is_named_with_its_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))  # else it stays for other tests
+    monkeypatch.setitem(sys.modules, name, None)  # as if the package were not installed
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))  # otherwise the variable stays for other tests
     with pytest.raises(TrainError) as caught:
         trackers(tmp_path, report_to=name)
     host = socket.gethostname()
@@ -259,7 +260,7 @@ STEP = {"step": 10, "loss": 0.5, "grad_norm": 1.5, "learning_rate": 1e-4, "epoch
 
 
 class Recorder:
-    """A tracker that keeps what is logged."""
+    """A tracker that stores logged values."""
 
     def __init__(self) -> None:
         self.values: list[tuple[int, dict[str, float]]] = []
@@ -326,6 +327,6 @@ def test_whatever_a_package_raises_at_its_start_is_an_error_of_the_training(
     module(monkeypatch, "wandb", init=fails, Settings=dict)
     module(monkeypatch, "trackio", init=fails)
     for variable in ("TRACKIO_DIR", *MLFLOW_SETTINGS):
-        monkeypatch.setenv(variable, str(tmp_path))  # so that it is taken back after the test
+        monkeypatch.setenv(variable, str(tmp_path))  # restored after the test
     with pytest.raises(TrainError, match=f"logging to {name} cannot start at .*server is away$"):
         trackers(tmp_path, report_to=name)

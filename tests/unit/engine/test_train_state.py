@@ -12,14 +12,14 @@ NAN = math.nan
 @pytest.mark.parametrize(
     ("changes", "evaluations", "metric", "best"),
     [
-        # the loss by default, where there is one: the smaller the better
+        # the loss by default if there is one; smaller is better
         ({}, [{"perplexity": 9.0 - x, "loss": x} for x in (2.0, 2.5, 1.5)], "loss", 3),
-        # otherwise the task's first metric: the greater the better
+        # otherwise the task's first metric; greater is better
         ({}, [{"accuracy": x, "f1": -x} for x in (0.5, 0.6, 0.4)], "accuracy", 2),
         ({"metric_for_best_model": "f1"}, [{"accuracy": -x, "f1": x} for x in (1, 2)], "f1", 2),
-        # with transformers' prefix
+        # with the prefix of transformers
         ({"metric_for_best_model": "eval_f1"}, [{"f1": 0.1}, {"eval_f1": 0.2}], "f1", 2),
-        # those of MNLI's two sets
+        # metrics of MNLI's two validation sets
         (
             {"metric_for_best_model": "loss_matched"},
             [{"loss_matched": x} for x in (2, 1, 3)],

@@ -1,4 +1,4 @@
-"""The environment of an exporter, made by pip of the wheels that a lock has."""
+"""The environment of an exporter, which pip makes from the wheels in a lock."""
 
 import hashlib
 import subprocess

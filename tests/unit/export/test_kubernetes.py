@@ -1,4 +1,4 @@
-"""Manifests are what Kubernetes and Kubeflow's operators accept, with the numbers of the plan."""
+"""Manifests are valid for Kubernetes and Kubeflow's operators, with the numbers of the plan."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ OPTIONS = [
     "--token-secret", "hub", "--node-selector", "cpu=spr", "--node-selector", "example.com/pool=",
     "--max-restarts", "5",
 ]  # fmt: skip
-# as a platform team writes it
+# a template as platform teams write it
 TEMPLATE = """\
 apiVersion: v1
 kind: Pod
@@ -72,7 +72,7 @@ def export(shell: Shell, template: Path) -> Callable[..., dict[str, Any]]:
 
 
 def accepted(document: Mapping[str, Any]) -> Any:
-    """Return the part of a manifest that its schema accepts: without unknown fields."""
+    """Return the part of a manifest that its schema allows, without unknown fields."""
     kind, group = document["kind"], document["apiVersion"].split("/")[0]
     if group == "trainer.kubeflow.org":
         return getattr(models, f"TrainerV1alpha1{kind}").from_dict(document).to_dict()
@@ -144,7 +144,7 @@ def test_the_schemas_see_mistakes(export: Callable[..., dict[str, Any]]) -> None
 
 
 def template_of(documents: Mapping[str, Any]) -> Any:
-    """Return the template of the pods with ranks."""
+    """Return the pod template of the ranks."""
     if "PyTorchJob" in documents:
         return documents["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
     [job] = documents["TrainingRuntime"]["spec"]["template"]["spec"]["replicatedJobs"]
@@ -152,7 +152,7 @@ def template_of(documents: Mapping[str, Any]) -> Any:
 
 
 def pod_of(documents: Mapping[str, Any]) -> Any:
-    """Return the specification of the pods with ranks."""
+    """Return the pod specification of the ranks."""
     return template_of(documents)["spec"]
 
 
@@ -172,18 +172,19 @@ def test_every_pod_has_what_it_needs(kind: str, export: Callable[..., dict[str, 
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes.keys() - {"token"}
     scratch = {"ephemeral-storage": "3Gi"}
     for each, amounts in (
-        (container, {"cpu": "126", "memory": "230Gi"}),  # of 64 cores with 2 threads, and 256 GiB
+        # for 64 cores with 2 threads each, and 256 GiB
+        (container, {"cpu": "126", "memory": "230Gi"}),
         (prepare, {"cpu": "2", "memory": "4Gi"}),
     ):
         assert each["image"] == "registry/node:1"
         assert each["imagePullPolicy"] == "Always"
-        # equal, so that kubelet's CPU manager gives the ranks their own cores
+        # equal values, so that kubelet's CPU manager gives the ranks exclusive cores
         assert each["resources"]["requests"] == each["resources"]["limits"] == amounts | scratch
         assert each["securityContext"] == {
             "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
         }  # fmt: skip
-    # the token is a file where something is downloaded, and nowhere else
+    # only containers that download have the token, as a file
     assert volumes["token"]["secret"]["secretName"] == "hub"
     [path] = [each["value"] for each in prepare["env"] if each["name"] == "HF_TOKEN_PATH"]
     [mount] = [each for each in prepare["volumeMounts"] if each["name"] == "token"]

@@ -1,4 +1,4 @@
-"""The files of the node image fit each other, the manifests and the roles."""
+"""The files of the node image are consistent with each other, the manifests and the roles."""
 
 import re
 import subprocess

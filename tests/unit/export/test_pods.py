@@ -19,8 +19,9 @@ def test_a_core_and_a_tenth_of_the_memory_are_the_nodes() -> None:
     assert [node.cpus for node in pod.numa] == ["1-15", "16-31"]
     assert (pod.cores, pod.threads, pod.memory_bytes) == (31, 62, 230 * GIB)
     assert (pod.prefix, pod.tcmalloc, pod.rdma) == (VOLUME, TCMALLOC, ())
-    assert not STACK.startswith(VOLUME)  # which the volume would hide
-    assert ":" not in as_pod(replace(NODE, name="fd00::1")).network_address  # no address of a pod
+    assert not STACK.startswith(VOLUME)  # otherwise the volume would hide the stack
+    # not an address of a pod
+    assert ":" not in as_pod(replace(NODE, name="fd00::1")).network_address
     # the smallest node decides
     less = replace(NODE, name="node2", memory_bytes=255 * GIB)
     assert resources(cluster(NODE, less)).memory_gib == 229
@@ -29,8 +30,8 @@ def test_a_core_and_a_tenth_of_the_memory_are_the_nodes() -> None:
 @pytest.mark.parametrize(
     ("node", "cpus"),
     [
-        (host("small", cores=3), 6),  # none is left to the node
-        (host("single", cores=32, threads=32), 31),  # without second threads
+        (host("small", cores=3), 6),  # no core is left for the node
+        (host("single", cores=32, threads=32), 31),  # cores without a second thread
         (host("quota", cores=8, numa=nodes(32, 1), cpu_quota=8.0, threads=64), 8),
         (host("more", cores=32, numa=nodes(32, 1), cpu_quota=48.0, threads=64), 48),
     ],
@@ -40,7 +41,7 @@ def test_requests_of_other_nodes(node: object, cpus: int) -> None:
 
 
 def test_the_plan_has_no_more_than_what_the_pod_requests() -> None:
-    """Also where the kernel emulates nodes with the same cores, and firmware numbers by turns."""
+    """Also with shared cores of emulated nodes, and cores numbered in turns."""
     turns = tuple(
         replace(node, cpus=text) for node, text in zip(NODE.numa, ("0-30:2", "1-31:2"), strict=True)
     )

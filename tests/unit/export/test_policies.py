@@ -19,7 +19,7 @@ from ftcluster.operations.export.export_k8s import KubernetesRequest, export_k8s
 from tests.unit.clusters import cluster, host
 
 BIN = Path(os.environ.get("FTCLUSTER_TEST_POLICIES", ""))
-VERSIONS = ("1.29.0", "1.33.0")  # of the core API
+VERSIONS = ("1.29.0", "1.33.0")  # versions of the core API
 pytestmark = pytest.mark.skipif(
     "FTCLUSTER_TEST_POLICIES" not in os.environ,
     reason="on demand: set FTCLUSTER_TEST_POLICIES to a folder with the linters",
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.skipif(
 
 
 def as_core(document: dict[str, Any]) -> dict[str, Any] | None:
-    """Return an object of Kubernetes itself that creates the same pods; None if there are none.
+    """Return a core Kubernetes object that creates the same pods; None if there are none.
 
-    The linters know no resource definitions of Kubeflow.
+    The linters do not know Kubeflow's resource definitions.
     """
     spec = document.get("spec", {})
     if document["kind"] == "PyTorchJob":
@@ -48,7 +48,7 @@ def as_core(document: dict[str, Any]) -> dict[str, Any] | None:
 
 @pytest.fixture(params=(PYTORCH, TRAIN))
 def manifests(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Return a file with all objects of an exported training, as objects of Kubernetes itself."""
+    """Return a file with all objects of an exported training, as core Kubernetes objects."""
     remember(Cluster(inventories=(), facts=cluster(host("n1", cores=16), host("n2", cores=16))))
     exported = export_k8s(
         KubernetesRequest(
@@ -78,7 +78,7 @@ def test_checkov_finds_no_violation(manifests: Path) -> None:
     done = run(*checkov, "-f", manifests)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Failed checks: 0" in done.stdout
-    # it must find one that was made
+    # the linter must find a planted problem
     weakened = manifests.read_text().replace("readOnlyRootFilesystem: true", "")
     manifests.write_text(weakened)
     done = run(*checkov, "-f", manifests)

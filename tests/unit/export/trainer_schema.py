@@ -57,7 +57,7 @@ def merged(first: Any, second: Any) -> Any:
 
 
 def problems(schema: dict[str, Any], value: Any, where: str = "") -> list[str]:
-    """Return the problems of a value according to a schema of the file."""
+    """Return the problems of a value according to a schema in the file."""
     kind = schema.get("type")
     if "x-kubernetes-int-or-string" not in schema and kind and (
         not isinstance(value, TYPES[kind]) or (kind == "integer" and isinstance(value, bool))

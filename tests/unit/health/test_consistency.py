@@ -33,7 +33,7 @@ def test_hosts_that_are_alike_have_no_problems() -> None:
     assert find_problems(HOSTS, [answer(0), answer(1), answer(2)]) == []
     assert find_problems(HOSTS, [answer(1)]) == []
     assert find_problems(HOSTS, []) == []
-    # without known flags every kernel is right
+    # without known CPU flags, every kernel is accepted
     answers = [answer(0, flags=[], kernel="gemm:jit"), answer(1, kernel="x:amx")]
     assert find_problems(HOSTS, answers) == []
 
@@ -115,7 +115,7 @@ def test_a_row_has_the_inventorys_name_and_the_versions_that_are_shown() -> None
             "calls": None,
         }
     ]  # fmt: skip
-    # speeds come with what they are beside the others
+    # a slow speed is reported with the speed of the others
     slow = {**SPEED, "bf16_gflops": 60.0}
     found = host_rows(
         HOSTS, [answer(0, speed=SPEED), answer(1, speed=slow), answer(2, speed=SPEED)]

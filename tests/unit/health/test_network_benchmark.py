@@ -21,7 +21,7 @@ SIZES = [2, 3, 4, 5, 8, 31, 32, 33]
 def test_every_pair_meets_once(size: int) -> None:
     met = [pair for pairs in rounds(size) for pair in pairs]
     assert sorted(met) == list(combinations(range(size), 2))
-    # in a round everyone is in one pair at most
+    # in a round, each host is in one pair at most
     for pairs in rounds(size):
         players = [player for pair in pairs for player in pair]
         assert len(players) == len(set(players)) == size - size % 2
@@ -34,7 +34,7 @@ def test_there_are_as_many_rounds_as_it_takes(size: int, count: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_both_of_a_pair_have_it_in_the_same_order(size: int) -> None:
-    """Else two hosts that wait for each other would wait for ever."""
+    """Otherwise two hosts could wait for each other forever."""
     schedule = rounds(size)
     for player in range(size):
         met = [pair for pairs in schedule for pair in pairs if player in pair]
@@ -56,7 +56,7 @@ def test_messages_grow_where_the_link_is_fast() -> None:
     assert sent[0] == FIRST_BYTES
     assert sent == sorted(sent)
     assert sent.count(LARGEST_BYTES) == LARGEST_REPEATS
-    # they stay small where it is slow
+    # sizes stay small on a slow network
     assert next_size(FIRST_BYTES, 1, speed=12e6, seconds_left=0.1) == 4 * FIRST_BYTES
     assert next_size(FIRST_BYTES, 1, speed=5e6, seconds_left=0.1) == FIRST_BYTES
     assert next_size(FIRST_BYTES, 1, speed=1e6, seconds_left=0.1) == 0

@@ -1,4 +1,4 @@
-"""The control node's calls at ports that the ranks of verify open."""
+"""The control node's connections to ports that the ranks of verify open."""
 
 import json
 import socket
@@ -68,7 +68,7 @@ def test_a_port_of_each_range_is_opened() -> None:
 REPORT: dict[str, Any] = {"hosts": [], "problems": [], "warnings": [], "packages": 0,
                           "all_reduce_ms": None, "backends": {}, "large": {},
                           "links": []}  # fmt: skip
-OTHER = {"host": "x", "what": "y", "hint": "", "kind": "z"}  # of a host that was not asked about
+OTHER = {"host": "x", "what": "y", "hint": "", "kind": "z"}  # about a host that was not requested
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def host(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def four(**changes: Any) -> list[dict[str, Any]]:
-    """Three hosts that are alike, and node3 with changes."""
+    """Return three equal hosts, and node3 with changes."""
     return [host("node0"), host("node1"), host("node2"), host("node3", **changes)]
 
 
@@ -42,7 +42,8 @@ def test_a_lone_host_far_below_its_own_peak_is_named() -> None:
     (finding,) = findings(fp32_of_peak=0.41, bf16_of_peak=0.4)
     assert (finding.host, finding.kind) == ("alone", "kernel")
     assert finding.what.startswith("matrix multiplication in fp32 reaches 41% of the CPU's peak")
-    # AMX products are at a fifth to a half; and a thread that had no CPU says nothing of kernels
+    # AMX matmuls reach a fifth to a half of the peak; a thread without CPU time says nothing about
+    # kernels
     assert findings(fp32_of_peak=0.9, bf16_of_peak=0.2) == []
     assert findings(fp32_of_peak=0.41, cpu_share=0.5) == []
     assert findings(fp32_of_peak=None) == []
@@ -54,13 +55,13 @@ def test_a_lone_host_far_below_its_own_peak_is_named() -> None:
 
 def test_hosts_that_are_alike_are_not_named() -> None:
     assert slow_hosts(four()) == []
-    assert slow_hosts(four(bf16_gflops=3300.0)) == []  # less than a fifth
+    assert slow_hosts(four(bf16_gflops=3300.0)) == []  # less than a fifth slower
     assert set(relative_speeds(four()).values()) == {1.0}
-    # by the core
+    # compared per core
     half = {"threads": 16, "bf16_gflops": 2000.0, "fp32_gflops": 800.0}
     assert slow_hosts(four(**half)) == []
     assert relative_speeds(four(**half))["node3"] == 1.0
-    # only those with the same CPU are compared
+    # only hosts with the same CPU are compared
     hosts = [host("node0"), host("node1"), host("old", cpu=OTHER_XEON, bf16_gflops=None)]
     assert slow_hosts(hosts) == []
     assert relative_speeds(hosts) == {"node0": 1.0, "node1": 1.0, "old": None}
@@ -77,7 +78,7 @@ def test_a_host_slower_by_more_than_a_fifth_is_named_with_its_numbers() -> None:
 def test_the_precision_that_training_takes_counts() -> None:
     slow = {"fp32_gflops": 1000.0}
     assert slow_hosts(four(**slow)) == []
-    # one host without bf16, so all train in fp32
+    # one host has no bf16, so all hosts train in fp32
     hosts = [*four(**slow), host("old", cpu=OTHER_XEON, bf16_gflops=None)]
     (finding,) = slow_hosts(hosts)
     assert finding.what.startswith("1000 GFLOP/s in fp32, 38 % less")
@@ -117,7 +118,7 @@ def test_hosts_that_were_not_measured_are_left_out() -> None:
         ({"governor": "powersave"}, ["powersave", "performance"]),
         ({"numa_nodes": 8}, ["8 NUMA nodes", "2", "SNC"]),
         ({"load_average": 40.0}, ["load average was 40", "32 threads"]),
-        # without a measured reason all possible ones are listed
+        # without a measured reason, all possible reasons are listed
         ({}, ["nothing measured", "load average 0.3", "frequency", "cooling", "SNC", "memory"]),
         ({"mhz": None, "governor": ""}, ["nothing measured"]),
     ],
@@ -139,7 +140,7 @@ MBITS: dict[str, int | None] = {}
 
 
 def mesh(count: int, **slow: dict[str, float]) -> list[dict[str, Any]]:
-    """All pairs of so many hosts; those named as a_b are changed."""
+    """Return all pairs of `count` hosts; keyword arguments such as a_b change pairs."""
     names = [chr(ord("a") + number) for number in range(count)]
     return [
         {"hosts": [one, other], **FAST, **slow.get(f"{one}_{other}", {})}
@@ -170,7 +171,7 @@ def test_one_slow_pair_is_named(count: int) -> None:
 def test_a_pair_that_answers_late_is_named() -> None:
     (finding,) = slow_links(mesh(4, b_d={"latency_us": 5040.0}), MBITS)
     assert finding.what.startswith("its link to d is slow: 1000 MB/s, 5040 us")
-    # some microseconds more do not matter
+    # a difference of some microseconds does not count
     assert slow_links(mesh(4, b_d={"latency_us": 539.0}), MBITS) == []
     assert len(slow_links(mesh(4, b_d={"latency_us": 541.0}), MBITS)) == 1
 
@@ -192,7 +193,7 @@ def test_the_worst_come_first_and_the_rest_are_counted() -> None:
         f"{one}_{other}": {"mb_per_second": 100.0 - number}
         for number, (one, other) in enumerate(combinations("abcd", 2))
     }
-    # e, f and g are good, so that no host is slow as a whole
+    # links to e, f and g are good, so no host is slow as a whole
     found = slow_links(mesh(7, **slow), MBITS)
     assert found[0].what.startswith("its link to d is slow: 95 MB/s")
     assert found[0].host == "c"

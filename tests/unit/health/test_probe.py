@@ -35,7 +35,7 @@ def test_the_kernel_is_that_of_the_last_execution() -> None:
     ]
     assert kernel_of("\n".join(log)) == "brg_matmul:avx10_1_512_amx"
     assert kernel_of(log[0]) == kernel_of("") == ""
-    # a line that was cut names no link
+    # a truncated line names no link
     whole = EXECUTED.format("brg_matmul:avx10_1_512_amx")
     cut = "onednn_verbose,v1,primitive,exec,cpu,matmul"
     assert kernel_of(f"{whole}\n{cut}") == "brg_matmul:avx10_1_512_amx"
@@ -46,7 +46,7 @@ def test_the_kernel_is_that_of_the_last_execution() -> None:
 def test_addresses_of_this_host_and_of_others() -> None:
     assert has_address("127.0.0.1")
     assert has_address("localhost")
-    assert not has_address("192.0.2.7")  # for documentation: nobody has it
+    assert not has_address("192.0.2.7")  # an address for documentation, which no machine has
     assert not has_address("a name that is none")
 
 
@@ -78,7 +78,7 @@ def test_mpi_uses_the_network_of_a_run() -> None:
     assert variables(a=facts("eth0"), b=facts("eth1")) == verbs
     tcp = {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth1"}
     assert variables(a=facts("eth0", rdma=[]), b=facts("eth1")) == tcp
-    # --limit leaves the head out, and then the other one
+    # --limit excludes the head, then the other host
     assert variables(b=facts("eth1")) == tcp
     assert variables(a=facts("eth0")) == {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth7"}
 
@@ -94,7 +94,7 @@ def test_answers_are_found_among_other_lines() -> None:
     output = ["a warning\n", *lines({"rank": 1}), f"{MARK} x\n", f"[0] {lines({'rank': 0})[0]}"]
     assert read_answers(output) == [{"rank": 0}, {"rank": 1}]
     assert read_answers([]) == []
-    # one with a piece missing or cut is none
+    # an answer with a missing or truncated piece is skipped
     first, *rest = lines({"rank": 0, "text": "x" * 2 * PIECE})
     assert read_answers(rest) == []
     assert read_answers([first, *rest[:-1], *lines({"rank": 3})]) == [{"rank": 3}]
@@ -123,7 +123,7 @@ def test_runs_at_work_are_found_by_their_environment(tmp_path: Path) -> None:
     process(tmp_path, 2, "HOME=/", "FTCLUSTER_RUN=mrpc-1")
     process(tmp_path, 3, "FTCLUSTER_RUN=mrpc-1")
     process(tmp_path, 4, "FTCLUSTER_RUN=verify-12ab")
-    (tmp_path / "5").mkdir()  # it ended meanwhile
+    (tmp_path / "5").mkdir()  # this process ended meanwhile
     assert other_runs(tmp_path) == ["mrpc-1"]
 
 

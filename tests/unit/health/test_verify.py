@@ -22,7 +22,7 @@ from tests.programs import NODE_PATH
 
 HOSTS = (Host("node1", "127.0.0.1"), Host("node2", "10.0.0.2"), Host("node3", "10.0.0.3"))
 REQUEST = ProbeRequest(hosts=HOSTS, ssh_config="/opt/ftcluster/mesh/ssh_config", interface="eth0")
-# mpirun, as far as launch() knows it: rank 1 says nothing
+# stands in for mpirun as launch() calls it: rank 1 prints nothing
 MPIRUN = """\
 #!/bin/sh
 env > "$(dirname "$0")/environment"
@@ -35,7 +35,7 @@ echo 'rank 1 was ended by signal 9'
 
 @pytest.fixture
 def bin_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an mpirun, which is that of the stack."""
+    """Make a folder with an mpirun that represents the stack's mpirun."""
     (tmp_path / "mpirun").write_text(MPIRUN)
     (tmp_path / "mpirun").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
@@ -89,7 +89,7 @@ def test_ranks_that_fail_with_rdma_may_work_with_tcp() -> None:
 
 
 def test_each_verify_is_a_run_of_its_own(bin_dir: Path) -> None:
-    """Else the end of one would end the ranks of another."""
+    """Otherwise the end of one verify would end the ranks of another."""
 
     def run() -> str:
         launch(REQUEST)
@@ -164,7 +164,7 @@ def test_one_host_is_not_asked_over_ssh(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_document_and_the_exit_code(tmp_path: Path) -> None:
-    """The whole program with an mpirun that fails."""
+    """Run the whole program with an mpirun that fails."""
     (tmp_path / "mpirun").write_text("#!/bin/sh\necho no such host\nexit 1\n")
     (tmp_path / "mpirun").chmod(0o755)
     (tmp_path / "python").symlink_to(sys.executable)

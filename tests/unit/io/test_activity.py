@@ -12,7 +12,7 @@ from pathlib import Path
 from ftcluster_train.io.activity import activity, descendants, sockets_of, tcp_bytes
 from tests.programs import wait_for
 
-# a child that a thread has started, which starts one itself
+# a thread starts a child, which starts another child
 TREE = (
     "import subprocess, sys, threading, time\n"
     "work = [sys.executable, '-c', sys.argv[1]]\n"
@@ -22,7 +22,7 @@ TREE = (
 
 @contextmanager
 def program(*words: object) -> Iterator["subprocess.Popen[bytes]"]:
-    """A program of Python, which is killed at the end with all that it has started."""
+    """Start a Python program; at the end, kill it and all processes that it has started."""
     other = subprocess.Popen([sys.executable, "-c", *map(str, words)], start_new_session=True)
     try:
         yield other
@@ -62,12 +62,12 @@ THREAD = (
 def test_a_thread_that_others_leave_no_cpu_is_not_idle() -> None:
     with program(THREAD) as other:
         wait_for(lambda: len(list(Path(f"/proc/{other.pid}/task").iterdir())) == 2)
-        # as if they had used no CPU time since
+        # as if the processes had used no CPU time since
         starved = {"cpu": 1e9, "wire": 0}
         wait_for(lambda: activity(os.getpid(), (other.pid,), starved)["state"] == "R")
 
 
-# vfork: its parent is in state D until the child executes, and that waits for the FIFO
+# vfork: the parent is in state D until the child executes, and the child waits for the FIFO
 ASLEEP = (
     "import os, sys\n"
     "opens = (os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)\n"
@@ -76,7 +76,7 @@ ASLEEP = (
 )
 
 
-# the main thread waits meanwhile, in state S
+# meanwhile the main thread waits in state S
 IN_A_THREAD = (
     ASLEEP.replace("while True:", "import threading, time\ndef wait():")
     + "threading.Thread(target=wait).start()\ntime.sleep(60)\n"
@@ -84,7 +84,7 @@ IN_A_THREAD = (
 
 
 def test_a_thread_that_waits_for_a_disk_is_seen(tmp_path: Path) -> None:
-    """transformers loads weights in such threads while the main thread waits for them."""
+    """transformers loads weights in such threads while the main thread waits."""
     os.mkfifo(tmp_path / "fifo")
     with program(IN_A_THREAD, tmp_path / "fifo") as other:
         main = Path(f"/proc/{other.pid}/task/{other.pid}/stat")
@@ -104,7 +104,7 @@ def test_an_uninterruptible_sleep_is_one_until_the_process_wakes_up(tmp_path: Pa
         first = activity(os.getpid(), (other.pid,))["sleep"]
         assert first[0] == other.pid
         assert activity(os.getpid(), (other.pid,))["sleep"] == first
-        assert activity(os.getpid(), ())["sleep"] is None  # none of its main processes
+        assert activity(os.getpid(), ())["sleep"] is None  # not one of its main processes
         os.close(os.open(fifo, os.O_WRONLY))
         wait_for(lambda: activity(os.getpid(), (other.pid,))["sleep"] not in (None, first))
 
@@ -125,7 +125,7 @@ def test_bytes_on_the_wire_are_those_of_the_processes_own_connections() -> None:
             wait_for(lambda: len(descendants(os.getpid())) == 2)
             before = activity(os.getpid(), ())
             assert activity(os.getpid(), (), {**before, "wire": -1})["wire"] == before["wire"]
-            # it is not looked at while they compute
+            # the disk is not checked while processes compute
             assert activity(os.getpid(), (), {"cpu": before["cpu"] - 1, "wire": -1})["wire"] == -1
         ours.close()
         theirs.close()

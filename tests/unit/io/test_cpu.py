@@ -8,7 +8,7 @@ from ftcluster_train.io.machine import counters, megahertz, one_thread_per_core
 
 @pytest.fixture
 def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Return the contents of files of /proc and /sys."""
+    """Return the contents of files in /proc and /sys."""
     texts: dict[str, str] = {}
     monkeypatch.setattr(machine, "read", lambda path: texts.get(str(path), ""))
     return texts

@@ -23,7 +23,7 @@ def test_a_folder_that_is_removed_loses_its_name_before_its_files(
         patch.setattr(os, "unlink", power_fails)
         with pytest.raises(KeyboardInterrupt):
             remove(folder)
-    assert seen == [set()]  # nobody takes what is left for a checkpoint
+    assert seen == [set()]  # no reader takes the remains for a checkpoint
     folder.mkdir()
     remove(folder)
     assert list(tmp_path.iterdir()) == []

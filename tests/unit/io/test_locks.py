@@ -1,4 +1,4 @@
-"""Locks that a process has to wait for, with a second process that has them."""
+"""Locks that a process waits for while a second process holds them."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ sys.stdin.readline()
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
-    """Another process, with an exclusive lock on a file until a line comes."""
+    """Start a process that holds an exclusive lock on a file until it reads a line."""
     (path := tmp_path / "file").touch()
     argv = [sys.executable, "-c", HOLDS, str(path)]
     with subprocess.Popen(argv, stdin=-1, stdout=-1, text=True) as process:
@@ -54,11 +54,11 @@ def test_a_lock_of_another_process_is_waited_for_until_the_limit(
 
 def test_two_processes_share_a_shared_lock(tmp_path: Path) -> None:
     (path := tmp_path / "file").touch()
-    with path.open() as one, path.open() as other:  # two open files are as two processes
+    with path.open() as one, path.open() as other:  # two open files conflict like two processes
         assert try_lock(one.fileno(), SHARED)
         assert lock_within(other.fileno(), SHARED, lambda: 0.0, 0.0)
         assert not try_lock(other.fileno(), EXCLUSIVE)
 
 
 def test_a_file_without_locks_refuses_nobody() -> None:
-    assert try_lock(1_000_000, EXCLUSIVE)  # as an error of the kernel other than "it is locked"
+    assert try_lock(1_000_000, EXCLUSIVE)  # other errors of the kernel do not count as a held lock

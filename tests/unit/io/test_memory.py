@@ -1,4 +1,4 @@
-"""The memory and CPU time that a host can still give, also in a container with a limit."""
+"""The memory and CPU time available on a host, also in a container with a limit."""
 
 import pytest
 

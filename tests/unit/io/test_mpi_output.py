@@ -1,4 +1,4 @@
-"""mpirun's output, cut into pieces as it happens to be read."""
+"""mpirun's output in the pieces in which it is read."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def label(rank: int) -> str:
 
 
 A, B, C = label(0), label(1), label(123)
-# as Intel MPI 2021.18 has it: parts of lines, and the parts of several ranks in one line
+# output of Intel MPI 2021.18: partial lines, and parts of several ranks in one line
 SAID = (
     f"{B}start 1 {A}start 0 {B}more 1\n{A}more 0\n{B}\n{A}two\r\rcr{C}x\n"
     f"{A}[1] not a label [glue- nor that\n"
@@ -93,7 +93,7 @@ def test_lines_that_only_look_like_an_end() -> None:
 
 
 class Listener:
-    """A RankOutput whose clock stands still until it is told to continue."""
+    """A RankOutput whose clock stands still until the test moves it."""
 
     def __init__(self, folder: Path) -> None:
         self.now = 0.0
@@ -182,7 +182,7 @@ def test_a_rank_that_was_killed_together_with_its_parent(listener: Listener) -> 
 def test_a_full_disk_does_not_end_the_run(listener: Listener) -> None:
     for path in listener.folder.iterdir():
         path.unlink()
-    listener.folder.rmdir()  # as good as a full disk: nothing can be written
+    listener.folder.rmdir()  # like a full disk: nothing can be written
     listener.output.feed("stdout", f"{A}hello\n".encode())
     listener.output.close()
     assert listener.told == [("stdout", "hello\n")]

@@ -16,7 +16,7 @@ from ftcluster_train.io.shutdown import is_stopping
 from ftcluster_train.io.signals import OUTSIDE, Received, ancestors_of, read_sender
 from tests.programs import NODE_PATH
 
-# prints each signal
+# a program that prints each signal
 RECEIVER = """
 import json, os, signal, sys, threading, time
 from ftcluster_train.io.signals import take_signals
@@ -33,7 +33,7 @@ os._exit(0)
 
 
 def receive(kill: str, *options: str) -> list[dict[str, object]]:
-    """Send signals to a process with a shell command, and return what the process reports."""
+    """Send signals to a process with a shell command; return the process's output."""
     process = subprocess.Popen(
         [sys.executable, "-c", RECEIVER, "1", *options], stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": NODE_PATH},

@@ -1,4 +1,4 @@
-"""The environment of ranks: which stage wins, and that the control node has one place for it."""
+"""The ranks' environment: the precedence of stages, and one place for it in the control node."""
 
 import ast
 from dataclasses import replace
@@ -18,7 +18,7 @@ from tests.unit.clusters import STACKS, cluster, host
 
 PLAN = plan(cluster(host("head"), host("node1")), load_recipe("quickstart"), STACKS)
 LAUNCH = render(PLAN, "r-1")
-# of what ftcluster_common composes variables with
+# names that ftcluster_common uses to build variables
 COMPOSES = {
     "MPI_VARIABLES", "head_variables", "mesh_variables", "slurm_variables", "network_variables",
     "HUB_TOKEN_FILE", "SECRET_ENV_FILE", "SECRET_ENV_VARIABLE", "PROVIDER_VARIABLE",
@@ -27,7 +27,7 @@ COMPOSES = {
 
 
 def test_a_later_stage_overrides_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One variable is set at each stage in turn, and the functions of all stages are called."""
+    """Set one variable at each stage in turn, and call the functions of all stages."""
     name = "HF_HUB_OFFLINE"
     monkeypatch.setenv(name, "the head's own")
     assert rank_environment({}, "/stack")[name] == "the head's own"

@@ -1,4 +1,4 @@
-"""Events that the head writes into events.jsonl, and what a terminal shows of them."""
+"""Events that the head writes into events.jsonl, and their text on a terminal."""
 
 import json
 import tempfile
@@ -103,12 +103,12 @@ def test_whatever_bytes_come_the_end_is_found(data: bytes, cut: int) -> None:
 def test_kinds_of_a_later_version_are_passed_on() -> None:
     later = {"event": "later", "time": 1, "x": [1]}
     assert read_event_line(json.dumps(later).encode()) == later
-    # a loss that is no number any more
+    # a loss that is NaN or infinite
     line = json.dumps({**STEP, "loss": float("nan"), "grad_norm": float("inf")})
     found = read_event_line(line.encode())
     assert found
     assert str(found["loss"]) == "nan"
-    # what a user's own script prints is as it is
+    # the output of a user's script is unchanged
     output = {
         "event": "output",
         "time": 1,

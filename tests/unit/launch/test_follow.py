@@ -1,4 +1,4 @@
-"""Following a run over a connection that is lost, and leaving it."""
+"""Following a run over a connection that breaks, and detaching from the run."""
 
 import json
 import os
@@ -45,7 +45,7 @@ RUN_HOSTS = RunHosts(
 
 
 class Said(TerminalView):
-    """Keeps what it is asked to say."""
+    """A view that stores messages."""
 
     def __init__(self) -> None:
         super().__init__(Console())
@@ -66,7 +66,7 @@ UNREACHABLE = TaskEvent("unreachable", "attach", "Follow the run", "head", "time
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    """The playbooks that were run; each pops what it does from `scenes`."""
+    """Record the playbooks that run; each takes its behavior from `scenes`."""
     monkeypatch.setattr(follow, "RECONNECT_PAUSE_SECONDS", 0.0)
     return []
 
@@ -124,7 +124,7 @@ def test_a_lost_connection_is_taken_up_again(
 def test_what_fails_on_this_machine_starts_no_supervisor(
     monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    """The disk is full, or the host sends something unexpected."""
+    """The disk is full, or the host sends unexpected data."""
     phase = event("phase", doing="starting the ranks")
     play(monkeypatch, played, (phase, [NO_ROOM], PlaybookOutcome("failed", "")))
     begin_record(RUN, {})
@@ -148,7 +148,7 @@ def test_a_head_that_stays_away_is_lost(
 def test_a_head_whose_key_ssh_refuses_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    """The message is what Ansible reports of a real changed key, see openssh.json."""
+    """The message is Ansible's for a real changed key, see openssh.json."""
     message = of_host_key(f"Failed to connect to the host via ssh: {printed_by('changed')}")
     refused = replace(UNREACHABLE, message=message)
     phase = event("phase", doing="starting the ranks")
@@ -232,14 +232,14 @@ def test_what_a_launch_says_of_a_host_is_shown(
 
 @pytest.fixture(autouse=True)
 def hangs_up() -> Iterator[None]:
-    """SIGHUP means something, also where the tests run under nohup."""
+    """Restore SIGHUP's effect, even if the tests run under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 
 
 def launch(view: View) -> Followed:
-    """A training that this command launches."""
+    """Return a training that this command launches."""
     facts = cluster(host("head"), host("node1"))
     recipe = load_recipe("quickstart")
     decided = plan(facts, recipe, STACKS)
@@ -316,9 +316,9 @@ def test_the_end_of_a_control_node_ends_no_training(
 @pytest.mark.parametrize(
     ("number", "seen", "slurm"),
     [
-        (signal.SIGINT, STARTING, False),  # without a terminal that could be asked
+        (signal.SIGINT, STARTING, False),  # without a terminal for a question
         (signal.SIGTERM, "", False),  # nothing runs yet
-        (signal.SIGTERM, STARTING, True),  # shortly before the end of the job's time
+        (signal.SIGTERM, STARTING, True),  # shortly before the job's time limit
     ],
 )
 def test_a_launch_that_is_to_end_stops_its_run(
@@ -376,12 +376,12 @@ def test_a_record_says_where_a_run_is() -> None:
     assert recorded_run_hosts(RUN) is None
     path = record_dir(RUN) / "run.json"
     path.parent.mkdir(parents=True)
-    hosts, spares = [{"name": "head"}], [{"name": "node1"}]  # which may have taken a place
+    hosts, spares = [{"name": "head"}], [{"name": "node1"}]  # a spare may have replaced a host
     plan = {"hosts": hosts, "spares": spares, "rank_user": "ftcluster", "prefix": "/opt/ftcluster"}
     record = {"inventories": ["hosts.ini"], "options": ["-u", "me"], "plan": plan}
     path.write_text(json.dumps(record))
     assert recorded_run_hosts(RUN) == RUN_HOSTS
-    path.write_text(json.dumps({"run": RUN}))  # of a version that wrote no plan
+    path.write_text(json.dumps({"run": RUN}))  # written by a version that stored no plan
     assert recorded_run_hosts(RUN) is None
 
 
@@ -400,7 +400,8 @@ def test_a_record_says_where_a_run_is() -> None:
 def test_extra_variables_are_not_in_a_record(words: str, shown: str) -> None:
     assert shown_command(words.split()) == ["ftcluster", *shown.split()]
     given, _, _ = words.partition(" -- ")
-    values = vars(read_arguments(words.split()))["--extra-vars"]  # as the command itself reads it
+    # parsed as the command itself parses it
+    values = vars(read_arguments(words.split()))["--extra-vars"]
     assert list(extra_variables(given.split())) == values
     assert not [value for value in values if value in " ".join(shown_command(words.split()))]
 
@@ -408,10 +409,10 @@ def test_extra_variables_are_not_in_a_record(words: str, shown: str) -> None:
 def test_a_run_that_nobody_followed_gets_its_end_from_the_head() -> None:
     ended = RunState(RUN, "done", "quickstart", ("head",), 1, 20, 20, 100.0, 5.0, "/m")
     complete_from(ended)
-    assert not record_dir(RUN).exists()  # it is another control node's
+    assert not record_dir(RUN).exists()  # the run belongs to another control node
     begin_record(RUN, {})
     complete_from(replace(ended, state="running"))
     complete_from(ended)
-    complete_from(replace(ended, state="failed"))  # what is known stays
+    complete_from(replace(ended, state="failed"))  # known values are not overwritten
     end = json.loads((record_dir(RUN) / "run.json").read_text())["end"]
     assert (end["state"], end["ended"], end["model"]) == ("done", 105.0, "/m")

@@ -1,4 +1,4 @@
-"""Every state in which a run is followed, and every event in it."""
+"""Every state of following a run, with every event."""
 
 import signal
 from itertools import product
@@ -36,7 +36,7 @@ def test_the_table_draws_known_states_and_events_and_ends_in_the_final_states() 
     assert {event for _, event in DRAWN} == {event.value for event in Event}
     assert set(DRAWN.values()) | {FollowState.LAUNCHING.value} == names
     ends = {state.value for state in FINAL}
-    for _ in names:  # a state that leads to one of these ends too
+    for _ in names:  # a state that leads to one of these states ends too
         ends |= {state for (state, _), then in DRAWN.items() if then in ends}
     assert ends == names
 
@@ -93,6 +93,6 @@ def test_what_a_signal_asks_for(number: signal.Signals, slurm: bool) -> None:
 
 def test_ctrl_c_takes_a_waiting_run_out_of_the_queue() -> None:
     assert request_of(signal.SIGINT, False, True, False, False, waits=True) is Event.STOP
-    # the connection is lost, or the control node is switched off: the run keeps its place
+    # the connection is lost, or the control node is off: the run keeps its place in the queue
     assert request_of(signal.SIGHUP, False, True, False, False, waits=True) is Event.LEAVE
     assert request_of(signal.SIGINT, True, True, False, False, waits=True) is Event.UNWATCH

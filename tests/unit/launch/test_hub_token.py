@@ -1,4 +1,4 @@
-"""The user's token for the Hub: where it is found, and what does not have it."""
+"""The user's token for the Hub: its sources, and records that must not contain it."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The packages of a script's own requirements, chosen by the real pip from a folder of wheels."""
+"""The packages of a script's own requirements, chosen by the real pip from a folder."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ def wheels(tmp_path: Path) -> Path:
     write_wheel(folder, "aiohttp", "3.1")
     write_wheel(folder, "torch", "2.13.0")
     write_wheel(folder, "old", "1.0", "torch<2")
-    write_wheel(folder, "deepspeed", "0.3.1.dev5")  # its releases are sources
+    write_wheel(folder, "deepspeed", "0.3.1.dev5")  # its releases exist only as sources
     write_wheel(folder, "torchvision", "0.29.1", "torch>=2")
     write_wheel(folder, "torchaudio", "2.13.0+cpu", "torch>=2")
     return folder
@@ -47,7 +47,7 @@ def wheels(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def layer(tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Return the overlay that a file with this text gives."""
+    """Return the overlay for a requirements file with this text."""
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.chdir(tmp_path)
 
@@ -66,7 +66,7 @@ def test_what_the_stack_lacks_is_taken_once(
     assert first.packages == {"aiohttp": "3.1", "other": "2.0", "tool": "1.0"}
     assert first.has_module("tool.inner")
     assert not first.has_module("too")
-    # what the hosts compare with
+    # the versions that the hosts compare with
     wanted = Lists(first.folder / LOCK).wanted
     assert first.name == f"native-1-{wanted.digest}"
     assert wanted.problems(json.loads((first.folder / "wheels.json").read_text()) and {
@@ -87,7 +87,7 @@ def test_what_the_stack_lacks_is_taken_once(
 def test_what_is_asked_for_by_its_version(layer: Callable[..., Any]) -> None:
     assert layer("deepspeed==0.3.1.dev5\n").packages == {"deepspeed": "0.3.1.dev5"}
     assert layer("--pre\ndeepspeed\n").packages == {"deepspeed": "0.3.1.dev5"}
-    # the only version that there is, as pip takes it
+    # pip takes it because there is no other version
     alone = layer("deepspeed\n")
     assert alone.packages == {"deepspeed": "0.3.1.dev5"}
     assert [note.partition(", like")[0] for note in alone.notes] == [
@@ -174,7 +174,7 @@ def test_what_has_no_wheel_is_built_instead_of_an_older_version(
 def test_a_pre_release_that_a_package_pins_is_taken(
     from_index: Callable[[str], Layer], tmp_path: Path
 ) -> None:
-    """opentelemetry's packages pin their betas, of which there are sources too."""
+    """opentelemetry's packages pin their betas, for which there are sources too."""
     index = tmp_path / "index"
     write_wheel(index, "telemetry", "1.45", "conventions==0.66b2")
     write_wheel(index, "conventions", "0.66b2")
@@ -218,7 +218,7 @@ def test_an_older_version_is_not_taken_silently(
 def test_a_pip_that_does_not_report_sources_is_refused(
     from_index: Callable[[str], Layer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Debian 12's pip 23.0.1 took hydra-core 0.11.3 of 2019 instead of 1.3."""
+    """Debian 12's pip 23.0.1 chose hydra-core 0.11.3 of 2019 instead of 1.3."""
     old = tmp_path / "python"
     old.write_text(
         f'#!/bin/sh\n[ "$4" != --version ] || exec echo pip 23.0.1 from /usr/lib/python3\n'
@@ -235,7 +235,7 @@ def test_a_pip_that_does_not_report_sources_is_refused(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("deepspeed\n", r"deepspeed from its sources:(.|\n)*No module named 'torch'\n  have pip"),
+        ("deepspeed\n", r"deepspeed from its sources:(.|\n)*No module named 'torch'\n  build all"),
         (f"builds==1.5 --hash=sha256:{'0' * 64}\n", r"Expected sha256 0{64}\s+Got"),
     ],
 )
@@ -265,7 +265,7 @@ def test_hosts_that_a_wheel_built_here_is_for(
 
 @pytest.mark.needs("index")
 def test_hydra_core_is_not_that_of_2019(tmp_path: Path) -> None:
-    """The newest version needs antlr4-python3-runtime 4.9, which is published as a source only."""
+    """The newest version needs antlr4-python3-runtime 4.9, which exists only as a source."""
     (tmp_path / "own.txt").write_text("hydra-core\n")
     made = make_layer(read_requirements(tmp_path / "own.txt"), None, STACK, tmp_path / "cache")
     assert made

@@ -71,7 +71,7 @@ def test_every_host_has_its_own_cores_threads_and_interface() -> None:
     assert second["env"]["GLOO_SOCKET_IFNAME"] == "ens5"
     assert second["env"]["LD_PRELOAD"] == VM.tcmalloc
     assert second["env"]["TCMALLOC_RELEASE_RATE"] == "0"
-    assert "LD_PRELOAD" not in launch_of_two().env  # mpirun and Hydra do without
+    assert "LD_PRELOAD" not in launch_of_two().env  # mpirun and Hydra run without it
 
 
 def test_mpi_uses_the_network_of_the_run() -> None:
@@ -100,7 +100,7 @@ def test_intels_openmp_is_preloaded_after_the_allocator_and_sleeps_soon() -> Non
 
 @pytest.mark.parametrize("kinds", [1, 2, 3])
 def test_a_large_cluster_fits_into_one_variable(kinds: int) -> None:
-    """Also one whose hosts of several kinds come by turns."""
+    """Also if hosts of several kinds alternate."""
     hosts = [
         host(f"n{i}", network_address=f"10.0.{i // 250}.{i % 250}", numa_nodes=8,
              cores=(64, 112, 256)[i % kinds], network_interface=f"eth{i % kinds}")
@@ -134,7 +134,7 @@ def test_ranks_of_one_host_meet_where_no_other_host_reaches_them() -> None:
 
 
 def test_what_is_pasted_does_what_it_says(tmp_path: Path) -> None:
-    """In a real shell, with programs that write down how they were called."""
+    """Run the commands in a real shell, with programs that record their arguments."""
     prefix = tmp_path / "a prefix"
     bin_dir = prefix / "current/bin"
     bin_dir.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The control node knows the cluster on its own machine without asking Ansible."""
+"""The control node reads a cluster on its own machine without Ansible."""
 
 import hashlib
 from dataclasses import replace
@@ -14,7 +14,7 @@ KNOWN = {"stack": "native", "record": hashlib.sha256(b'{"a": 1}').hexdigest()}
 
 @pytest.fixture
 def here(tmp_path: Path) -> RunHosts:
-    """A cluster on this machine, with the record of KNOWN."""
+    """Set up a cluster on this machine, with the record of KNOWN."""
     (tmp_path / "current").symlink_to("stacks/native-0123456789ab")
     (tmp_path / "cluster.json").write_text('{"a": 1}\n')
     return RunHosts((BUNDLED_LOCALHOST,), ("localhost",), "", str(tmp_path))
@@ -22,7 +22,7 @@ def here(tmp_path: Path) -> RunHosts:
 
 def test_the_same_stack_and_record(here: RunHosts) -> None:
     assert here.is_here_as(KNOWN)
-    (Path(here.prefix) / "cluster.json").unlink()  # as where there is one host
+    (Path(here.prefix) / "cluster.json").unlink()  # a cluster with a single host has no record
     assert here.is_here_as(KNOWN)
 
 

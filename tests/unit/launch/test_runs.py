@@ -1,4 +1,4 @@
-"""The results of the playbooks about runs, and how they are read."""
+"""The results of the playbooks about runs, and their readers."""
 
 import json
 import sys
@@ -32,7 +32,7 @@ JOB: dict[str, Any] = {
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, **jobs: dict[str, Any]) -> None:
-    """Hosts that answer with their jobs; the others are off."""
+    """Return hosts that respond with their jobs; the other hosts are off."""
 
     def run_playbook(
         _name: str, _inventories: object, _variables: object,
@@ -63,7 +63,7 @@ def test_a_run_keeps_its_head_and_the_order_of_its_hosts(monkeypatch: pytest.Mon
         node2={"r-1": {**JOB, "hosts": ["node2", "node1"]}},
     )
     assert runs.find_job(RUN_HOSTS, "r-1").hosts == ("node2", "node1", "head")
-    # another host than the first one of the list cannot be the head
+    # only the first host of the list can be the head
     answers(monkeypatch, node1={"r-1": {**JOB, "hosts": ["node2", "node1"]}}, node2={"r-1": JOB})
     assert runs.find_job(RUN_HOSTS, "r-1").hosts == ("node1", "node2")
 
@@ -138,7 +138,7 @@ def test_what_cannot_be_resumed_is_named(
 
 
 def here(prefix: Path, python: str) -> RunHosts:
-    """This machine after `setup localhost`, with a program for the Python of its stack."""
+    """Set up this machine as a cluster, with a program as the Python of its stack."""
     program = prefix / "current/bin/python"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\n{python}\n")
@@ -172,7 +172,7 @@ def test_what_its_stack_says_wrongly_is_an_error(tmp_path: Path, python: str, sa
 
 
 def test_what_was_removed_before_a_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands of runs are removed in parts, and the local records of removed ones go too."""
+    """Thousands of runs are removed in parts, together with their local records."""
     monkeypatch.setattr(runs, "CLEAN_RUNS", 2)
     parts: list[list[str]] = []
 

@@ -1,4 +1,4 @@
-"""A job that one side writes is read by the other."""
+"""A job that one side writes is readable by the other side."""
 
 import json
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""The user's own variables for the ranks: which are taken, and what does not have their values."""
+"""The user's own variables for the ranks: accepted names, and records without their values."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_a_value_is_given_or_that_of_this_machine() -> None:
     assert secret == {"WANDB_API_KEY": SECRET}
 
 
-# what a launch of torchrun, mpirun, a shell or the loader listens to
+# variables that torchrun, mpirun, a shell or the loader interpret
 ATTACKS = (
     "LD_PRELOAD=/tmp/x.so", "LD_LIBRARY_PATH=/tmp", "LD_AUDIT=/tmp/x.so", "PATH=/tmp",
     "GLIBC_TUNABLES=x", "PYTHONPATH=/tmp", "PYTHONHOME=/tmp", "FTCLUSTER_RUN=x", "RANK=1",

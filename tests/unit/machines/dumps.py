@@ -27,7 +27,7 @@ DRIVER = re.compile(r"drivers/([\w+-]+)$")
 
 
 def of_tar(path: Path, source: str) -> Machine | None:
-    """The machine of a tar with /sys and /proc in any folder."""
+    """Return the machine of a tar with /sys and /proc in any folder."""
     files, links = {}, {}
     with tarfile.open(path) as tar:
         for member in tar:
@@ -45,7 +45,7 @@ def of_tar(path: Path, source: str) -> Machine | None:
 def of_files(
     name: str, source: str, files: dict[str, str], links: dict[str, str]
 ) -> Machine | None:
-    """The machine of these files; None where they have no CPUs."""
+    """Return the machine of these files, or None if they have no CPUs."""
     cpu, node = "sys/devices/system/cpu/", "sys/devices/system/node/"
     numbers = {int(found[1]) for key in files if (found := re.search(r"/cpu(\d+)/topology/", key))}
     if online := files.get(cpu + "online", "").strip():
@@ -94,14 +94,14 @@ def of_files(
 
 
 def bits(mask: str) -> set[int]:
-    """The numbers of a mask in words of 32 bits, such as 00000000,0000000f or 0x1,,0xff."""
+    """Return the bits set in a mask of 32-bit words, such as 00000000,0000000f or 0x1,,0xff."""
     words = [word.strip().removeprefix("0x") or "0" for word in reversed(mask.split(","))]
     value = sum(int(word, 16) << 32 * at for at, word in enumerate(words))
     return {at for at in range(value.bit_length()) if value >> at & 1}
 
 
 def drivers(links: dict[str, str]) -> dict[str, str]:
-    """The driver of each network interface with hardware."""
+    """Return the driver of each network interface with hardware."""
     found = {}
     for name, target in links.items():
         if name.startswith("sys/class/net/") and "/virtual/" not in target:
@@ -113,7 +113,7 @@ def drivers(links: dict[str, str]) -> dict[str, str]:
 
 
 def of_xml(path: Path, source: str) -> Machine | None:
-    """The machine of an XML file of hwloc, versions 1 to 3."""
+    """Return the machine of an XML file of hwloc, versions 1 to 3."""
     root = ElementTree.parse(path).getroot()
     package, cores, nodes, infos = {}, [], {}, {}
 
@@ -141,7 +141,7 @@ def of_xml(path: Path, source: str) -> Machine | None:
     if not package or not all(size for _, size in nodes.values()):
         return None
     far = xml_distances(root)
-    # nodes of memory only are beside the cores of others
+    # nodes with only memory are beside the cores of other nodes
     seen: set[int] = set()
     own = {}
     for number, (cpus, _) in sorted(nodes.items()):
@@ -158,7 +158,7 @@ def of_xml(path: Path, source: str) -> Machine | None:
 
 
 def xml_distances(root: Any) -> dict[int, str]:
-    """The line of each node in the matrix of latencies."""
+    """Return the row of each node in the latency matrix."""
     for matrix in root.findall("distances2"):
         if matrix.get("type") == "NUMANode" and "Bandwidth" not in (matrix.get("name") or ""):
             numbers = [int(n) for one in matrix.findall("indexes") for n in one.text.split()]
@@ -173,7 +173,7 @@ def xml_distances(root: Any) -> dict[int, str]:
 
 
 def of_text(path: Path) -> Machine | None:
-    """The machine of the output of numactl -H, of lscpu, or of both."""
+    """Return the machine of the output of numactl -H, of lscpu, or of both."""
     text = path.read_text()
 
     def says(name: str) -> str:
@@ -193,7 +193,7 @@ def of_text(path: Path) -> Machine | None:
     numbers = sorted(cpu for cpus in cpus_of.values() for cpu in parse_cpus(cpus))
     threads = int(says("Thread(s) per core") or 1)
     sockets = int(says("Socket(s)") or 1)
-    # Linux numbers the second hardware threads after all the first ones on x86
+    # on x86, Linux numbers all first hardware threads before the second ones
     firsts = len(numbers) // threads
     siblings = [tuple(cpu + firsts * at for at in range(threads)) for cpu in range(firsts)]
     with_cpus = [node for node, cpus in sorted(cpus_of.items()) if cpus]
@@ -215,7 +215,7 @@ def of_text(path: Path) -> Machine | None:
 
 
 def machines(paths: list[Path], source: str) -> Iterator[Machine]:
-    """The machines of dumps, of which some have none."""
+    """Yield the machines of dumps; some dumps have none."""
     for path in paths:
         found: Machine | None
         if ".tar" in path.name:

@@ -1,4 +1,4 @@
-"""Machines of the library as a container, a job, the firmware or an administrator limits them."""
+"""Machines of the library, limited by a container, a job, the firmware or an administrator."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ GIB = 2**20  # in kB
 
 
 def limited_machines(library: dict[str, Machine]) -> list[Machine]:
-    """Return limited variants of a few real machines, because no public dump of such exists."""
+    """Return limited variants of a few real machines, because no public dump has such limits."""
     metal = library["sapphire-rapids-8488c-metal"]
     snc4 = library["sapphire-rapids-snc4"]
     flat = library["xeon-max-9480-flat"]
@@ -58,7 +58,7 @@ def limited_machines(library: dict[str, Machine]) -> list[Machine]:
 
 
 def without(machine: Machine, name: str, offline: object) -> Machine:
-    """The machine with these CPUs offline: the kernel then shows none of them anywhere."""
+    """Return the machine with these CPUs offline, so that the kernel shows them nowhere."""
     gone = set(offline)  # type: ignore[call-overload]
 
     def rest(text: str) -> str:

@@ -39,7 +39,7 @@ class Node:
     bandwidth: int = 0
 
 
-@dataclass(frozen=True, eq=False)  # each is itself, so that it can be a key
+@dataclass(frozen=True, eq=False)  # machines compare by identity, so that they can be keys
 class Machine:
     """A machine as one of its processes sees it.
 
@@ -90,7 +90,7 @@ class Machine:
 
     @cached_property
     def siblings(self) -> dict[int, tuple[int, ...]]:
-        """The hardware threads of each CPU's core."""
+        """Return the hardware threads of each CPU's core."""
         found = {}
         for table in self.cores:
             for core in zip(*map(parse_cpus, table), strict=True):
@@ -107,7 +107,7 @@ class Machine:
 
     @cached_property
     def usable_nodes(self) -> set[int]:
-        """The nodes with memory that may be used."""
+        """Return the nodes whose memory may be used."""
         mems = set(parse_cpus(self.mems)) if self.mems else None
         return {
             node.number
@@ -116,7 +116,7 @@ class Machine:
         }
 
     def files(self) -> dict[str, str]:
-        """The files of the kernel that tell all this."""
+        """Return the kernel's files that describe this machine."""
         files = {NODES + "online": ",".join(str(node.number) for node in self.nodes) + "\n"}
         siblings, socket_of = self.siblings, self.socket_of
         texts = {core: ",".join(map(str, core)) for core in set(siblings.values())}
@@ -139,7 +139,7 @@ class Machine:
         return files
 
     def facts(self) -> HostFacts:
-        """The facts that the host's module gathers of these files."""
+        """Return the facts that the host's module gathers from these files."""
         files = self.files()
 
         def read(path: object) -> str:
@@ -161,7 +161,7 @@ class Machine:
 
 
 def share_of_job(facts: HostFacts, cpus: int) -> HostFacts:
-    """The facts of a node of a Slurm job that has so many of its CPUs."""
+    """Return the facts of a node of a Slurm job that has this many of its CPUs."""
     data: dict[str, Any] = json.loads(json.dumps(asdict(facts)))
     found = host_facts(facts.name, {**data, "current": "native-1b2c"}, cpus)
     return replace(found, prefix=facts.prefix)
@@ -176,7 +176,7 @@ def machine(
     nodes: Iterable[Node],
     **more: Any,
 ) -> Machine:
-    """A machine by the package of each CPU and the CPUs of each core, as a dump tells them."""
+    """Return a machine from the CPUs of each package and of each core, as in a dump."""
     packages = defaultdict(list)
     for one in sorted(package_of):
         packages[package_of[one]].append(one)
@@ -194,6 +194,6 @@ def machine(
 
 
 def _list(cpus: Iterable[int]) -> str:
-    """A list in this order, which format_cpus sorts."""
+    """Return a list in this order, because format_cpus would sort it."""
     numbers = list(cpus)
     return format_cpus(numbers) if numbers == sorted(numbers) else ",".join(map(str, numbers))

@@ -1,4 +1,4 @@
-"""Rules that hold for the plan of every machine."""
+"""Rules for the plan of every machine."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -12,13 +12,13 @@ from tests.unit.machines.machine import Machine
 
 
 def broken_rules(machine: Machine, facts: HostFacts, host: HostPlan) -> list[str]:
-    """The rules that a plan of one host without a recipe breaks."""
+    """Return the rules that a plan of one host without a recipe breaks."""
     return [*_of_facts(machine, facts), *_of_cores(machine, facts, host),
             *_of_sockets(machine, facts, host), *_of_memory(machine, facts, host)]  # fmt: skip
 
 
 def spanning_ranks(machine: Machine, topology: Topology, ranks: int) -> bool:
-    """Return True if a rank has cores of two sockets although it need not."""
+    """Return True if a rank has cores of two sockets without need."""
     on = [domain.sockets for domain in topology.with_cores_for(ranks)]
     sockets = set(on)
     if topology.limited or any(len(own) > 1 for own in on) or ranks % len(sockets):
@@ -70,14 +70,14 @@ def _of_cores(machine: Machine, facts: HostFacts, host: HostPlan) -> Iterator[st
     if len(set(cores)) != len(cores):
         yield "two hardware threads of a core"
     for rank, own in zip(host.placement, cpus, strict=True):
-        # one of each rank may communicate
+        # one core of each rank may communicate
         if not len(own) - (len(own) >= COMMUNICATION_FROM) <= rank.threads <= len(own):
             yield f"{rank.threads} threads on {len(own)} CPUs"
     idle = facts.cores - len(cores)
     small = sum(len(set(parse_cpus(node.cpus)) - all_of) for node in facts.numa if node.cores)
     if idle != small:
         yield f"{idle} idle cores, {small} of them on nodes"
-    # only small nodes, a remainder and a core for the system are left out
+    # only small nodes, a remainder and a core for the system are idle
     most = max(node.cores for node in facts.numa)
     left = [node for node in facts.numa
             if node.cores and not set(parse_cpus(node.cpus)) & all_of]  # fmt: skip
@@ -105,7 +105,7 @@ def _of_sockets(machine: Machine, facts: HostFacts, host: HostPlan) -> Iterator[
     sockets = set().union(*ranks)
     within = [len(node.socket_cpus) for node in facts.numa if node.cores]
     if max(within) > 1 and len(set(within)) == 1:
-        return  # all nodes span sockets that are too small to be divided
+        return  # all nodes span sockets that are too small for ranks
     if len(ranks) >= len(sockets) and any(len(own) > 1 for own in ranks):
         yield f"{len(ranks)} ranks on {len(sockets)} sockets, and one spans two"
 

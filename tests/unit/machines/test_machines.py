@@ -1,8 +1,8 @@
-"""The facts and plans of real machines: machines.jsonl has these, golden/ what is made of them.
+"""The facts and plans of real machines: machines.jsonl has the machines, golden/ the results.
 
-`python -m tests.unit.machines.dumps` writes a line of machines.jsonl of a public dump. Each golden
-file has one kind of machine; after a change, FTCLUSTER_RENEW_GOLDEN=1 renews them. Then read the
-difference as somebody would who runs such machines.
+`python -m tests.unit.machines.dumps` writes a line of machines.jsonl from a public dump. Each
+golden file has one kind of machine; after a change, FTCLUSTER_RENEW_GOLDEN=1 renews the files. Then
+read the difference as an operator of such machines would.
 """
 
 import os
@@ -29,13 +29,13 @@ LIBRARY = {
     machine.name: machine
     for machine in map(Machine.read, (HERE / "machines.jsonl").read_text().splitlines())
 }
-REAL = 60  # at least
+REAL = 60  # minimum number of real machines
 SAID = ("ranks", "threads per rank", "memory", "pace")
 HYPERVISORS = ("QEMU", "Virtual", "Skylake, IBRS", "6328")
 
 
 def kind(machine: Machine) -> str:
-    """The kind of a machine, by what is the most unusual of it."""
+    """Return the kind of a machine, named after its most unusual property."""
     with_cpus = [node for node in machine.nodes if node.cpus]
     if machine.share:
         return "slurm-share"
@@ -74,7 +74,7 @@ def decided(machine: Machine) -> tuple[HostFacts, LaunchPlan]:
 
 
 def described(machine: Machine) -> Iterator[str]:
-    """The machine and its plan, for people."""
+    """Return a description of the machine and its plan."""
     facts, made = decided(machine)
     yield f"{machine.name} ({machine.source})"
     yield f"  {machine.cpu or 'CPU'}; {facts.sockets} sockets, {facts.cores} cores, " + (

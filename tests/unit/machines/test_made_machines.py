@@ -1,4 +1,4 @@
-"""Machines that hypothesis makes: what holds for the plan of each."""
+"""Machines that hypothesis generates, and rules for their plans."""
 
 import os
 from dataclasses import replace
@@ -20,12 +20,12 @@ GIB = 2**20  # in kB
 
 @st.composite
 def machines(draw: Any) -> Machine:
-    """A machine of any shape, and what a process may use of it."""
+    """Generate a machine of any shape, and the part that a process may use."""
     sockets = draw(st.sampled_from([1, 2, 2, 4, 8, 16]))
-    each = draw(st.sampled_from([1, 1, 2, 3, 4]))  # nodes of a socket
-    size = draw(st.integers(1, max(2, 48 // (sockets * each))))  # cores of a node
+    each = draw(st.sampled_from([1, 1, 2, 3, 4]))  # nodes per socket
+    size = draw(st.integers(1, max(2, 48 // (sockets * each))))  # cores per node
     second = draw(st.booleans())
-    # the numbers of cores and nodes go socket by socket, or by turns
+    # cores and nodes are numbered socket by socket, or in turns
     by_turns, nodes_by_turns = draw(st.booleans()), draw(st.booleans())
     count = sockets * each
     total = count * size

@@ -122,7 +122,7 @@ def test_the_backend_is_the_one_that_was_measured_fastest(
     ("parameters", "lora_r", "backend", "size"),
     [
         (66_000_000, None, "impi", "25 MiB"),  # buckets of 25 MiB
-        (1_500_000, None, "gloo", "4 MiB"),  # one of 6 MB
+        (1_500_000, None, "gloo", "4 MiB"),  # one bucket of 6 MB
         (66_000_000, 4, "gloo", "1 MiB"),  # adapters
         (10_000, None, "impi", "64 KiB"),
     ],
@@ -181,9 +181,9 @@ def test_a_stack_of_a_newer_version() -> None:
     [
         (1, 4, "3", ["0-2"], 3),
         (2, 16, "7,15", ["0-6", "8-14"], 7),
-        (2, 17, "7,15", ["0-6", "8-14"], 7),  # the odd core is nobody's
+        (2, 17, "7,15", ["0-6", "8-14"], 7),  # the odd core is unused
         (4, 128, "31,63,95,127", ["0-30", "32-62", "64-94", "96-126"], 31),
-        (2, 2, "0,1", ["0", "1"], 1),  # asked for; each rank's only core does both
+        (2, 2, "0,1", ["0", "1"], 1),  # set by the user; each rank's only core does both
     ],
 )
 def test_cores_are_reserved_for_oneccl(

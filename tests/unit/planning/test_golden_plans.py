@@ -1,4 +1,4 @@
-"""Plans of clusters that are not there: golden/ has them, and says how to renew them."""
+"""Plans of clusters that do not exist; golden/README.md says how to renew them."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Local steps: what they need, and what they do not go with."""
+"""Local steps: their requirements and conflicts with other settings."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def test_one_rank_has_nobody_to_exchange_with() -> None:
 
 
 def test_it_takes_memory_and_is_not_sharded() -> None:
-    # 18 bytes a parameter, and 16 more
+    # 18 bytes per parameter, plus 16
     assert not planned(2, 44 * GB, sync="local").shard_optimizer
     with pytest.raises(PlanError, match=r"34 bytes .* four more fp32 values"):
         planned(2, 36 * GB, sync="local")

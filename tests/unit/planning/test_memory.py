@@ -17,7 +17,7 @@ MINI = (22_713_216, 6, 384)
 DISTILBERT = (66_955_010, 6, 768)
 BERT = (109_483_778, 12, 768)
 GPT2 = (124_439_808, 12, 768)
-# pages say how far the estimate is off these, too (bench/figures.py)
+# bench/figures.py also writes the deviation from these values on the pages
 PEAKS = json.loads((ROOT / "bench/results/2026-11-22-memory-peaks.json").read_text())["rows"]
 
 
@@ -25,7 +25,7 @@ PEAKS = json.loads((ROOT / "bench/results/2026-11-22-memory-peaks.json").read_te
     "row", PEAKS, ids=lambda row: f"{row['model']} {row['samples']} x {row['tokens']}"
 )
 def test_the_estimate_is_near_what_was_measured(row: dict[str, Any]) -> None:
-    """The peak of some AdamW steps with dropout: with torch 2.13, with IPEX with 2.8."""
+    """Peaks of some AdamW steps with dropout, measured with torch 2.13, or 2.8 with IPEX."""
     size = ModelSize(
         row["parameters"], row["layers"], row["features"], row["heads"], row["vocabulary"]
     )
@@ -36,14 +36,14 @@ def test_the_estimate_is_near_what_was_measured(row: dict[str, Any]) -> None:
 
 
 def test_the_estimate_for_an_encoder_with_a_decoder_is_near_what_was_measured() -> None:
-    """The peak of T5-small, of 16 texts with 256 tokens whose targets have 64."""
+    """Peak of T5-small with 16 texts of 256 tokens whose targets have 64 tokens."""
     size = ModelSize(60_506_624, 6, 512, 8, 32_128, decoder_layers=6)
     found = need(size, "bf16", 16, 256, predicts_tokens=True, targets=64).total / 1e6
     assert found == pytest.approx(2781, rel=0.1)
 
 
 def test_the_estimate_for_a_sharded_optimizer_is_near_what_was_measured() -> None:
-    """The peak of either of two ranks, which also save a checkpoint after each step."""
+    """Peak of each of two ranks, which also save a checkpoint after each step."""
     parameters, layers, features = GPT2
     size = ModelSize(parameters, layers, features, HEADS, 50257)
     found = need(size, "bf16", 1, 128, predicts_tokens=True, shards=2).total / 1e6
@@ -57,7 +57,7 @@ def test_the_estimate_for_a_sharded_optimizer_is_near_what_was_measured() -> Non
 def test_the_estimate_of_evaluating_and_saving_is_near_what_was_measured(
     parameters: int, width: int, heads: int, vocabulary: int, tokens: int, measured_mb: int
 ) -> None:
-    """The peak of two steps with two layers, each evaluated and saved (bench.evaluation_memory)."""
+    """Peak of two steps with two layers, each evaluated and saved (bench.evaluation_memory)."""
     size = ModelSize(parameters, 2, width, heads, vocabulary)
     found = need(size, "bf16", 1, tokens, predicts_tokens=True, evaluated=8192)
     assert max(found.evaluating, found.saving) > found.activations
@@ -65,13 +65,13 @@ def test_the_estimate_of_evaluating_and_saving_is_near_what_was_measured(
 
 
 def test_of_a_masked_language_model_masked_tokens_alone_have_logits() -> None:
-    """The peak of 8 texts with a vocabulary of 250,002 (bench.evaluation_memory --masked)."""
+    """Peak of 8 texts with a vocabulary of 250,002 (bench.evaluation_memory --masked)."""
     size = ModelSize(32_729_618, 2, 128, 2, 250_002)
     fields = ["batch_size=8", "max_length=128"]
     found = StepWorkload.of(load_recipe("mlm", fields), "bf16", size, ipex=False).need(1)
     assert found
     assert found.total / 1e6 == pytest.approx(1493, rel=0.1)
-    # the whole vocabulary for each token, where the last layer is not fused with the loss
+    # logits of the whole vocabulary for each token, if the last layer is not fused with the loss
     smoothed = [*fields, "label_smoothing_factor=0.1"]
     more = StepWorkload.of(load_recipe("mlm", smoothed), "bf16", size, ipex=False).need(1)
     assert more
@@ -106,14 +106,15 @@ def test_of_adapters_only_these_are_trained() -> None:
     batch = StepWorkload.of(recipe, "bf16", size, ipex=False)
     found = batch.need(1)
     assert found
-    assert found.states == pytest.approx(2 * size.parameters + 18 * 42e6, rel=0.02)  # Llama 3's
+    # states of Llama 3
+    assert found.states == pytest.approx(2 * size.parameters + 18 * 42e6, rel=0.02)
     assert "2.12 bytes (weights in bf16, and adapters with their optimizer)" in batch.explain(
         found, 1
     )
 
 
 def test_weights_in_nf4_take_a_quarter() -> None:
-    """But for embeddings; and the values of a layer have to fit."""
+    """All weights except embeddings; in addition, the values of one layer must fit."""
     embeddings = 2 * 4096 * 128_256
     size = ModelSize(8_030 * 10**6, 32, 4096, 32, 128_256, embeddings=embeddings)
 
@@ -141,7 +142,7 @@ def test_weights_in_nf4_take_a_quarter() -> None:
 def test_the_estimate_for_adapters_is_near_what_was_measured(
     tokens: int, checkpointing: bool, measured_mb: int
 ) -> None:
-    """The peak of two steps with rank 16 of Llama 3 with a billion weights (bench.lora_memory)."""
+    """Peak of two steps with rank 16 of a Llama 3 with a billion weights (bench.lora_memory)."""
     size = ModelSize(1_235_814_400, 16, 2048, 32, 128_256)
     found = need(
         size, "bf16", 1, tokens, predicts_tokens=True, adapter_rank=16, checkpointing=checkpointing
@@ -164,7 +165,7 @@ def test_a_model_with_only_its_parameters_known() -> None:
 
 
 def write_weights(path: Path, **tensors: tuple[str, list[int]]) -> None:
-    """A safetensors file with a header only, which is all that is read."""
+    """Write a safetensors file with only a header, because nothing else is read."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     for name, (dtype, shape) in tensors.items():
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]}

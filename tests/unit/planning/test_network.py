@@ -29,7 +29,7 @@ ALL_LIBRARIES = (
 
 
 def with_rdma(name: str, driver: str = "mlx5_core", **changes: Any) -> HostFacts:
-    """A host with a device that can be used, but for these changes of the device."""
+    """Return a host with a usable device, except for these changes."""
     device = RdmaDevice("rdma0", driver, False, True, ("eth0",), True)
     return host(
         name, rdma=(replace(device, **changes),), rdma_libraries=ALL_LIBRARIES, locks_memory=True
@@ -87,7 +87,7 @@ def test_tcp_where_something_of_the_host_is_missing() -> None:
         provider, why = choose_network([good, replace(with_rdma("b"), **changes)])  # type: ignore[arg-type]
         assert provider == TCP
         assert word in why
-    # setup raises the limit of the account that it makes
+    # setup raises the limit of the account that it creates
     account = replace(with_rdma("b"), locks_memory=False, rank_user="ftcluster")
     assert choose_network([good, account])[0] == VERBS
 

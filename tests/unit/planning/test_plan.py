@@ -105,7 +105,7 @@ def test_a_recipe_has_fewer_ranks_where_there_are_fewer_cores() -> None:
     launch = plan(facts, replace(RECIPE, ranks_per_host=2), STACKS)
     assert [len(one.placement) for one in launch.hosts] == [1, 2]
     small, large = about(launch, "ranks")
-    assert "each needs a core of its own" in small.why
+    assert "each needs its own core" in small.why
     assert "core" not in large.why
 
 
@@ -115,7 +115,7 @@ def test_a_recipe_has_fewer_ranks_where_there_are_fewer_cores() -> None:
         (1, 1, (1,)),
         (2, 2, (2, 1)),
         (2, 8, (8, 4, 2, 1)),
-        (2, 6, (6, 2, 1)),  # three ranks would have one that spans the sockets
+        (2, 6, (6, 2, 1)),  # one of three ranks would span the sockets
         (1, 3, (3, 1)),
         (4, 4, (4, 2, 1)),
     ],
@@ -163,7 +163,7 @@ def test_sockets_are_taken_together_only_where_that_is_worth_their_distance(
 def test_hosts_that_slow_down_the_others_are_named() -> None:
     launch = decided(host("a", cores=32), host("b", cores=32), host("slow"))
     [pace] = about(launch, "pace")
-    assert pace.value == "that of slow"
+    assert pace.value == "set by slow"
     assert "without slow the run would be 10.3 times as fast" in pace.why
 
 
@@ -173,7 +173,7 @@ def test_hosts_that_slow_down_the_others_are_named() -> None:
 @pytest.mark.parametrize(
     ("cores", "ranks", "expected"),
     [
-        (20, 4, ["0-4", "5-9", "10-14", "15-19"]),  # two in each of two nodes
+        (20, 4, ["0-4", "5-9", "10-14", "15-19"]),  # two ranks in each of two nodes
         (20, 3, ["0-5", "6-11", "12-17"]),
         (20, 1, ["0-19"]),
         (2, 2, ["0", "1"]),
@@ -195,7 +195,7 @@ def test_a_core_is_reserved_for_communication_of_large_ranks() -> None:
         return decided(*hosts).hosts[0].threads_per_rank
 
     assert [threads(cores, 2) for cores in (1, 2, 7, 8, 32)] == [1, 2, 7, 7, 31]
-    assert threads(32, 1) == 32  # nobody to communicate with
+    assert threads(32, 1) == 32  # no other rank to communicate with
 
 
 @pytest.mark.parametrize(("cores", "threads", "kept"), [(64, 64, 1), (64, 128, 0), (32, 32, 0)])

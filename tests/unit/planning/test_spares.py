@@ -1,4 +1,4 @@
-"""Hosts that may take the place of a lost one."""
+"""Hosts that may replace a lost host."""
 
 from collections.abc import Callable
 from dataclasses import replace

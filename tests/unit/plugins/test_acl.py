@@ -1,4 +1,4 @@
-"""Access control lists, of which the kernel knows best whom they let do what."""
+"""Access control lists, compared with the access that the kernel grants."""
 
 import contextlib
 import os
@@ -48,7 +48,7 @@ READS_ALL, WRITES_ALL = 5, 7
 
 
 def acl(*entries: tuple[int, int, int]) -> bytes:
-    """The attribute's value, packed as the kernel's header describes it."""
+    """Return the attribute's value, packed as defined in the kernel's header."""
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
@@ -82,7 +82,7 @@ def as_user(entry: pwd.struct_passwd, *groups: int) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def open_folder() -> Iterator[Path]:
-    """A folder that other users reach; pytest's own are closed."""
+    """Yield a folder that other users reach, because pytest's own folders are private."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -132,7 +132,7 @@ def test_whom_the_kernel_lets_write_may_write(open_folder: Path, value: bytes, g
             assert has_acl(descriptor)
         remove_acl(descriptor)
         assert not has_acl(descriptor)
-        # nobody has got a right by the removal
+        # the removal has granted nobody a right
         allowed = {entry.tag: entry.rights for entry in parse_acl(value) if entry.tag in (1, 4, 32)}
         permissions = stat.S_IMODE(os.fstat(descriptor).st_mode)
         for tag, shift in ((1, 6), (4, 3), (32, 0)):
@@ -150,7 +150,7 @@ def test_other_bytes_are_no_list(value: bytes) -> None:
 
 
 def test_a_list_is_read_as_setfacl_writes_it() -> None:
-    """By `setfacl -m u:1001:rw,g:1002:r FILE` of acl 2.3.1."""
+    """Parse a list written by `setfacl -m u:1001:rw,g:1002:r FILE` of acl 2.3.1."""
     value = (
         "02000000 01000600ffffffff 02000600e9030000 04000400ffffffff 08000400ea030000 "
         "10000600ffffffff 20000400ffffffff"
@@ -160,7 +160,7 @@ def test_a_list_is_read_as_setfacl_writes_it() -> None:
     ]  # fmt: skip
 
 
-# --- what others can write to is not root's
+# --- root does not use what others can write to
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_a_python_that_others_may_write_to_by_a_list_is_refused(tmp_path: Path) 
         path.chmod(0o755)
 
 
-# --- what has its mode and owner set has no list
+# --- a file whose mode and owner are set has no list
 
 
 @pytest.mark.parametrize("entry", [ACCOUNT, {"mode": "0700"}, {"owner": STRANGER.pw_name}])
@@ -271,7 +271,7 @@ def test_what_is_created_below_a_list_does_not_inherit_it(tmp_path: Path, run_mo
 def test_another_user_does_not_read_the_next_accounts_runs(
     open_folder: Path, run_module: Any
 ) -> None:
-    """From a list on the runs, over a teardown that leaves them and a setup, to a new run."""
+    """A list on the runs survives a teardown that keeps them and a setup, until a new run."""
     runs = open_folder / "runs"
     old = runs / "old/deep"
     settled(runs, state="directory", **ACCOUNT | {"mode": "0750"})
@@ -308,7 +308,7 @@ def test_another_user_does_not_read_the_next_accounts_runs(
 
 
 def test_the_deepest_folder_is_given_to_root_and_no_set_id_bit_with_it(tmp_path: Path) -> None:
-    """Deeper than Python recurses, or a process may have files open."""
+    """Deeper than Python can recurse, and than a process can have open files."""
     top = tmp_path / "runs"
     top.mkdir()
     here = os.open(top, os.O_RDONLY)
@@ -340,7 +340,7 @@ def test_no_account_is_root(run_module: Any, tmp_path: Path) -> None:
 
 
 def test_files_of_a_number_without_an_account_are_named(run_module: Any, tmp_path: Path) -> None:
-    """Somebody removed the account by hand, and setup made it again with another number."""
+    """Somebody removed the account by hand, and setup created it with another user id."""
     runs = tmp_path / "runs"
     for name in ("old/model", "old/logs", "new"):
         (runs / name).mkdir(parents=True)

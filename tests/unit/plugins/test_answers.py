@@ -18,7 +18,8 @@ from jinja2 import Environment
 from tests.programs import ROOT
 from tests.unit.hosts import as_run
 
-# a login script's line without an end, a terminal's carriage returns, sudo's warning and lecture
+# a login script's line without a line end, a terminal's carriage returns, sudo's warning and
+# lecture
 NOISE = (
     "Welcome, 0 updates\r\nlast login: 0\r\n"
     "sudo: unable to resolve host node0: Name or service not known\r\n"
@@ -33,7 +34,7 @@ def test_answers_are_found_among_what_login_scripts_and_sudo_print() -> None:
     )
     assert answers(text) == {"uid": ["0"], "missing": ["/a b", "/c"], "port": [""]}
     assert answers(NOISE) == {}
-    # a trace of the commands is no answer
+    # a trace of the commands is not an answer
     shell = f"set -x\n{TELL}\ntell uid 0\ntell 'list' '{{\"a\": \"$b\\\\n\"}}'"
     done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True)
     assert answers(done.stderr) == {}
@@ -51,7 +52,7 @@ TTY = (
     [
         ({"stdout": f"{NOISE}{MARK} uid 0\r\n", "rc": 0}, None),
         ({"stdout": f"0\r\n{MARK} uid 1000\r\n"}, "becoming root gives the user 1000"),
-        ({"stdout": "0\r\n", "rc": 0}, "0"),  # nobody's answer
+        ({"stdout": "0\r\n", "rc": 0}, "0"),  # an answer without a mark is ignored
         ({"msg": "Task failed: Missing sudo password"},
          "sudo asks for a password; pass it with -K"),
         ({"msg": "Task failed: Incorrect sudo password"}, "sudo refuses the password"),
@@ -77,7 +78,7 @@ def test_whether_root_can_be_had(result: dict[str, Any], because: str | None) ->
 
 @pytest.mark.needs("root", "mount")
 def test_root_is_asked_whether_it_may_write(tmp_path: Path) -> None:
-    """The shell commands of preflight, with a home that root may not write, as on NFS."""
+    """The shell commands of preflight with a home that root may not write to, as on NFS."""
     tasks = yaml.safe_load((ROOT / "roles/preflight/tasks/gather.yml").read_text())
     environment = Environment(autoescape=False)
     environment.filters["quote"] = shlex.quote
@@ -138,7 +139,7 @@ def test_the_state_of_a_run_and_its_events_come_after_the_mark() -> None:
 def test_two_commands_follow_a_run_into_the_same_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`stop` does so while `train` follows: the end is copied once, and both find it."""
+    """`stop` does this while `train` follows: the end is copied once, and both find it."""
     monkeypatch.setattr(ActionBase, "run", lambda *_: {})
     copy = tmp_path / "events.jsonl"
     whole = b'{"event": "phase"}\n{"event": "end"}\n'

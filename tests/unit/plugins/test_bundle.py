@@ -46,7 +46,7 @@ def house(tmp_path: Path) -> Wheelhouse:
 
 @pytest.fixture
 def path(tmp_path: Path, house: Wheelhouse) -> Path:
-    """A good bundle."""
+    """Write a valid bundle."""
     path = tmp_path / "new" / "my.ftbundle"
     write_bundle(Bundle("native", "1b2c3d", TARGET, house), path)
     return path
@@ -63,7 +63,7 @@ def rewrite(
     text: Callable[[bytes], bytes] = lambda text: text,
     entries: Callable[[list[tuple[tarfile.TarInfo, bytes]]], object] = lambda _: None,
 ) -> None:
-    """Write a bundle again with a changed head (its own hash right), its text or its entries."""
+    """Rewrite a bundle with a changed head (with a valid hash), other text or other entries."""
     with tarfile.open(path) as tar:
         found = [(entry, tar.extractfile(entry).read()) for entry in tar]  # type: ignore[union-attr]
     document = json.loads(found[0][1])
@@ -90,12 +90,12 @@ def test_what_was_written_is_read(
     assert opened.house.folder.parent == cache
     for name in house.wheels:
         assert (opened.house.folder / name).read_bytes() == (house.folder / name).read_bytes()
-    # a tar that everybody may read
+    # a tar that is readable for everybody
     with tarfile.open(path, "r:") as tar:
         assert tar.getnames() == [HEAD, OTHER, TOOL]
     assert path.stat().st_mode & 0o777 == 0o644
     assert [found.name for found in path.parent.iterdir()] == [path.name]
-    # a second time it is not unpacked again
+    # the second call does not unpack it again
 
     def refuse(*_: object) -> None:
         raise AssertionError("unpacked again")
@@ -131,7 +131,7 @@ def test_another_bundle_of_the_same_name_is_another(
     assert first.house.folder != second.house.folder
 
 
-# --- damage: every kind is refused as a whole
+# --- damage: a damaged bundle is refused completely
 
 
 def wheel(name: str, content: bytes = b"wheel") -> tuple[tarfile.TarInfo, bytes]:
@@ -139,19 +139,19 @@ def wheel(name: str, content: bytes = b"wheel") -> tuple[tarfile.TarInfo, bytes]
 
 
 def renamed(name: str) -> Callable[[dict[str, Any]], object]:
-    """Give a wheel of the head another name."""
+    """Rename a wheel in the head."""
     return lambda head: head["wheels"].update({name: head["wheels"].pop(TOOL)})
 
 
 def header(kind: bytes, name: str, size: int) -> bytes:
-    """A header of a tar with a size of its own."""
+    """Return a tar header with a false size."""
     entry = tarfile.TarInfo(name)
     entry.type, entry.size = kind, size
     return entry.tobuf(tarfile.USTAR_FORMAT)
 
 
 def sparse(path: Path, size: int) -> None:
-    """Replace the last wheel by a member of 512 bytes that unpacks to so many."""
+    """Replace the last wheel by a member of 512 bytes that unpacks to `size` bytes."""
     entry = tarfile.TarInfo(TOOL)
     entry.size = 512
     entry.pax_headers = {
@@ -177,12 +177,12 @@ def head(change: Callable[[dict[str, Any]], object]) -> Damage:
 
 
 def listed(**changes: Any) -> Damage:
-    """The wheel is another one in the list."""
+    """Replace the wheel in the list by another."""
     return head(lambda head: head["wheels"][TOOL].update(changes))
 
 
 def written(change: Callable[[bytes], bytes]) -> Damage:
-    """The text of the list is another one."""
+    """Replace the text of the list."""
     return lambda path: rewrite(path, text=change)
 
 
@@ -294,7 +294,7 @@ def test_every_place_where_it_can_be_cut_is_noticed(
         with pytest.raises(BundleError):
             open_bundle(path, cache)
         assert left(cache) == []
-    # a byte that is damaged is noticed, or does not matter
+    # a damaged byte is detected, or has no effect
     for place in range(0, len(content), 61):
         damaged = bytearray(content)
         damaged[place] ^= 0x10
@@ -303,13 +303,13 @@ def test_every_place_where_it_can_be_cut_is_noticed(
             opened = open_bundle(path, cache)
         except BundleError:
             assert left(cache) == []
-        else:  # the padding of the tar
+        else:  # the byte is padding of the tar
             assert opened.house.wheels == house.wheels
             assert (opened.stack, opened.target) == ("native", TARGET)
             shutil.rmtree(opened.house.folder)
 
 
-# --- held against the lock that is here
+# --- comparison with the local lock
 
 
 def locked(house: Wheelhouse) -> Wanted:
@@ -319,7 +319,7 @@ def locked(house: Wheelhouse) -> Wanted:
 
 
 def forge(path: Path, name: str) -> str:
-    """Put another wheel and its hash into a bundle and its list; returns the hash."""
+    """Put another wheel and its hash into a bundle and its list; return the hash."""
     content = write_wheel(path.parent / "forged", "evil", "1.0").read_bytes()
     digest = hashlib.sha256(content).hexdigest()
 
@@ -340,7 +340,7 @@ def test_a_wheel_that_was_changed_with_the_bundles_list_is_refused_by_its_name(
     write_bundle(Bundle("native", wanted.digest, TARGET, house), path)
     hold(open_bundle(path, cache), path, wanted)
     digest = forge(path, TOOL)
-    forged = open_bundle(path, cache)  # in itself it is right
+    forged = open_bundle(path, cache)  # the bundle itself is consistent
     with pytest.raises(BundleError) as caught:
         hold(forged, path, wanted)
     first, problem, *_ = str(caught.value).splitlines()
@@ -349,7 +349,7 @@ def test_a_wheel_that_was_changed_with_the_bundles_list_is_refused_by_its_name(
     assert not forged.house.folder.exists()
 
 
-# --- what cannot be read or written
+# --- files that cannot be read or written
 
 
 @pytest.mark.parametrize(
@@ -379,10 +379,10 @@ def test_a_cache_without_space_or_that_cannot_be_made_is_named(
     with pytest.raises(BundleError, match=r"^/cache/x: No space left on device"):
         open_bundle(path, cache)
     assert left(cache) == []
-    # too little space is known before it is unpacked
+    # too little space is detected before unpacking
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
     with pytest.raises(
-        BundleError, match=rf"need [\d,]+ bytes in {cache} .+ 100 bytes are free; free some, or set"
+        BundleError, match=rf"need [\d,]+ bytes in {cache} .+ 100 bytes are free; free some space"
     ):
         open_bundle(path, cache)
     assert left(cache) == []
@@ -393,7 +393,7 @@ def test_a_place_that_cannot_be_written_is_named(
 ) -> None:
     with pytest.raises(BundleError, match=r"^/proc/.+: "):
         write_bundle(Bundle("native", "1b2c3d", TARGET, house), Path("/proc/my.ftbundle"))
-    # a bundle that cannot be finished leaves the one before
+    # a bundle that cannot be completed does not change the previous file
     before = path.read_bytes()
 
     def full(_descriptor: int) -> None:

@@ -7,12 +7,12 @@ Problems = dict[str, list[dict[str, str]]]
 
 
 def bad(found: Problems) -> list[str]:
-    """The hosts with problems."""
+    """Return the hosts with problems."""
     return [host for host in found if found[host]]
 
 
 def cluster(**changes: dict[str, Any]) -> Problems:
-    """The problems of node0, node1, ... which have the facts given and good ones otherwise."""
+    """Return the problems of node0, node1, ... with the given facts and good facts otherwise."""
     facts = {
         host: {
             "prefix": "/opt/ftcluster", "network_address": f"10.0.0.{number}",
@@ -36,19 +36,19 @@ def test_good_hosts_are_a_good_cluster() -> None:
 
 
 def test_clocks_are_compared_with_the_median() -> None:
-    # the control node is the one that is wrong here
+    # here the control node's clock is wrong
     found = cluster(
         node0=off(60.2), node1=off(61.0), node2=off(0.0), node3=off(90.5), node4=off(60)
     )
     assert bad(found) == ["node2", "node3"]
-    assert "its clock is 60.2 s behind that of node0" in found["node2"][0]["what"]
-    assert "its clock is 30.3 s ahead of that of node0" in found["node3"][0]["what"]
-    # of two middle clocks the control node's counts
+    assert "its clock is 60.2 s behind the clock of node0" in found["node2"][0]["what"]
+    assert "its clock is 30.3 s ahead of the clock of node0" in found["node3"][0]["what"]
+    # of two middle clocks, the clock nearer to the control node's is used
     found = cluster(node0=off(-300.0), node1=off(0.1))
     assert bad(found) == ["node0"]
     found = cluster(node0=off(300.0), node1=off(0.1), node2=off(0.0), node3=off(301.0))
     assert bad(found) == ["node0", "node3"]
-    # clocks are given the error of their measurement
+    # clocks are allowed the error of their measurement
     assert not bad(cluster(node0=off(0.0, 0.5), node1=off(3.2, 0.8)))
     assert bad(cluster(node0=off(0.0, 0.5), node1=off(3.4, 0.8)))
     assert not bad(cluster(node0=off(0.0), node1=off(None)))
@@ -59,9 +59,9 @@ def test_the_minority_of_prefixes_and_of_currencies() -> None:
     other = {"prefix": "/home/ops/.local/share/ftcluster"}
     found = cluster(node0=other, node1={}, node2={})
     assert bad(found) == ["node0"]
-    assert "that of node1 is /opt/ftcluster" in found["node0"][0]["what"]
+    assert "the folder of node1 is /opt/ftcluster" in found["node0"][0]["what"]
     assert bad(cluster(node0={}, node1=other)) == ["node1"]
-    # prices are in one currency
+    # prices must have one currency
     prices = {"a": "4 USD", "b": "5 USD", "c": "4 EUR", "d": "", "e": "4"}
     found = cluster(**{name: {"price_per_hour": price} for name, price in prices.items()})
     assert bad(found) == ["c", "e"]
@@ -72,15 +72,15 @@ def test_one_machine_by_two_names() -> None:
     found = cluster(node0=same, node1={}, alias=same)
     assert bad(found) == ["alias"]
     assert found["alias"][0]["what"] == "it is the same machine as node0 (10.0.0.9)"
-    # clones of one disk
+    # clones of one disk have the same machine id
     assert not bad(cluster(node0={"machine_id": "one"}, node1={"machine_id": "one"}))
-    # loopback is for clusters of one
+    # loopback is only for clusters of one host
     here = {"network_address": "127.0.0.1"}
     assert not bad(cluster(node0=here))
     found = cluster(node0=here, node1={"network_address": "::1"}, node2={})
     assert bad(found) == ["node0", "node1"]
     assert "ftcluster_address=ADDRESS for node0" in found["node0"][0]["hint"]
-    # Hydra reads what follows the first colon of a line as a number of ranks
+    # Hydra reads the text after the first colon of a line as a number of ranks
     found = cluster(node0={"network_address": "2001:db8::10"}, node1={})
     assert bad(found) == ["node0"]
     assert "mpirun reaches hosts by IPv4 only" in found["node0"][0]["what"]
@@ -96,7 +96,7 @@ HAS, LACKS = {"rank_user": "ftcluster"}, {"rank_user": ""}
         ([LACKS, HAS, LACKS, HAS], ["node0", "node2"]),
         ([HAS, HAS], []),
         ([LACKS, LACKS], []),
-        # of a host without facts, nothing is known
+        # nothing is known about a host without facts
         ([HAS, {}], []),
         ([{}, LACKS], []),
         ([{}, HAS, LACKS], ["node2"]),

@@ -1,4 +1,4 @@
-"""The account that trains reads the cluster's record, and does not change it."""
+"""The training account can read the cluster's record, but not change it."""
 
 import pwd
 import subprocess

@@ -19,7 +19,7 @@ AMX = BF16 | {"amx_tile", "amx_bf16", "amx_int8"}
         (6, 85, 4, AVX512, "Skylake"),  # Platinum 8175M
         (6, 85, 7, VNNI, "Cascade Lake"),  # Platinum 8259CL
         (6, 85, 11, BF16, "Cooper Lake"),  # Platinum 8380H
-        (6, 85, 7, {"avx2"}, "Cascade Lake"),  # where a hypervisor hides flags
+        (6, 85, 7, {"avx2"}, "Cascade Lake"),  # the hypervisor hides flags
         (6, 85, 11, {"avx2"}, "Cooper Lake"),
         (6, 106, 6, VNNI, "Ice Lake"),  # Platinum 8375C
         (6, 108, 1, VNNI, "Ice Lake"),  # D-2796NT
@@ -56,5 +56,5 @@ def test_the_kernel_decides_about_amx() -> None:
     assert amx_state(AMX, kernel(0)) == "usable"
     assert amx_state(AMX, kernel(-1)) == "refused"
     assert calls == [(158, 0x1023, 18)] * 2
-    assert call_kernel(158, 0xFFFF, 0) == -1  # no such operation
+    assert call_kernel(158, 0xFFFF, 0) == -1  # there is no such operation
     assert call_kernel(39) > 1  # getpid

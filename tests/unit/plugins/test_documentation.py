@@ -1,4 +1,4 @@
-"""The modules' documentation: what several modules have is written once, in a fragment."""
+"""The modules' documentation: text that several modules share is in one fragment."""
 
 import ast
 from collections import Counter
@@ -14,7 +14,7 @@ COLLECTION = "ftcluster.cluster."
 
 
 def texts(path: Path) -> dict[str, str]:
-    """Return the text constants of a file, also those of its classes, by name in lower case."""
+    """Return the text constants of a file, also in its classes, by name in lower case."""
     return {
         node.targets[0].id.lower(): node.value.value
         for node in ast.walk(ast.parse(path.read_text("utf-8")))

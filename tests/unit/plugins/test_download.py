@@ -40,7 +40,7 @@ NVIDIA = 'nvidia-x==1.0 ; platform_system == "Linux"'
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folders of the indexes `main` and `cpu`, whose torch is without CUDA."""
+    """Write the folders of the indexes `main` and `cpu`; the torch of `cpu` is without CUDA."""
     root = tmp_path_factory.mktemp("indexes")
     main = root / "main"
     write_wheel(main, "tool_kit", "1.0", "dependency>=1")
@@ -76,7 +76,7 @@ def indexes(root: Path) -> Iterator[Indexes]:
 
 @pytest.fixture(scope="module", autouse=True)
 def own_pip(indexes: Indexes) -> Iterator[None]:
-    """A pip whose only configuration is the index `main`."""
+    """Configure pip to use only the index `main`."""
     with pytest.MonkeyPatch.context() as patch:
         for name in os.environ:
             if name.startswith("PIP_") or name.lower().endswith("_proxy"):
@@ -85,14 +85,14 @@ def own_pip(indexes: Indexes) -> Iterator[None]:
         patch.setenv("PIP_NO_CACHE_DIR", "1")
         patch.setenv("PIP_RETRIES", "0")
         patch.setenv("PIP_INDEX_URL", indexes.url("main"))
-        # its question whether there is a pip at all takes as long as a download
+        # the check for pip takes as long as a download
         patch.setattr(download, "pip_command", lambda: [sys.executable, "-I", "-m", "pip"])
         yield
 
 
 @pytest.fixture(scope="module")
 def closed() -> Iterator[str]:
-    """An index that nobody answers for."""
+    """Return the address of an index that does not respond."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}/simple"
@@ -114,7 +114,8 @@ def test_pinned_versions_that_fit_the_host_are_downloaded(tmp_path: Path) -> Non
     assert Pip(TARGET, Sources(), tmp_path).download(wanted) == {}
     assert names(tmp_path) == [
         "build-2.0+cpu-cp311-cp311-linux_x86_64.whl",  # preferred to a build with CUDA
-        "native-1.0-cp311-cp311-manylinux_2_28_x86_64.whl",  # for the host, not the control node
+        # for the host, not for the control node
+        "native-1.0-cp311-cp311-manylinux_2_28_x86_64.whl",
         "tool_kit-1.0-py3-none-any.whl",
         "yanked-1.0-py3-none-any.whl",
     ]
@@ -156,7 +157,8 @@ def test_an_index_that_is_of_no_use_is_named_with_its_reason(
 def test_of_a_missing_package_only_its_own_indexes_are_told(
     tmp_path: Path, indexes: Indexes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", indexes.url("cpu"))  # which has no tool-kit either
+    # this index does not have the tool-kit either
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", indexes.url("cpu"))
     with pytest.raises(DownloadError) as caught:
         Pip(TARGET, Sources(), tmp_path).download(pins("tool-kit==1.0", "missing==3.0"))
     assert f"{indexes.url('main')}/missing/: 404" in str(caught.value)
@@ -188,7 +190,8 @@ def test_an_index_of_its_own_that_does_not_give_a_package_is_told_with_its_reaso
         "a": "Connection refused",
         "b": "404 Client Error",
         "c": r"\(from versions: none\)",
-        "d": "didn't respond within 1|Read timed out",  # of newer and older pips
+        # messages of newer and older versions of pip
+        "d": "didn't respond within 1|Read timed out",
     }.items():
         assert refused[name].startswith(f"{own[name]}: ")
         assert re.search(words, refused[name])
@@ -220,7 +223,8 @@ def test_where_no_source_has_it_both_reasons_are_told(
     with pytest.raises(DownloadError) as caught:
         Pip(TARGET, sources, tmp_path).download(pins("a==1.0"))
     said = rf"{closed}/a/: connection error: .*\[Errno 111\] Connection refused"
-    assert re.search(said, str(caught.value))  # what is between them, pip's versions differ in
+    # versions of pip differ in the text between these parts
+    assert re.search(said, str(caught.value))
     assert f"a: {url.replace('://', '://****@')}: 404 Client Error" in str(caught.value)
     assert "s3cret" not in str(caught.value)
 
@@ -256,7 +260,7 @@ def test_pip_chooses_as_it_would_on_the_host() -> None:
     assert "--platform=manylinux_2_37_x86_64" not in platforms
     assert platforms[-1] == "--platform=linux_x86_64"
     assert TARGET.tag == "cp311-glibc2.36-x86_64"
-    # without sources pip's own configuration counts
+    # without sources, pip's own configuration applies
     assert Sources().pip_options() == []
     assert Sources("https://mirror/simple", ("/a", "/b")).pip_options() == [
         "--index-url=https://mirror/simple", "--find-links=/a", "--find-links=/b",
@@ -319,7 +323,7 @@ def test_a_file_that_is_no_wheel_is_named(tmp_path: Path) -> None:
 
 def test_the_size_of_what_is_in_a_wheel(tmp_path: Path) -> None:
     path = write_wheel(tmp_path, "tool", "1.0")
-    assert unpacked_bytes(path) > path.stat().st_size  # it is compressed
+    assert unpacked_bytes(path) > path.stat().st_size  # the wheel is compressed
     path.write_text("wheel")
     with pytest.raises(DownloadError, match=r"^tool-1\.0-.+ is not a wheel"):
         unpacked_bytes(path)
@@ -365,19 +369,19 @@ def test_a_password_in_an_indexs_address_is_not_shown() -> None:
 
 def test_a_pip_of_ansibles_python_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pip_command() == [sys.executable, "-I", "-m", "pip"]
-    # else the system's is used
+    # otherwise the system's pip is used
     good = sys.executable
     monkeypatch.setattr(sys, "executable", "/bin/false")
     monkeypatch.setattr(shutil, "which", lambda _name: good)
     assert pip_command() == [good, "-I", "-m", "pip"]
-    # or it is said what to install
+    # or the error says what to install
     monkeypatch.setattr(shutil, "which", lambda _name: None)
     with pytest.raises(DownloadError, match="install python3-pip"):
         pip_command()
 
 
 def test_pip_and_what_it_builds_get_no_tokens() -> None:
-    """Names of tokens as in the documentation of the services that they are for."""
+    """Variables for tokens as named in the documentation of their services."""
     kept = {
         "PIP_INDEX_URL": "https://me:pw@mirror.test/simple", "HTTPS_PROXY": "http://proxy:3128",
         "no_proxy": "*", "SSL_CERT_FILE": "/c", "HOME": "/h", "PATH": "/usr/bin", "LC_ALL": "C",

@@ -23,7 +23,7 @@ def sha256(text: str) -> str:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    """A finished environment with one package."""
+    """Make a complete environment with one package."""
     packages = tmp_path / "env" / "lib" / "python3.11" / "site-packages"
     (packages / "tool-1.0.dist-info").mkdir(parents=True)
     (packages / "tool.py").write_text("x = 1\n")
@@ -96,7 +96,7 @@ def test_a_package_without_its_list_of_files_is_noticed(made: Path) -> None:
     assert not is_whole(made)
     (packages / "other-2.0.dist-info").rmdir()
     assert is_whole(made)
-    # nor is one without any package
+    # an environment without packages is not complete either
     shutil.rmtree(made / "lib/python3.11/site-packages/tool-1.0.dist-info")
     assert not is_whole(made)
     shutil.rmtree(made / "lib")
@@ -105,7 +105,7 @@ def test_a_package_without_its_list_of_files_is_noticed(made: Path) -> None:
 
 
 def test_an_environment_whose_python_is_gone_is_not_whole(made: Path, tmp_path: Path) -> None:
-    """An upgrade of the system removes the Python that it was made from."""
+    """An upgrade of the system removes the Python that the environment uses."""
     python = tmp_path / "python3.11"
     python.touch()
     (made / "bin/python").symlink_to(python)
@@ -119,12 +119,12 @@ def test_the_digest_is_that_of_the_marker(made: Path) -> None:
     assert digest_found(made, "node", False) == ""
     assert digest_found(made / "bin" / "tool", "", False) == ""
     assert digest_found(made.parent / "none", "", False) == ""
-    # a layer has a marker of its own
+    # an overlay has its own marker
     finish(made, "node", "d2")
     assert digest_found(made, "node", False) == "d2"
     assert digest_found(made, "", False) == "d1"
     assert not (made / ".complete.new").exists()
-    # a marker without a boot is looked at
+    # a marker without a boot id leads to a check
     (made / ".complete").write_text("d1\n")
     digest_found(made, "", False)
     assert (made / ".complete").read_text().split() == ["d1", boot_id()]
@@ -143,7 +143,7 @@ def test_files_are_looked_at_once_in_each_boot(made: Path, monkeypatch: pytest.M
     monkeypatch.setattr(environment, "boot_id", lambda: "another boot")
     assert digest_found(made, "", True) == "d1"
     assert digest_found(made, "", False) == "d1"
-    assert looks == [made, made]  # check mode does not write down that it has looked
+    assert looks == [made, made]  # check mode does not store that it has checked
     assert digest_found(made, "", False) == "d1"
     assert looks == [made, made]
 
@@ -190,7 +190,7 @@ def test_packages_for_another_environment_appear_whole_or_not_at_all(
     uv.chmod(0o755)
     path = tmp_path / "layers/one"
     path.mkdir()
-    (path / "torn").touch()  # when the power was lost
+    (path / "torn").touch()  # a file that was incomplete when the power failed
     found = run_module(
         environment.main, path=str(path), base=str(tmp_path / "stack"),
         from_action={

@@ -30,7 +30,7 @@ def test_a_file_is_written_once(tmp_path: Path) -> None:
         True, "{}\n", "[]\n",
     )  # fmt: skip
     assert [found.name for found in tmp_path.iterdir()] == ["job.json"]
-    # without a mode it can be read by everybody
+    # without a mode, the file is readable for everybody
     assert settled(tmp_path / "a", content="x")
     assert mode(tmp_path / "a") == 0o644
     # another mode alone is a change
@@ -87,7 +87,7 @@ def test_absent_removes_files_and_folders_with_what_is_in_them(tmp_path: Path) -
         assert settled(tmp_path / name, state="absent")
         assert not settled(tmp_path / name, state="absent")
     assert list(tmp_path.iterdir()) == []
-    # a link goes, and not what it points to
+    # the link is removed, but not its target
     (tmp_path / "kept").mkdir()
     (tmp_path / "link").symlink_to("kept")
     (tmp_path / "dangling").symlink_to("nowhere")
@@ -107,7 +107,7 @@ def test_check_mode_tells_and_leaves_everything(tmp_path: Path) -> None:
     assert [found.name for found in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_text() == "old"
     assert mode(tmp_path / "a") == 0o644
-    # an owner that is not there yet is a change in check mode
+    # in check mode, an owner that does not exist yet is a change
     me = pwd.getpwuid(os.getuid()).pw_name
     assert not settled(tmp_path / "a", owner=me)
     assert settled(tmp_path / "a", check=True, owner="no-such-user")

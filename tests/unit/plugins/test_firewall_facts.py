@@ -1,4 +1,4 @@
-"""Facts that are read from a host's firewall."""
+"""Facts about a host's firewall."""
 
 import pytest
 from ansible_collections.ftcluster.cluster.plugins.modules.firewall_facts import (

@@ -1,4 +1,4 @@
-"""A log that is rotated while it is followed, by the real shell command and the real writer."""
+"""Following a log that is rotated, with the real shell command and the real writer."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ from tests.programs import wait_for
 
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A run whose supervisor is alive."""
+    """Make a run whose supervisor is alive."""
     monkeypatch.setattr(ActionBase, "run", lambda *_: {})
     folder = tmp_path / "runs/r-1"
     folder.mkdir(parents=True)
@@ -80,7 +80,7 @@ def test_a_log_is_followed_past_a_supervisor_that_is_started_again(run_dir: Path
 def test_a_log_without_a_supervisor_is_no_end(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One whose start was not seen yet, or that is gone for good."""
+    """The supervisor has not started yet, or is gone for good."""
     monkeypatch.setattr(follow, "GONE_SECONDS", 0.2)
     (run_dir / "supervisor.pid").write_text("0")
     with pytest.raises(AnsibleActionFail, match=follow.SUPERVISOR_GONE):
@@ -97,7 +97,7 @@ def test_the_log_of_a_slurm_job_is_followed_from_another_node(
     squeue.write_text(f"#!/bin/sh\n{fails.format('Unable to contact slurm controller')}\n")
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", f"{squeue.parent}:/usr/bin:/bin")
-    (run_dir / "supervisor.pid").write_text("0")  # of the other node
+    (run_dir / "supervisor.pid").write_text("0")  # a process id of the other node
     (run_dir / "launch.json").write_text(json.dumps({"run": "r-1", "slurm_job": "12", "x": 1}))
     following = threading.Thread(target=follower(run_dir, copy).run)
     following.start()
@@ -110,7 +110,7 @@ def test_the_log_of_a_slurm_job_is_followed_from_another_node(
     end(run_dir)
     following.join()
     assert copy.read_bytes() == b"late\n"
-    # the job has ended without a word
+    # the job has ended without an event
     (run_dir / "launch.json").write_text(json.dumps({"slurm_job": "13"}))
     (run_dir / "events.jsonl").unlink()
     with pytest.raises(AnsibleActionFail, match=follow.SUPERVISOR_GONE):
@@ -121,7 +121,8 @@ def test_the_log_of_a_run_that_prepares_is_waited_for(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follow, "GONE_SECONDS", 0.2)
-    monkeypatch.setattr(follow, "STARTS_SECONDS", 3.0)  # on a busy machine 1 s passes by itself
+    # on a busy machine, 1 s passes without any progress
+    monkeypatch.setattr(follow, "STARTS_SECONDS", 3.0)
     pid, log, copy = run_dir / "supervisor.pid", run_dir / "ranks.log", run_dir / "copy"
     alive = pid.read_text()
     pid.unlink()
@@ -142,7 +143,7 @@ def test_the_log_of_a_run_that_prepares_is_waited_for(
     end(run_dir)
     following.join()
     assert copy.read_bytes() == b"begun\n"
-    # and one that is never started
+    # a supervisor that is never started
     pid.unlink()
     (run_dir / "events.jsonl").unlink()
     with pytest.raises(AnsibleActionFail, match=follow.SUPERVISOR_GONE):
@@ -210,7 +211,7 @@ def test_of_a_long_log_the_end_comes_and_what_is_left_out_is_said(
 def test_what_is_typed_reaches_a_run_that_waits_for_it(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each line once, and a sign where none comes; nothing once the run has ended."""
+    """Each line is sent once, with signs of life between lines; nothing after the run's end."""
     monkeypatch.setattr(typed, "SIGN_SECONDS", 0.4)
     local, remote, events = (run_dir / n for n in ("typed", typed.NAME, "events.jsonl"))
     action = follower(run_dir, run_dir / "copy", prompts=str(local))
@@ -253,7 +254,7 @@ def _script_watch(run_dir: Path) -> monitors.Watch:
 def test_a_script_prints_for_weeks_and_events_do_not_grow(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 0's output reaches the control node beside its events."""
+    """Rank 0's output reaches the control node separately from its events."""
     append = monitors.append_to_log
     monkeypatch.setattr(monitors, "append_to_log", lambda path, data: append(path, data, 20_000))
     monkeypatch.setattr(mpi_output, "FLUSH_SECONDS", 0.0)
@@ -269,7 +270,7 @@ def test_a_script_prints_for_weeks_and_events_do_not_grow(
         for line in lines:
             watch.feed("stderr", f"[r-1 0] {line}".encode())
             now = (rotated.stat().st_ino, rotated.stat().st_mtime_ns) if rotated.exists() else None
-            if now != before:  # else it is rotated twice on a busy machine before anybody looks
+            if now != before:  # otherwise a busy machine rotates the log twice before it is read
                 before, seen = now, polls[0]
                 wait_for(lambda seen=seen: polls[0] >= seen + 6)
         watch.close()
@@ -301,7 +302,8 @@ def test_a_script_prints_for_weeks_and_events_do_not_grow(
     assert end["state"] == "done"
     assert "".join(event["text"] for event in shown) == "".join(lines)
     assert [event["event"] for event in EventReader(copy).new_events()] == ["end"]
-    monkeypatch.setattr(follow, "PIECE_BYTES", 2000)  # one that attaches now gets the end
+    # a command that attaches now gets the end of the log
+    monkeypatch.setattr(follow, "PIECE_BYTES", 2000)
     pipe = OutputPipe(Path(tempfile.mkdtemp(dir=tmp_path)))
     follower(run_dir, tmp_path / "again", output=str(pipe.path)).run()
     first, *rest = pipe.new_events()
@@ -336,6 +338,7 @@ def test_of_long_events_the_ends_and_samples_come_and_then_all_that_is_new(
     seen = [int(one) for one in said if one.isdigit()]
     assert seen == sorted(set(seen))
     assert (seen[0], seen[-1], said[-1]) == (0, 49_999, "end")
-    assert sum(after - before > 1 for before, after in pairwise(seen)) >= 21  # all samples
+    # all samples are copied
+    assert sum(after - before > 1 for before, after in pairwise(seen)) >= 21
     assert "damaged" not in "".join(said)
     assert reader.offset == file.stat().st_size

@@ -1,4 +1,4 @@
-"""A Python that a site has brought is checked before root executes any of it."""
+"""A site's own Python is checked before root executes any part of it."""
 
 import os
 import platform
@@ -20,7 +20,7 @@ LIBRARY = "lib/python3.11"
 
 @pytest.fixture
 def brought(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A Python's program and library, where every account gets to."""
+    """Make a Python's program and library in a folder that every account can reach."""
     monkeypatch.delenv("SUDO_UID", raising=False)
     folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
     for name in (".", "bin", f"{LIBRARY}/encodings"):
@@ -35,13 +35,13 @@ def brought(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def version(path: object, answer: str = "CPython 3.11.7 \n", has_root: bool = True) -> str:
-    """The version, where the program says this."""
+    """Return the version if the program prints this."""
     found: str = given_python(str(path), has_root, lambda _: (0, answer, ""), "ml")
     return found
 
 
 def refused(path: object, **more: str) -> tuple[str, str]:
-    """Return the refused place and the reason; nothing may have been executed from it."""
+    """Return the refused path and the reason; no code in it may have been executed."""
     with pytest.raises(RefusedPath) as caught:
         version(path, **more)
     assert caught.value.hint
@@ -100,7 +100,7 @@ def test_what_others_may_write_to_is_refused(brought: Path, name: str) -> None:
     part = brought / name
     part.chmod(part.stat().st_mode | 0o002)
     assert refused(brought / "bin/python3.11")[0] == str(part)
-    # nobody but this user executes it there
+    # only this user would execute it
     assert version(brought / "bin/python3.11", has_root=False) == "3.11.7"
 
 

@@ -18,7 +18,7 @@ PLACE = {"ansible_host": "10.0.0.4"}
         ({}, "", ""),
         ({"ansible_host": "node.example"}, "", ""),
         ({"ansible_host": "FD00::0001"}, "", "fd00::1"),
-        ({"ansible_host": "fe80::1%eth0"}, "", "fe80::1"),  # as packets have it
+        ({"ansible_host": "fe80::1%eth0"}, "", "fe80::1"),  # the form of addresses in packets
     ],
 )
 def test_an_address_or_the_name_of_a_host_without_one(

@@ -1,4 +1,4 @@
-"""Facts that a host reports are checked before a play, a plan or a command uses them."""
+"""Facts from a host are checked before a play, a plan or a command uses them."""
 
 import copy
 import math
@@ -25,17 +25,17 @@ PROMISED = get_type_hints(HostFactsSchema)
 GOOD = {name: DOCUMENTED[name]["sample"] for name in PROMISED}
 PREFLIGHT = ROOT / "roles/preflight/vars/main.yml"
 TEMPLATE = '{{ lookup("pipe", "touch planted") }}'
-FREE = {  # texts for people, of any letters
+FREE = {  # texts for people, which may have any characters
     "hostname", "kernel", "os", "libc", "machine_id", "cpu_model", "cpu_generation", "amx",
     "user", "pythons.path", "prefix_refused.what", "prefix_refused.hint", "services.user",
     "python_refused.what", "python_refused.hint",
     "other_clusters.user",
-    "record",  # which record_of reads
+    "record",  # record_of parses this fact
 }  # fmt: skip
 
 
 def texts(value: Any, name: str = "") -> list[tuple[str, list[Any]]]:
-    """The texts in a fact: a name and the way to it."""
+    """Yield the texts in a fact, each with a name and its path."""
     if isinstance(value, str):
         return [(name, [])]
     if isinstance(value, dict):
@@ -47,7 +47,7 @@ def texts(value: Any, name: str = "") -> list[tuple[str, list[Any]]]:
 
 
 def planted(way: list[Any], text: object) -> dict[str, Any]:
-    """Good facts but for one place."""
+    """Return valid facts with one value replaced."""
     facts = copy.deepcopy(GOOD)
     place: Any = facts
     for key in way[:-1]:
@@ -85,7 +85,7 @@ def test_the_documentation_has_the_schema() -> None:
 
 
 def test_a_plan_is_made_of_facts_that_there_are() -> None:
-    """Beside them it has what the role preflight decides."""
+    """The plan also gets the decisions of the role preflight."""
     decided = set(yaml.safe_load(PREFLIGHT.read_text("utf-8"))["preflight__decided"])
     schema = PROMISED.keys() | get_type_hints(MeasuredFactsSchema).keys() | decided | {"stack"}
     assert {field.name for field in fields(planned.HostFacts)} <= schema
@@ -103,7 +103,7 @@ def test_each_text_of_a_host(name: str, way: list[Any]) -> None:
     if name in FREE:
         assert found == planted(way, TEMPLATE)
         assert wrong_ones == []
-    elif name != "nics.name":  # it has no white space
+    elif name != "nics.name":  # an interface name has no white space
         assert len(wrong_ones) == 1
 
 
@@ -170,7 +170,7 @@ def test_counts_of_nodes_and_sockets_are_those_of_the_nodes() -> None:
     assert said(numa_nodes=1) == ["numa_nodes is 1, of 2 nodes with cores"]
     assert said(sockets=1) == ["sockets is 1, of 2 in socket_cpus"]
     assert said(sockets=0) == ["sockets is 0, of 2 in socket_cpus"]
-    # facts of an older setup do not say where its sockets are
+    # facts of an older setup lack the CPUs of sockets
     old = [{**one, "socket_cpus": {}} for one in two]
     assert said(numa=old, sockets=1) == []
     assert said(numa=old, sockets=0) == ["sockets is 0"]
@@ -188,7 +188,7 @@ def test_the_nearest_node_is_one_that_has_what_the_node_lacks() -> None:
     assert said(near=None) == said(near=node["node"]) == []
     assert said(near=9) == ["near of node 7 is 9, which is no node of the host"]
     assert said(near=7) == ["near of node 7 is 7, which has no cores either"]
-    # cores without memory use that of another node
+    # cores without memory use another node's memory
     without = {**node, "memory_bytes": 0}
     facts = {**GOOD, "numa": [{**without, "near": 7}, {**far, "memory_bytes": 0}]}
     assert known_facts(facts)[1] == [
@@ -205,7 +205,7 @@ def test_what_else_a_host_says_is_left_out() -> None:
     found, wrong = known_facts({**GOOD, "rank_user": "root", "becomes": True})
     assert (found, wrong) == (GOOD, [])
     assert known_facts("x") == ({}, ["its facts are 'x'"])
-    # what is said of a long value is short
+    # a message shows only the beginning of a long value
     _, [long] = known_facts({**GOOD, "cores": "9" * 10_000})
     assert len(long) < 100
 

@@ -136,7 +136,7 @@ def test_a_folder_that_may_not_be_searched(monkeypatch: pytest.MonkeyPatch) -> N
     [
         (0, "1795273156.110225324\n", True),
         (0, "Welcome to node0!\r\n1795273156.110225324\r\n", True),
-        (0, "1795273156.%N\n", False),  # busybox
+        (0, "1795273156.%N\n", False),  # output of busybox
         (127, "", False),
     ],
 )
@@ -156,7 +156,7 @@ def test_what_date_answers(
 def found_pythons(
     monkeypatch: pytest.MonkeyPatch, answers: dict[str, tuple[int, str]]
 ) -> list[dict[str, str]]:
-    """Return the Pythons found if the search path has programs with these names and outputs."""
+    """Return the Pythons that are found if the search path has these programs."""
 
     def which(name: str) -> str | None:
         return f"/usr/bin/{name}" if name in answers else None
@@ -195,9 +195,10 @@ def test_ansibles_own_python_comes_first(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
-        (f"python3.{OTHER}", (127, "")),  # a shim of a version manager without this version
-        (f"python3.{sys.version_info[1]}", (0, "3.99.9 /usr/bin/again")),  # it is known already
-        ("python3.7", (0, "3.7.1 /usr/bin/python3.7")),  # Ansible does not run with it
+        (f"python3.{OTHER}", (127, "")),  # a version manager's shim without this version
+        # the current Python, which is known already
+        (f"python3.{sys.version_info[1]}", (0, "3.99.9 /usr/bin/again")),
+        ("python3.7", (0, "3.7.1 /usr/bin/python3.7")),  # Ansible does not support this version
         ("python2.7", (0, "2.7.18 /usr/bin/python2.7")),
     ],
 )
@@ -242,12 +243,13 @@ def test_a_python_that_is_given_is_the_only_one_or_is_refused(
 def test_the_stack_in_use_is_the_name_of_its_folder(tmp_path: Path) -> None:
     assert host_facts.current_stack(tmp_path) == ""
     (tmp_path / "current").symlink_to(tmp_path / "stacks" / "native-1b2c")
-    assert host_facts.current_stack(tmp_path) == "native-1b2c"  # also where it is gone
+    # even if the folder no longer exists
+    assert host_facts.current_stack(tmp_path) == "native-1b2c"
     (tmp_path / "current").unlink()
     (tmp_path / "current").mkdir()
     assert host_facts.current_stack(tmp_path) == ""
     assert host_facts.current_stack(tmp_path / "none") == ""
-    # only stacks that were installed to their end are there
+    # only completely installed stacks count
     assert host_facts.finished_stacks(tmp_path / "none") == []
     for name in ("native-2", "native-1", "broken-off", "native-1.staging-00ff"):
         (tmp_path / "stacks" / name).mkdir(parents=True)
@@ -279,7 +281,7 @@ def test_sshs_port_is_the_one_that_the_host_saw(connection: str, port: int) -> N
     [(22, "2201", 22), (2302, None, 2302), (0, "2201", 2201), (0, None, 22)],
 )
 def test_the_inventorys_port_is_the_last_resort(seen: int, given: str | None, port: int) -> None:
-    """The port may belong to a NAT; the host's own may be in an ssh_config only."""
+    """The port may belong to NAT; the host's own port may be only in ssh_config."""
     variables = yaml.safe_load((ROOT / "roles/preflight/vars/main.yml").read_text())
     template = Environment(autoescape=False).from_string(
         variables["preflight__decided"]["ssh_port"]
@@ -336,7 +338,8 @@ def test_whose_an_account_is() -> None:
         return "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
 
     assert host_facts.origin("nobody", passwd) == "other"
-    assert host_facts.origin("root", passwd) == "directory"  # getent has it, the file has not
+    # getent knows the account, and the file does not
+    assert host_facts.origin("root", passwd) == "directory"
     assert host_facts.origin("no-such-account", passwd) == host_facts.origin("", passwd) == ""
     role = (ROOT / "roles/account/vars/main.yml").read_text(encoding="utf-8")
     assert f"account__comment: {host_facts.ACCOUNT_COMMENT}\n" in role

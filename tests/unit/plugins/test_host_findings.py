@@ -18,7 +18,7 @@ NOTHING: dict[str, Any] = {"problems": [], "notices": []}
 
 
 def findings(*ports: list[Any], required: Any = REQUIRED, **changes: Any) -> dict[str, Any]:
-    """The findings of a host that is good but for these changes."""
+    """Return the findings for a good host with these changes."""
     found: dict[str, Any] = host_findings({**GOOD, **changes}, required, *ports)
     assert all(one["what"] and one["hint"] for kind in found.values() for one in kind)
     return found
@@ -41,7 +41,8 @@ def test_an_account_that_somebody_else_has_made(origin: str, said: Said) -> None
     said(f"{problem['what']}; {problem['hint']}")
     for known in ("", "own"):
         assert findings(rank_user="ftcluster", rank_user_origin=known) == NOTHING
-    assert findings(rank_user="", rank_user_origin=origin) == NOTHING  # the login user trains
+    # without an account, the login user trains
+    assert findings(rank_user="", rank_user_origin=origin) == NOTHING
 
 
 @pytest.mark.parametrize("price", ["4,08", "USD 4", "4 US dollars", "-1", "{{ x }}"])
@@ -80,7 +81,7 @@ def test_all_problems_of_a_host_are_reported(said: Said) -> None:
         (["3.9.20"], False),  # 9 is older than 10
         (["3.8.1", "3.9.20"], False),
         (["3.10.0"], True),
-        (["3.9.2", "3.12.1"], True),  # Ansible's own need not be the one
+        (["3.9.2", "3.12.1"], True),  # the version need not be Ansible's own Python
         (["3.9.2", "3.14.0rc1"], True),
     ],
 )
@@ -131,7 +132,7 @@ def test_a_password_that_sudo_needs_is_asked_for_before_anything_is_changed(
         said(f"{problem['what']}; {problem['hint']}")
 
 
-DEFAULTS = (  # as sshd -T prints them
+DEFAULTS = (  # as printed by sshd -T
     "pubkeyauthentication yes", "authenticationmethods any",
     "authorizedkeysfile .ssh/authorized_keys .ssh/authorized_keys2",
 )  # fmt: skip
@@ -141,7 +142,7 @@ DEFAULTS = (  # as sshd -T prints them
     ("rules", "groups", "refused"),
     [
         ([], ["ftcluster"], False),
-        (["allowusers ops root"], ["ftcluster"], True),  # of releases that print one line
+        (["allowusers ops root"], ["ftcluster"], True),  # the form of releases that print one line
         (["allowusers ops", "allowusers ft*"], ["ftcluster"], False),
         (["allowusers ops ftcluster@10.0.0.*"], ["ftcluster"], False),
         (["allowusers !ftcluster *"], ["ftcluster"], True),
@@ -150,7 +151,7 @@ DEFAULTS = (  # as sshd -T prints them
         (["denyusers ftcluster"], ["ftcluster"], True),
         (["denyusers ftcluster@10.9.*"], ["ftcluster"], False),
         (["denygroups ft*", "allowusers *"], ["ftcluster"], True),
-        # of OpenSSH's own defaults, and of sites that keep keys elsewhere or want two factors
+        # OpenSSH's defaults, and settings of sites that keep keys elsewhere or require two factors
         ([*DEFAULTS], ["ftcluster"], False),
         (["authorizedkeysfile /etc/ssh/keys/%u"], ["ftcluster"], True),
         (["authorizedkeysfile none"], ["ftcluster"], True),
@@ -172,7 +173,7 @@ def test_an_sshd_that_keeps_the_account_out(
     for problem in found["problems"]:
         assert place in problem["what"]
         said(f"{problem['what']}; {problem['hint']}")
-    assert findings(rank_user="", sshd=sshd) == NOTHING  # the login user trains
+    assert findings(rank_user="", sshd=sshd) == NOTHING  # without an account, the login user trains
 
 
 CLOSED, USUAL = ["29500-29999", "1024-65535"], ["29500-29999", "32768-60999"]
@@ -181,7 +182,7 @@ CLOSED, USUAL = ["29500-29999", "1024-65535"], ["29500-29999", "32768-60999"]
 @pytest.mark.parametrize(
     ("port", "closed", "known", "kind"),
     [
-        (8080, CLOSED, [22], "problems"),  # somebody chose it
+        (8080, CLOSED, [22], "problems"),  # somebody must have chosen this port
         (8080, CLOSED, [22, 8080], ""),
         (8080, CLOSED, ["8000-8100"], ""),
         (8080, USUAL, [], ""),

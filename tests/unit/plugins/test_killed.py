@@ -1,4 +1,4 @@
-"""The reasons of programs that a signal has ended."""
+"""The reasons why a signal ended a program."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""Trees of files as the kernel shows interfaces and RDMA devices in /sys."""
+"""Interfaces and RDMA devices, from files like the kernel's in /sys."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ def link(path: Path, target: Path) -> None:
 
 
 def interface(net: Path, name: str, speed: str = "", driver: str = "", below: str = "") -> Path:
-    """An interface with a device if it has a driver, or over others, separated by spaces."""
+    """Make an interface with a device if it has a driver, or above others separated by spaces."""
     folder = net / name
     folder.mkdir(parents=True)
     if speed:
@@ -47,7 +47,7 @@ def test_a_speed_that_the_driver_does_not_know(
 
 
 def test_an_interface_without_hardware_has_no_speed(tmp_path: Path) -> None:
-    """veth says 10000, tun 10."""
+    """veth claims 10000, and tun 10."""
     assert link_speed(interface(tmp_path, "veth0", "10000")) is None
     assert drivers(tmp_path / "veth0") == ""
     assert link_speed(tmp_path / "gone") is None
@@ -56,7 +56,7 @@ def test_an_interface_without_hardware_has_no_speed(tmp_path: Path) -> None:
 def test_one_over_others_has_the_speed_of_the_fastest_below(tmp_path: Path) -> None:
     interface(tmp_path, "eth0", "10000", "ice")
     interface(tmp_path, "eth1", "1000", "igb")
-    interface(tmp_path, "eth2", "-1", "ice")  # its cable is out
+    interface(tmp_path, "eth2", "-1", "ice")  # its cable is unplugged
     interface(tmp_path, "veth0", "10000")
     bond = interface(tmp_path, "bond0", "11000", below="eth0 eth1 eth2")
     assert (link_speed(bond), drivers(bond)) == (10000, "ice+igb")
@@ -68,7 +68,7 @@ def test_one_over_others_has_the_speed_of_the_fastest_below(tmp_path: Path) -> N
 def device(
     sys: Path, name: str, driver: str, interface: str = "", verbs: str = "uverbs0", **more: str
 ) -> None:
-    """An RDMA device with one port, whose files in /dev every account may open."""
+    """Make an RDMA device with one port, whose files in /dev every account may open."""
     folder = sys / "infiniband" / name
     link(folder / "device/driver", sys / "drivers" / driver)
     write(folder / "node_type", more.get("node_type", "1: CA\n"))

@@ -1,4 +1,4 @@
-"""A local user without rights, who locks all that he can open, keeps nobody waiting."""
+"""An ordinary user who locks every file that he can open does not block other users."""
 
 import os
 import pwd
@@ -46,7 +46,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def prefix() -> Iterator[Path]:
-    """A prefix with a stack, where nobody may go."""
+    """Make a prefix with a stack that other users cannot enter."""
     with tempfile.TemporaryDirectory(prefix="ftcluster-test-") as folder:
         prefix = Path(folder)
         prefix.chmod(0o755)
@@ -58,7 +58,7 @@ def prefix() -> Iterator[Path]:
 
 @contextmanager
 def everything_locked(prefix: Path) -> Iterator[list[str]]:
-    """While another user holds the lock of all that he can open below the prefix; what that is."""
+    """Lock all files below the prefix as another user, and yield their paths."""
     named = [prefix / ".alone", prefix / "stacks/.alone", prefix / "stacks/native-1"]
     command = [PYTHON, "-I", "-c", LOCK_ALL, prefix, *named]
     with subprocess.Popen(
@@ -81,7 +81,7 @@ def test_the_lock_of_a_setup_is_not_his(prefix: Path) -> None:
         with alone_in(folder):
             pass
     with everything_locked(prefix) as locked:
-        assert "." in locked  # or he has not tried
+        assert "." in locked  # otherwise the user has not tried
         assert not any(".alone" in path for path in locked)
         with alone_in(prefix, seconds=0), alone_in(prefix / "stacks", seconds=0):
             pass

@@ -21,10 +21,10 @@ def test_each_package_with_its_version_and_hashes() -> None:
         "new": Pin("new", "2!3.0.post1", frozenset()),
         "other": Pin("other", "2.0+cpu", frozenset()),
     }
-    # a Python gets what its markers say
+    # a Python gets the packages that markers select for it
     assert read_lock(LOCK, "3.10").keys() == {"tool-kit", "old", "other"}
     assert read_lock("", "3.11") == read_lock("# nothing\n\n", "3.11") == {}
-    # the head reports what it takes
+    # the head of the lock has the sizes
     assert sizes(LOCK) == (1200, 5000)
     assert sizes("tool==1.0\n") == sizes("") == (0, 0)
 
@@ -36,7 +36,7 @@ def test_each_package_with_its_version_and_hashes() -> None:
         ('sys_platform == "win32" or platform_machine == "aarch64"', False),
         ('platform_system == "Linux" and implementation_name == "cpython"', True),
         ('platform_python_implementation == "PyPy"', False),
-        ('python_full_version >= "3.11.4"', True),  # the newest patch is taken as there
+        ('python_full_version >= "3.11.4"', True),  # the newest patch release is assumed
         ('python_version < "3.9"', False),  # compared as a version, not as text
         ('extra == "test"', False),
     ],

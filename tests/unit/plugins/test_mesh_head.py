@@ -14,7 +14,7 @@ from ansible_collections.ftcluster.cluster.plugins.modules.mesh_head import (
 )
 
 MESH = Path("/opt/ftcluster/mesh")
-# as winbind, sssd and realmd name the accounts of a directory
+# names of a directory's accounts in winbind, sssd and realmd
 DIRECTORY_USERS = ("jane.doe", "CORP\\jane.doe", "jane.doe@corp.example.com", "corp+jane")
 ED, RSA = "ssh-ed25519 AAAAed", "ssh-rsa AAAArsa"
 
@@ -27,7 +27,7 @@ def member(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def config_of(host: str, tmp_path: Path, text: str) -> dict[str, str]:
-    """Return the settings that ssh itself derives from a configuration."""
+    """Return the settings that ssh itself reads from a configuration."""
     (tmp_path / "ssh_config").write_text(text)
     argv = ["ssh", "-G", "-F", str(tmp_path / "ssh_config"), host]
     lines = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -21,10 +21,10 @@ def test_all_other_lines_stay_as_they_are() -> None:
     assert with_line(with_line(USERS, LINE, MESH), LINE, MESH) == f"{USERS}{LINE}\n"
     assert with_line(f"{USERS}{LINE}\n", "", MESH) == USERS
     assert entry(KEY, "10.0.0.11", MESH) == LINE
-    # a new head takes the place of the former
+    # a new head replaces the former head
     previous = entry("ssh-ed25519 AAAAold ftcluster-mesh@old", "10.0.0.99", MESH)
     assert with_line(f"{previous}\n{USERS}", LINE, MESH) == f"{USERS}{LINE}\n"
-    # a last line without its end is not joined with ours
+    # a last line without a line end is not joined with ours
     assert with_line(USERS.rstrip("\n"), LINE, MESH) == f"{USERS}{LINE}\n"
     assert with_line("", "", MESH) == ""
     assert with_line("", LINE, MESH) == f"{LINE}\n"
@@ -35,7 +35,7 @@ def test_the_line_of_another_cluster_of_the_account_stays() -> None:
     both = f"{other}\n{LINE}\n"
     assert with_line(f"{other}\n", LINE, MESH) == both
     assert with_line(both, "", MESH) == f"{other}\n"
-    previous = f'restrict,from="10.0.0.11" {KEY}\n'  # of a version that named no folder
+    previous = f'restrict,from="10.0.0.11" {KEY}\n'  # written by a version that named no folder
     assert with_line(previous, LINE, MESH) == f"{LINE}\n"
 
 
@@ -47,7 +47,7 @@ def test_other_heads_of_the_cluster_keep_their_lines() -> None:
     heads = ["10.0.0.11", "10.0.0.12", "10.0.0.13"]
     assert with_line(before, LINE, MESH, heads) == f"{USERS}{other}\n{LINE}\n"
     assert with_line(before, LINE, MESH, ["*"]) == f"{USERS}{other}\n{gone}\n{LINE}\n"
-    # the same setup again changes nothing, in whatever order the heads came
+    # the same setup changes nothing, in any order of the heads
     both = f"{LINE}\n{other}\n"
     assert with_line(both, LINE, MESH, heads) == both
     for stay in (heads, ["*"]):
@@ -69,7 +69,7 @@ def test_what_is_no_list_of_keys_is_refused_by_name(tmp_path: Path, what: str) -
 
 
 def test_the_folder_of_the_roles_page_is_accepted() -> None:
-    """The page of the role has ~/mesh; a folder with a line end would add a line of its own."""
+    """The role's page has ~/mesh; a folder with a line end would add another line."""
     assert FOLDER.fullmatch("~/mesh")
     assert FOLDER.fullmatch("/opt/ftcluster/mesh")
     for wrong in ("mesh", "~/mesh\nssh-ed25519 x", "/opt/my mesh", ""):

@@ -1,4 +1,4 @@
-"""A mirror with a CA of its own behind a proxy, as the control node's pip sees both."""
+"""A mirror with its own CA behind a proxy, as the control node's pip sees them."""
 
 import os
 import subprocess
@@ -96,14 +96,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(autouse=True)
 def own_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pip without any configuration."""
+    """Make a pip without any configuration."""
     for name in os.environ:
         if name.startswith("PIP_") or name.lower().endswith(("_proxy", "_ca_bundle")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
     monkeypatch.setenv("PIP_RETRIES", "0")
-    # its question whether there is a pip at all takes as long as a download
+    # the check for pip takes as long as a download
     monkeypatch.setattr(download, "pip_command", lambda: [sys.executable, "-m", "pip"])
 
 
@@ -116,7 +116,7 @@ def test_wheels_come_through_a_proxy_from_a_mirror_with_a_ca_of_its_own(
         assert refusal(WANTED, TARGET, SOURCES, tmp_path) == ""
         house = get_wheels(WANTED, TARGET, SOURCES, tmp_path)
     assert sorted(house.wheels) == ["a-1.0-py3-none-any.whl", "b-1.0-py3-none-any.whl"]
-    # what is there needs no mirror
+    # cached wheels need no mirror
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
     assert refusal(WANTED, TARGET, SOURCES, tmp_path) == ""
     pins = "".join(
@@ -173,7 +173,7 @@ def test_a_download_says_the_same(
         with pytest.raises(DownloadError) as caught:
             Pip(TARGET, SOURCES, tmp_path).download([Pin("a", "1.0", frozenset())])
         assert str(caught.value) == said
-        # of a script's own packages as well
+        # for a script's own packages too
         asked, limits = tmp_path / "asked", tmp_path / "limits"
         asked.write_text(f"--index-url {SOURCES.index_url}\na\n")
         limits.touch()
@@ -184,7 +184,7 @@ def test_a_download_says_the_same(
 
 def test_a_mirror_without_tls_is_not_trusted(tmp_path: Path) -> None:
     found = refusal(WANTED, TARGET, Sources("http://mirror.invalid/simple"), tmp_path)
-    assert "pip takes nothing from mirror.invalid, which it reaches without TLS" in found
+    assert "pip refuses to download from mirror.invalid without TLS" in found
     assert found.endswith("PIP_TRUSTED_HOST=mirror.invalid")
 
 
@@ -211,7 +211,7 @@ def test_hosts_of_one_kind_need_the_same_wheels() -> None:
     assert kinds_of(hosts, pythons) == {TARGET: "a", Target("3.12", "2.36", "x86_64"): "c"}
 
 
-# as apt 2.6 of Debian 12 prints them
+# messages of apt 2.6 of Debian 12
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
@@ -245,7 +245,8 @@ def test_words_of_something_else_are_no_cause() -> None:
         assert cause(said, "mirror.site:443", "", "the host") is None
 
 
-# libcurl's own, as dnf prints it; of certificates by OpenSSL, which Enterprise Linux has
+# libcurl's messages as dnf prints them; for certificates, those of OpenSSL, which Enterprise Linux
+# uses
 REPOMD = f"https://{NAME}/repodata/repomd.xml"
 NOT_OK = f"  - Curl error (60): SSL peer certificate or SSH remote key was not OK for {REPOMD}"
 FAILURE = f"  - Curl error (56): Failure when receiving data from the peer for {REPOMD}"
@@ -277,7 +278,7 @@ def test_dnfs_words(said: str, expected: str) -> None:
 
 
 class Host:
-    """Runs commands as a module on a host does, with a dnf that has sources of its own."""
+    """A host that runs commands like a module, with a dnf that has its own sources."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -44,20 +44,21 @@ def test_what_was_set_the_inventorys_word_ssh_and_the_last_resorts() -> None:
     assert choose(address="127.0.0.1") == ("127.0.0.1", "lo")
     assert choose(address="localhost") == ("localhost", "lo")
     assert choose(address="fe80::1%eth1") == ("fe80::1%eth1", "eth1")
-    # the inventory's word if the host has it
+    # the inventory's address is used if the host has it
     assert choose("192.168.7.3", SSH) == ("192.168.7.3", "eth1")
     assert choose("::ffff:192.168.7.3", SSH) == ("192.168.7.3", "eth1")
-    assert choose("2001:0db8:5::0013", SSH) == ("10.0.0.13", "eth0")  # mpirun takes IPv4
-    assert choose("2001:db8:6::1", SSH) == ("2001:db8:6::1", "eth2")  # which has no other
+    assert choose("2001:0db8:5::0013", SSH) == ("10.0.0.13", "eth0")  # mpirun needs IPv4
+    # the interface has no other address
+    assert choose("2001:db8:6::1", SSH) == ("2001:db8:6::1", "eth2")
     assert choose("node3.lan", SSH) == ("192.168.7.3", "eth1")
-    # ssh over IPv6, or with nothing usable
+    # SSH over IPv6, or without a usable address
     assert choose(ssh="::ffff:1.2.3.4 51000 ::ffff:10.0.0.13 22")[0] == "10.0.0.13"
     assert choose(ssh="2001:db8::9 51000 2001:db8:5::13 22") == ("10.0.0.13", "eth0")
     assert choose(default="2001:db8:5::13") == ("10.0.0.13", "eth0")
     assert choose(address="2001:db8:5::13") == ("2001:db8:5::13", "eth0")
     for ssh in ("fe80::2%eth0 51000 fe80::1%eth0 22", "127.0.0.1 5 127.0.0.1 22", "odd", ""):
         assert choose(ssh=ssh, default="192.168.7.3") == ("192.168.7.3", "eth1")
-    # the last resorts
+    # the last alternatives
     assert choose("node3", default="172.16.0.1") == ("172.16.0.1", "")
     assert choose("203.0.113.7", default="127.0.0.1") == ("203.0.113.7", "")
     assert choose() == ("", "")
@@ -92,7 +93,7 @@ def test_interfaces_as_ip_lists_them(tmp_path: Path) -> None:
          "mtu": 9000, "driver": "ice"},
         {"name": "veth0", "addresses": [], "speed_mbits": None, "mtu": 1500, "driver": ""},
     ]  # fmt: skip
-    # none without a listing
+    # no interfaces without a listing
     assert interfaces("") == interfaces('Option "-json" is unknown, try "ip -help".') == []
 
 
@@ -104,10 +105,10 @@ def test_spellings_of_addresses() -> None:
     assert is_loopback("::ffff:127.0.0.1")
     assert not is_loopback("10.0.0.1")
     assert not is_loopback("node3")
-    # names are resolved here
+    # names are resolved on the host
     assert "127.0.0.1" in resolve("localhost")
     assert resolve("10.0.0.13") == ["10.0.0.13"]
-    assert resolve("a" * 300) == []  # no name at all: socket raises UnicodeError
+    assert resolve("a" * 300) == []  # not a name at all: socket raises UnicodeError
 
 
 def test_ssh_connection_is_found_above_sudo() -> None:
@@ -126,7 +127,7 @@ def test_ssh_connection_is_found_above_sudo() -> None:
 
 
 class Probe:
-    """A UDP socket of a host that has a route for one family only."""
+    """A UDP socket of a host that has a route for only one address family."""
 
     def __init__(self, family: int, kind: int) -> None:
         assert kind == socket.SOCK_DGRAM
@@ -155,7 +156,7 @@ def test_the_default_routes_source() -> None:
 
 
 class Routes(Probe):
-    """A UDP socket of a host with a VPN, which the default route leads to, beside its LAN."""
+    """A UDP socket of a host with a LAN and a VPN; the default route leads to the VPN."""
 
     def connect(self, target: tuple[str, int]) -> None:
         self.source = "192.168.0.10" if target[0].startswith("192.168.0.") else "100.64.0.5"

@@ -1,4 +1,4 @@
-"""Programs of the hosts' package are run on a host that is this machine."""
+"""Programs of the hosts' package, run on this machine as the host."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ WORDS = 'it\'s "$HOME" `x`\n' + 40_000 * "'"  # each shell would multiply the qu
 
 @pytest.fixture(autouse=True)
 def no_ansible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # as in many containers
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # set in many containers
     monkeypatch.setattr(ActionBase, "run", lambda *_: {})
     monkeypatch.setattr(ActionBase, "_compute_environment_string", lambda _: "A=b")
     host = Action()
@@ -84,7 +84,7 @@ def test_a_host_that_answers_something_else(
 
 @pytest.mark.parametrize("program", ["supervisor", "other.supervisor"])
 def test_a_package_of_another_version_is_named(stack: Path, program: str) -> None:
-    """Python says that there is no such module, or that it is a package."""
+    """Python reports that there is no such module, or that it is a package."""
     (stack / "site/ftcluster_train/supervisor").mkdir()
     (stack / "site/ftcluster_train/supervisor/__init__.py").touch()
     done = ran(stack, program=program)
@@ -109,7 +109,7 @@ def test_a_killed_program_is_not_taken_for_a_missing_stack(stack: Path) -> None:
 
 
 def test_a_program_that_is_out_of_memory(stack: Path, tmp_path: Path) -> None:
-    """The kernel counts such processes; here a file stands for its counters."""
+    """The kernel counts such processes; here, a file replaces its counters."""
     counters = tmp_path / "vmstat"
     counters.write_text("pgfault 7\noom_kill 3\n")
     said = stack / "site/ftcluster_train/host/said.py"

@@ -1,4 +1,4 @@
-"""Clusters that share a host, and its one table of rules."""
+"""Clusters that share a host and its single table of rules."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ FACTS = {"other_clusters": [OTHER], "firewall_hosts": OURS[:1], "rank_user": "ft
     [
         {},
         {"other_clusters": []},
-        {"other_clusters": [], "firewall_hosts": ["10.0.0.9"]},  # its own, of a host that has left
+        # its own rule, for a host that has left
+        {"other_clusters": [], "firewall_hosts": ["10.0.0.9"]},
         {"firewall_hosts": []},
         {"firewall_hosts": ["10.0.0.9"], "closes": False},
     ],
@@ -33,7 +34,7 @@ def test_the_same_hosts_and_account_share_the_rules(changes: dict[str, Any]) -> 
     [
         ({"firewall_hosts": ["10.0.0.1", "10.0.0.9"]}, "10.0.0.9"),
         ({"other_clusters": [OTHER | {"user": "research"}]}, "account research"),
-        # without rules, too: its home would be given to another account
+        # also without rules, because another account would get its home
         ({"other_clusters": [OTHER | {"user": "research"}], "closes": False}, "account research"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ansible_collections.ftcluster.cluster.plugins.module_utils.package_locks import find_holder
 
-# lockf is fcntl's lock, which dpkg and apt use; flock is another lock of the kernel
+# lockf uses fcntl's lock, as dpkg and apt do; flock is another kind of lock
 HOLD = (
     "import fcntl, sys; file = open(sys.argv[1], 'w'); "
     "fcntl.{}(file, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()"
@@ -18,7 +18,7 @@ HOLD = (
 
 @contextlib.contextmanager
 def held(path: Path, kind: str = "lockf") -> Iterator[int]:
-    """Lock a file in another process; gives the process's id."""
+    """Lock a file in another process; return the process's id."""
     command = [sys.executable, "-I", "-c", HOLD.format(kind), str(path)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -84,7 +84,7 @@ def test_the_holder_is_named_after_the_limit(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_lock_that_is_taken_after_the_wait_is_waited_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    host = Host(["nftables"], [(0.5, 20)])  # free at first, taken while apt starts
+    host = Host(["nftables"], [(0.5, 20)])  # free at first, then taken while apt starts
     assert install(host, monkeypatch)["changed"]
     assert host.now < 30
 
@@ -125,7 +125,7 @@ def test_a_source_that_does_not_respond_is_no_reason_to_fail(
 
 
 def test_debians_own_database_tells_what_is_missing(run_module: Any) -> None:
-    """dpkg is a package of each Debian."""
+    """Every Debian has the package dpkg."""
     found = run_module(
         packages.main, names=["dpkg", "no-such-package", "dpkg=0"], manager="apt", check=True
     )

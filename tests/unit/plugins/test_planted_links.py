@@ -1,4 +1,4 @@
-"""Links that a less trusted user leaves in a folder for root to stumble over."""
+"""Links that a less trusted user plants in a folder in which root works."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ ACCOUNT = {"owner": STRANGER.pw_name, "mode": "0700"}
 
 
 def facts(path: Path) -> list[tuple[int, int, int, int, str]]:
-    """Owner, mode, names and text of a folder and everything in it."""
+    """Return owner, mode, names and text of a folder and everything in it."""
     found = []
     for one in [path, *sorted(path.rglob("*"))]:
         state = one.lstat()
@@ -50,7 +50,7 @@ def _no_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def canary(tmp_path: Path) -> Iterator[Path]:
-    """A folder of root's with a file; both are afterwards as they were before."""
+    """Make a folder of root with a file; check at the end that both are unchanged."""
     folder = tmp_path / "canary"
     folder.mkdir(mode=0o755)
     (folder / "shadow").write_text("root's")
@@ -62,7 +62,7 @@ def canary(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """The home of the account that trains."""
+    """Make the home of the training account."""
     folder = tmp_path / "home"
     folder.mkdir(mode=0o755)
     os.chown(folder, STRANGER.pw_uid, STRANGER.pw_gid)
@@ -102,7 +102,7 @@ def test_a_link_on_the_way_is_refused(home: Path, canary: Path, tmp_path: Path) 
         for name in ("new", "shadow"):
             with pytest.raises(RefusedPath, match="is a link to"):
                 settled(home / "runs" / name, **entry)
-    # neither is one instead of a file read or written
+    # such a link is not replaced, read or written either
     plant(home / "keys", canary / "shadow")
     with pytest.raises(RefusedPath):
         settled(home / "keys", content="mine", **ACCOUNT)
@@ -118,7 +118,7 @@ def test_a_link_on_the_way_is_refused(home: Path, canary: Path, tmp_path: Path) 
 
 
 def test_nothing_below_his_folder_is_roots_again(home: Path, canary: Path, tmp_path: Path) -> None:
-    """The user may have mounted a file system there that claims root as owner of every file."""
+    """A user may have mounted a file system there that claims root as every file's owner."""
     (home / "deep/deeper").mkdir(parents=True)
     for folder in (home / "deep", home / "deep/deeper"):
         plant(folder / "link", canary, 0)
@@ -173,7 +173,7 @@ def test_who_became_root_by_sudo_may_have_links(
 
 
 def test_an_ordinary_users_links_are_his_own_business() -> None:
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # pytest's own folders are closed
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # pytest's own folders are private
         folder = Path(name)
         os.chown(folder, STRANGER.pw_uid, STRANGER.pw_gid)
         folder.chmod(0o775)
@@ -204,7 +204,7 @@ def test_a_file_of_several_names_is_not_given_away(home: Path, canary: Path) -> 
     os.link(canary / "shadow", home / "mine")
     with pytest.raises(RefusedPath, match=r"is one of 2 hard links of a file"):
         settled(home / "mine", **ACCOUNT)
-    # a new file takes the place of the name; the other name stays with the old one
+    # a new file replaces the name; the other name keeps the old file
     assert settled(home / "mine", content="new", **ACCOUNT)
     assert ((home / "mine").read_text(), (home / "mine").owner()) == ("new", "nobody")
 
@@ -214,7 +214,7 @@ def test_nothing_waits_for_a_pipe(home: Path) -> None:
     for entry in ({"content": "x"}, {}):
         with pytest.raises(OSError, match=r"remove it|exchanged"):
             settled(home / "pipe", **entry, **ACCOUNT)
-    # what is too large to be shown is removed or replaced
+    # a file that is too large to show is removed or replaced
     for name in ("mail", "job.json"):
         (home / name).touch()
         os.truncate(home / name, 10 << 30)
@@ -224,11 +224,11 @@ def test_nothing_waits_for_a_pipe(home: Path) -> None:
     assert (home / "job.json").read_text() == "{}"
 
 
-# --- exchanged between look and change
+# --- exchanged between the check and the change
 
 
 def exchange(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], None]) -> None:
-    """Have something happen at once after a name has been opened."""
+    """Run a function at the moment after a name has been opened."""
     real, done = os.open, []
 
     def open_and_exchange(path: Any, flags: int, *rest: Any, **more: Any) -> int:
@@ -277,7 +277,7 @@ def test_an_end_that_is_exchanged_is_not_followed(
 
 
 def test_a_race_is_never_won(home: Path, canary: Path) -> None:
-    """Root settles and removes a path while somebody makes it a folder and a link in turn."""
+    """Root writes and removes a path while a user alternates between a folder and a link there."""
     path, ended = home / "runs", threading.Event()
 
     def swap() -> None:
@@ -339,7 +339,7 @@ def test_what_cannot_be_removed_is_named() -> None:
     assert caught.value.filename == "/proc/self/status"
 
 
-# --- root's own places
+# --- root's own folders
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_what_cannot_be_removed_is_named() -> None:
     [
         (0, 0, 0o755, ""),
         (0, 0, 0o775, ""),
-        (0, STRANGER.pw_gid, 0o1777, ""),  # others cannot exchange what is root's there
+        (0, STRANGER.pw_gid, 0o1777, ""),  # others cannot exchange root's files there
         (0, 0, 0o777, "chmod go-w"),
         (0, STRANGER.pw_gid, 0o775, "chmod go-w"),
         (STRANGER.pw_uid, 0, 0o755, "chown root"),

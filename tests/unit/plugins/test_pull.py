@@ -1,4 +1,4 @@
-"""Files that a host sends to the control node, whose pieces, names and sizes have limits."""
+"""Files from a host to the control node, with limits for pieces, names and sizes."""
 
 import base64
 import hashlib
@@ -29,7 +29,7 @@ def no_ansible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def action_of(module: Any, host: Callable[[str], str] | None, **arguments: str) -> Any:
-    """A plugin whose host says what a function says, or is this machine."""
+    """Return a plugin whose host is this machine, or responds as a function says."""
     action = module.ActionModule.__new__(module.ActionModule)
     action._task = SimpleNamespace(args=arguments)
 
@@ -43,7 +43,7 @@ def action_of(module: Any, host: Callable[[str], str] | None, **arguments: str) 
 
 
 def lying(listing: str, piece: bytes = b"abc") -> Callable[[str], str]:
-    """A host that lists this, and sends the same piece whenever it is asked for one."""
+    """Return a host that lists these files, and sends the same piece for every request."""
 
     def answer(command: str) -> str:
         if "tell files" in command:
@@ -133,7 +133,7 @@ def test_a_poll_takes_no_more_than_a_piece(tmp_path: Path, monkeypatch: pytest.M
     (run / "events.jsonl").write_bytes(text)
     arguments = {"run_dir": str(run), "destination": str(copy)}
     action = action_of(follow, None, **arguments)
-    action._low_level_execute_command = lambda command, **_: {  # as Ansible decodes it
+    action._low_level_execute_command = lambda command, **_: {  # as Ansible decodes output
         "stdout": subprocess.run(
             command, shell=True, stdout=subprocess.PIPE, check=True
         ).stdout.decode(errors="surrogateescape")

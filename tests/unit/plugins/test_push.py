@@ -26,7 +26,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def files(source: Path, **sizes: int) -> list[tuple[Path, str]]:
-    """Files of so many bytes with names where _ stands for a sub-folder."""
+    """Write files of these sizes; _ in a name stands for a subfolder."""
     pairs = []
     for name, size in sizes.items():
         (source / name).write_bytes(bytes(n % 251 for n in range(size)))
@@ -46,7 +46,7 @@ def test_small_files_go_together(source: Path, tmp_path: Path) -> None:
     push_files(action, pairs, str(tmp_path / "there"))
     assert same(pairs, tmp_path / "there")
     assert len(action.sent) == 1
-    # no files make an empty folder
+    # without files, the folder is empty
     push_files(Action(), [], str(tmp_path / "empty"))
     assert list((tmp_path / "empty").iterdir()) == []
 
@@ -57,10 +57,10 @@ def test_the_folder_is_new_and_for_its_owner_only(source: Path, tmp_path: Path) 
     push_files(Action(), pairs, str(there))
     assert same(pairs, there)
     with pytest.raises(AnsibleActionFail, match="File exists"):
-        push_files(Action(), pairs, str(there))  # nobody else's is written into
+        push_files(Action(), pairs, str(there))  # never write into another user's folder
     assert there.stat().st_mode & 0o777 == 0o700
     assert (there / "a").stat().st_mode & 0o777 == 0o644
-    # what the host says is told with the place
+    # the host's error is reported with the path
     (tmp_path / "file").touch()
     taken = str(tmp_path / "file" / "there")
     with pytest.raises(AnsibleActionFail) as caught:
@@ -91,7 +91,7 @@ def test_many_small_files_go_in_several_tars(
     push_files(action, pairs, str(tmp_path / "there"))
     assert same(pairs, tmp_path / "there")
     assert len(action.sent) == 3
-    # what was sent is told by its hash
+    # the hash identifies the sent data
     pairs = files(source, a=10, b=0, sub_large=2500)
     sent = push_files(Action(), pairs, str(tmp_path / "again"))
     assert sent == {
@@ -131,13 +131,13 @@ def test_a_tar_has_names_and_texts_and_nobodys_account(source: Path) -> None:
         text = tar.extractfile("sub/b")
         assert text is not None
         assert text.read() == pairs[1][0].read_bytes()
-    # no name in a header that tar on a host with a Latin-1 locale takes for UTF-8
+    # headers have no names that tar on a host with a Latin-1 locale would misread
     (source / "a").rename(source / "größe")
     packed = tar_of([(source / "größe", "größe")], {})
     assert packed[:100].rstrip(b"\0") == "größe".encode()
 
 
-# --- a folder gets its name when it is whole
+# --- a folder gets its final name when it is complete
 
 
 def test_the_hash_of_a_folder_changes_with_names_and_contents() -> None:
@@ -151,7 +151,7 @@ def test_the_hash_of_a_folder_changes_with_names_and_contents() -> None:
 
 
 class Host(Action):
-    """A host whose part of the action runs here; what is sent can be changed on the way."""
+    """A host whose part of the action runs here; a test can change the data on the way."""
 
     def __init__(self, on_the_way: Callable[[bytes], bytes] = lambda data: data) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ def test_what_leads_out_of_the_folder_is_not_sent(source: Path, tmp_path: Path) 
         host = Host()
         with pytest.raises(AnsibleActionFail, match=r"id_ed25519'?: leads out of the folder"):
             host.push(source, tmp_path / "there", **more)
-        assert len(host.sent) == 1  # only asked whether it is there
+        assert len(host.sent) == 1  # the only command asks if the folder exists
     assert sorted(path.name for path in tmp_path.iterdir()) == ["id_ed25519", "source"]
 
 
@@ -277,9 +277,9 @@ def test_a_byte_that_flips_on_the_way_is_noticed(source: Path, tmp_path: Path) -
     host = Host(flip)
     result = host.push(source, tmp_path / "there")
     assert result["failed"]
-    assert "what arrived has the sha256" in result["msg"]
+    assert "the received files have the sha256" in result["msg"]
     assert "named" not in host.steps
-    assert list(tmp_path.iterdir()) == [source]  # nothing is left
+    assert list(tmp_path.iterdir()) == [source]  # no temporary files remain
     assert Host().push(source, tmp_path / "there")["changed"]
 
 
@@ -291,7 +291,7 @@ def test_two_at_once_do_not_meet(
     there, fast = tmp_path / "there", Host()
 
     def second(data: bytes) -> bytes:
-        if len(slow.sent) == 2 and not fast.sent:  # in the middle of the first one's
+        if len(slow.sent) == 2 and not fast.sent:  # during the first transfer
             assert fast.push(source, there) == {"changed": True, "files": 2}
         return data
 
@@ -321,7 +321,7 @@ KEPT = ["a.new-00000000", "other.new", "a.new-0000000g", "link.new-00000000", "a
 
 @pytest.fixture
 def left(tmp_path: Path) -> Path:
-    """A folder with copies that were broken off, and what is none."""
+    """Make a folder with interrupted copies, and other files."""
     folder = tmp_path / "data"
     (tmp_path / "elsewhere" / "file").mkdir(parents=True)
     for name in (*KEPT, "old.new-0123abcd", "writing.new-00000000"):
@@ -334,7 +334,7 @@ def left(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The machine's boot, and the seconds since."""
+    """Replace the boot id and the uptime of the machine."""
     now = {"boot": "one", "seconds": 100.0}
     monkeypatch.setattr(stale, "boot_id", lambda: now["boot"])
     monkeypatch.setattr(stale, "running_seconds", lambda: now["seconds"])
@@ -361,11 +361,11 @@ def test_a_clock_that_is_set_forward_removes_no_fresh_copy(
 ) -> None:
     before = {path.name for path in left.iterdir()}
     module.remove_stale(left)
-    for path in left.rglob("*"):  # as if it were all of last year
+    for path in left.rglob("*"):  # as if all files were a year old
         os.utime(path, (1, 1), follow_symlinks=False)
     clock["seconds"] += 60
     module.remove_stale(left)
-    clock.update(boot="two", seconds=DAY * 2)  # nor another boot's seconds
+    clock.update(boot="two", seconds=DAY * 2)  # the uptime of another boot does not count
     module.remove_stale(left)
     (left / stale.RECORD).write_text("[" * 100_000)
     module.remove_stale(left)

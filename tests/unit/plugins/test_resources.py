@@ -69,9 +69,9 @@ def node(number: int, cpus: str, kilobytes: int, **more: object) -> dict[str, An
 
 
 def two_sockets() -> dict[str, str]:
-    """Two sockets of two cores of two threads, and a node of memory only of each.
+    """Describe two sockets with two cores of two threads, and a memory-only node for each.
 
-    CPUs 0-3 are the cores' first threads, 4-7 the second ones.
+    CPUs 0-3 are the cores' first threads, CPUs 4-7 the second threads.
     """
     files = {NODE + "online": "0-3\n"}
     for cpu in range(8):

@@ -1,4 +1,4 @@
-"""The head accepts or refuses a run, and chooses its stack."""
+"""The head accepts or refuses a run, and selects its stack."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ class Ended(Exception):
 
 
 class Module:
-    """Ansible's end of the module."""
+    """A stand-in for AnsibleModule."""
 
     def __init__(self, params: dict[str, Any]) -> None:
         self.params = params
@@ -33,7 +33,7 @@ class Module:
 
 @pytest.fixture
 def prefix(tmp_path: Path) -> Path:
-    """A head with a stack whose lease another run has."""
+    """Make a head with a stack whose lease another run holds."""
     python = tmp_path / "stacks/native-1/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\necho run other is using it >&2; exit 3\n")
@@ -93,13 +93,13 @@ def installed(stack: Path, version: str, run_format: int) -> None:
 @pytest.mark.parametrize(
     ("version", "hosts", "sent", "fields", "reason"),
     [
-        ("0.1.0", 0, 1, [], ""),  # the number is not written there
+        ("0.1.0", 0, 1, [], ""),  # the format number is not written for these hosts
         ("0.1.0", -1, 1, [], "the hosts have ftcluster 0.1.0, which cannot read a run of"),
         ("0.1.0", 0, 1, ["task_file"], "cannot read a run with task_file of this control node's"),
         ("0.1.0", 1, 2, [], "the hosts have ftcluster 0.1.0, which cannot read a run of"),
         ("0.1.0", 1, 1, ["task_file"], ""),
         ("0.3.0", 2, 1, [], ""),  # a newer package reads older documents
-        ("0.2.0", 0, 1, ["task_file"], ""),  # one build
+        ("0.2.0", 0, 1, ["task_file"], ""),  # the same build
     ],
 )
 def test_hosts_take_the_runs_whose_documents_they_read(

@@ -36,20 +36,20 @@ LOCK = {
 }  # fmt: skip
 
 
-# --- who may take it
+# --- who may take a lock
 
 
 @pytest.mark.parametrize(
     ("changes", "owner", "alive", "booted", "free"),
     [
-        ({}, "here 100 5", [], "b1", True),  # his own, at a later stage
-        ({}, "here 200 9", [], "b1", True),  # killed: nobody has this process any more
+        ({}, "here 100 5", [], "b1", True),  # the owner at a later stage
+        ({}, "here 200 9", [], "b1", True),  # killed: no process has this id any more
         ({}, "here 200 9", ["here 200 9"], "b1", True),
         ({}, "here 200 9", ["here 100 5", "here 200 9"], "b1", False),
-        ({}, "here 200 9", ["here 100 7"], "b1", True),  # the number is another process's now
-        ({}, "there 100 5", [], "b1", False),  # who lives elsewhere cannot be seen
+        ({}, "here 200 9", ["here 100 7"], "b1", True),  # another process has this id now
+        ({}, "there 100 5", [], "b1", False),  # a process on another machine cannot be checked
         ({}, "there 100 5", ["here 100 5"], "b1", False),
-        ({}, "there 100 5", [], "b2", True),  # the host was booted since
+        ({}, "there 100 5", [], "b2", True),  # the host was rebooted since
         ({"since": CLOCK - LEASE - 1}, "there 100 5", [], "b1", True),
         ({"since": CLOCK - LEASE - 1}, "here 200 9", ["here 100 5"], "b1", False),
         ({"since": CLOCK + 999}, "there 100 5", [], "b1", False),  # clocks differ
@@ -105,7 +105,7 @@ def test_it_is_taken_kept_and_given_back(tmp_path: Path) -> None:
     assert take(path, mine, lambda lock: not lock) is None
     assert take(path, other, lambda lock: not lock) == mine
     assert take(path, {**mine, "since": 9}, lambda _: True) is None
-    assert read_lock(path) == mine  # since its first stage
+    assert read_lock(path) == mine  # held since its first stage
     release(path, "other")
     assert read_lock(path) == mine
     assert take(path, other, lambda _: True) is None
@@ -128,7 +128,7 @@ def test_of_many_at_the_same_moment_one_gets_it(
 
     def slowly(path: Path) -> dict[str, Any]:
         found: dict[str, Any] = read_lock(path)
-        time.sleep(0.02)  # long enough for the others to look as well
+        time.sleep(0.02)  # long enough for the other processes to check too
         return found
 
     monkeypatch.setattr(setup_lock, "read_lock", slowly)
@@ -202,7 +202,7 @@ def test_check_mode_asks_and_takes_nothing(tmp_path: Path, run: Any) -> None:
 def test_nothing_of_it_counts_as_a_change(run: Any, tmp_path: Path) -> None:
     assert not run("here 1 1")["changed"]
     assert not run("here 1 1", state="released")["changed"]
-    # a prefix that cannot be made is named
+    # a prefix that cannot be created is reported
     (tmp_path / "taken").write_text("a file")
     assert run("here 1 1", prefix=str(tmp_path / "taken"))["msg"].startswith(f"{tmp_path}/taken: ")
 
@@ -217,7 +217,7 @@ def test_where_there_is_no_folder_none_is_made_for_what_only_removes(
     assert "who here 1 1" in run("there 2 2")["msg"]
 
 
-# --- who asks
+# --- the requester
 
 
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def test_another_setup_on_this_machine_is_seen_while_it_lives(
     pipe = subprocess.PIPE
     with subprocess.Popen(program, stdin=pipe, stdout=pipe) as other:
         assert other.stdout
-        other.stdout.readline()  # before, the kernel may not know its command line
+        other.stdout.readline()  # before this line, the kernel may not know its command line
         began = action.started(other.pid)
         own = f"{action.control_id()} {other.pid} {began}"
         assert int(began) > 0

@@ -29,7 +29,7 @@ def test_links_within_the_folder_are_followed(folder: Path, tmp_path: Path) -> N
     (folder / "file").symlink_to("sub/a")
     (folder / "absolute").symlink_to(folder / "sub" / "a")
     (folder / "again").symlink_to("sub")
-    (folder / "sub" / "up").symlink_to("..")  # without end
+    (folder / "sub" / "up").symlink_to("..")  # an endless path
     (folder / ".#lock").symlink_to("user@host.123")
     (tmp_path / "link").symlink_to("folder")
     expected = ["absolute", "again/a", "file", "sub/a"]
@@ -67,7 +67,7 @@ def test_what_cannot_be_read_is_named(folder: Path) -> None:
 
 @pytest.fixture
 def snapshot(tmp_path: Path) -> Path:
-    """A model as huggingface_hub keeps it."""
+    """Make a model in the layout of huggingface_hub."""
     for name in ("models--org--a", "models--org--b"):
         snapshot = tmp_path / "hub" / name / "snapshots" / "c0ffee"
         (snapshot / "onnx").mkdir(parents=True)
@@ -126,6 +126,6 @@ def test_a_folder_without_end_is_refused(folder: Path, monkeypatch: pytest.Monke
         (folder / f"d{number}").mkdir()
         for link in "xy":
             (folder / f"d{number}" / link).symlink_to(f"../d{number + 1}")
-    (folder / "d8").mkdir()  # and no file at all
+    (folder / "d8").mkdir()  # without any file
     with pytest.raises(SourceError, match="it has more than 40 files"):
         source_files(folder)

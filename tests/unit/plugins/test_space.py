@@ -1,4 +1,4 @@
-"""Findings about disk space: one for each host, with sizes that differ."""
+"""Findings about disk space: one per host, with sizes that differ as texts."""
 
 import re
 

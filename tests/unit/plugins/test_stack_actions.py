@@ -66,7 +66,7 @@ Act = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The role's files: a stack with a lock and one without."""
+    """Write the role's files: a stack with a lock and a stack without."""
     folder = tmp_path / "files"
     folder.mkdir()
     (folder / "stacks.yml").write_text(STACKS)
@@ -93,7 +93,7 @@ def test_the_lists_of_a_stack_with_a_lock(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
     (folder / "native-cuda.txt").unlink()
     assert lists_of(folder, read_stacks(folder), "native", tmp_path / "cache").more is None
-    # without a lock it is written
+    # without a lock, the list is written
     lists = lists_of(folder, read_stacks(folder), "old", tmp_path / "cache")
     assert lists.resolve
     pins = read_lock(lists.wanted.lock, "3.11")
@@ -161,9 +161,9 @@ def test_a_host_without_space_is_told_before_anything_is_downloaded(choose: Act)
     found = choose(hosts={"a": HOST, "b": {**HOST, "free_bytes": needed - 1}})
     assert found["problems"]["a"] == []
     assert found["problems"]["b"][0]["what"].startswith(
-        "4,099,999,999 bytes free at /opt/ftcluster, 4,100,000,000 bytes are needed for stack"
+        "4,099,999,999 bytes free at /opt/ftcluster, but stack"
     )
-    # a stack that is there needs none
+    # an installed stack needs no space
     there = {"stacks": [choose()["folder"]], "free_bytes": 0}
     assert choose(hosts={"a": {**HOST, **there}, "b": {}})["problems"] == {"a": [], "b": []}
 
@@ -184,7 +184,7 @@ def test_a_source_that_gives_nothing_is_a_problem_of_the_first_host_that_needs_i
         "d": 0,
     }
     assert "the control node cannot download the wheels" in problems["b"][0]["what"]
-    # a folder gives it; and nothing is tried where nobody asks for it
+    # a folder has the wheels; and without `sources` nothing is downloaded
     write_wheel(folder.parent / "links", "tool", "1.0")
     given = {**nobody, "find_links": [str(folder.parent / "links")]}
     assert not any(choose(hosts=hosts, sources=given)["problems"].values())
@@ -240,7 +240,7 @@ def test_what_cannot_be_chosen_is_told_without_a_traceback(
 
 
 class Host:
-    """A host that has an environment or not, and installs what it is sent or refuses it."""
+    """A host with or without an environment that installs or rejects what it receives."""
 
     def __init__(self) -> None:
         self.state: dict[str, Any] = {
@@ -265,7 +265,7 @@ def there() -> Host:
 
 @pytest.fixture
 def install(folder: Path, there: Host, house: Wheelhouse, monkeypatch: pytest.MonkeyPatch) -> Act:
-    """Run the action on that host; the package index gives `house`."""
+    """Run the action on this host; the package index returns `house`."""
 
     def push(
         _action: object,
@@ -364,7 +364,7 @@ def test_a_host_without_glibc_gets_nothing(install: Act, there: Host, house: Whe
     there.state["glibc"] = ""
     with pytest.raises(AnsibleActionFail, match="C library is not glibc"):
         install()
-    # nor one without space
+    # nor is anything sent without enough space
     there.state.update(glibc="2.36")
     there.state["free_bytes"] = house.host_bytes - 1
     with pytest.raises(
@@ -393,7 +393,7 @@ def test_the_wheels_of_a_bundle_are_sent_without_an_index(
     target = tmp_path / "opened"
     shutil.copytree(house.folder, tmp_path / "scratch")
     finish(tmp_path / "scratch", Wheelhouse(target, house.wheels))
-    there.state["glibc"] = ""  # it was looked at when the stack was chosen
+    there.state["glibc"] = ""  # this was checked when the stack was chosen
     install(wheelhouse=str(target))
     assert there.sent == [WHEEL]
     (target / WHEEL).unlink()
@@ -409,7 +409,7 @@ def test_a_folder_that_the_user_names_is_never_removed(
     theirs = tmp_path / "theirs"
     shutil.copytree(ours, theirs)
     (theirs / "a thesis.txt").write_text("years of work")
-    in_cache = cache / "theirs"  # even where they name their folder as the cache
+    in_cache = cache / "theirs"  # even if the user names this folder as the cache
     shutil.copytree(theirs, in_cache)
     for folder in (ours, theirs, in_cache):
         content = (folder / WHEEL).read_bytes()

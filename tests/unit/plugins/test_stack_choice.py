@@ -37,7 +37,7 @@ STACKS = {
 
 
 def host(*pythons: str, flags: list[str] = SAPPHIRE, **facts: Any) -> dict[str, Any]:
-    """Facts of a host, the Python that Ansible uses first."""
+    """Return facts of a host; the first version is the Python that Ansible uses."""
     return {
         "pythons": [{"version": text, "path": f"/usr/bin/python{text}"} for text in pythons],
         "cpu_flags": flags, "cpu_model": "My Xeon", "machine": "x86_64", "libc": "glibc 2.36",
@@ -61,7 +61,7 @@ def bundle(name: str = "native", python: str = "3.11", glibc: str = "2.28") -> A
     return SimpleNamespace(stack=name, target=Target(python, glibc, "x86_64"))
 
 
-# --- which stack, and why
+# --- the choice and its reason
 
 OLD = host("3.10.12")
 NEW = host("3.11.2")
@@ -74,7 +74,8 @@ BOTH = host("3.10.12", "3.12.1")
     [
         ("", [], "native", "it is the default"),
         ("", [NEW], "native", "it is the default"),
-        ("", [OLD], "native", "it is the default"),  # with a problem: it was not asked to look
+        # the stack has a problem, because the request names nothing
+        ("", [OLD], "native", "it is the default"),
         ("intel", [NEW], "intel", "it was asked for"),
         ("auto", [], "native", "it is the default"),
         ("auto", [{}], "native", "it is the default"),
@@ -99,7 +100,7 @@ def test_the_stack_and_why(wanted: str, hosts: list[dict[str, Any]], name: str, 
     ("hosts", "words"),
     [
         ({"a": host("3.9.2")}, ["not native, because of a: stack native needs Python 3.11 to 3.14, "
-                                "the host has 3.9.2", "not intel, because of a: "]),
+                                "but the host has 3.9.2", "not intel, because of a: "]),
         ({"a": NEW, "b": host("3.9.2")}, ["because of b: "]),
         ({"a": OLD, "b": WITHOUT_512}, ["not native, because of a: ", "not intel, because of b: "
                                         "stack intel needs a CPU with AVX512"]),
@@ -112,19 +113,19 @@ def test_where_no_stack_fits_all_hosts_each_is_told_with_its_reason(
     message = refused(StackRequest("auto"), **hosts)
     assert message.startswith("no stack fits all hosts: ")
     assert all(word in message for word in words)
-    assert "listed" not in message  # what is only documented is not chosen by itself
+    assert "listed" not in message  # a documented stack is never chosen automatically
 
 
 def test_an_unknown_stack_names_those_that_are_there() -> None:
     assert refused(StackRequest("nativ"), a=NEW) == (
         "there is no stack nativ; there are auto, native, intel, listed, yanked, ancient, bare"
     )
-    # nor is one taken that is older than what trains
+    # nor is a stack chosen that is too old for the node package
     message = refused(StackRequest("ancient", allow_yanked=True), a=host("3.9.2"))
     assert message.startswith("stack ancient ends with Python 3.9, and the package that trai")
     assert "needs 3.10" in message
     assert "ftcluster stacks" in message
-    # nor one of a newer version replaced silently
+    # nor is a newer version's stack replaced silently
     said = refused(StackRequest(present="native-2"), host0=host("3.11.2"))
     assert "native-2" in said
     assert "--stack NAME" in said
@@ -175,17 +176,17 @@ def test_what_is_worth_knowing_of_a_stack() -> None:
     assert "stack listed is only documented" in notice
 
 
-# --- what keeps a host from it
+# --- problems of hosts
 
 
 @pytest.mark.parametrize(
     ("pythons", "used"),
     [
         (["3.11.2"], "3.11.2"),
-        (["3.11.2", "3.12.1", "3.13.0"], "3.11.2"),  # Ansible's own where it fits
-        (["3.9.2", "3.11.2", "3.12.1"], "3.12.1"),  # else the newest that fits
+        (["3.11.2", "3.12.1", "3.13.0"], "3.11.2"),  # Ansible's own Python if it fits
+        (["3.9.2", "3.11.2", "3.12.1"], "3.12.1"),  # otherwise the newest Python that fits
         (["3.15.0", "3.12.1", "3.13.0"], "3.13.0"),
-        (["3.9.2", "3.13.0", "3.12.1"], "3.13.0"),  # whatever their order
+        (["3.9.2", "3.13.0", "3.12.1"], "3.13.0"),  # in any order
         (["3.14.0rc2"], ""),
         (["3.10.1", "3.11.0rc1"], ""),
         (["3.9.2", "3.10.1"], ""),
@@ -205,7 +206,7 @@ def test_the_python_that_a_stack_is_made_from(pythons: list[str], used: str) -> 
 )  # fmt: skip
 def test_a_host_without_a_python_that_fits(chosen_stack: dict[str, Any], needed: str) -> None:
     _, [problem] = python_for(chosen_stack, host("3.9.2", "3.9.1"), "one")
-    assert problem["what"] == f"stack one needs Python {needed}, the host has 3.9.2, 3.9.1"
+    assert problem["what"] == f"stack one needs Python {needed}, but the host has 3.9.2, 3.9.1"
     assert problem["hint"].endswith("ftcluster stacks --python 3.9")
 
 
@@ -215,19 +216,19 @@ def test_what_to_do_where_the_pythons_are_too_old_or_too_new() -> None:
     assert playbook in old["hint"]
     assert named in old["hint"]
     _, [new] = python_for(STACKS["listed"], host("3.13.5"), "listed")
-    assert new["what"] == "stack listed needs Python 3.10 to 3.11, the host has 3.13.5"
+    assert new["what"] == "stack listed needs Python 3.10 to 3.11, but the host has 3.13.5"
     assert playbook not in new["hint"]
     assert named in new["hint"]
     _, [bundled] = python_for(STACKS["native"], host("3.13.5"), "native", bundle())
-    assert bundled["what"] == "the bundle is for Python 3.11, the host has 3.13.5"
+    assert bundled["what"] == "the bundle is for Python 3.11, but the host has 3.13.5"
     assert named in bundled["hint"]
 
 
 def test_a_cpu_without_what_a_stack_needs() -> None:
     [problem] = chosen(StackRequest("intel"), a=WITHOUT_512).problems["a"]
-    assert problem["what"] == "stack intel needs a CPU with AVX512, the host has My Xeon"
+    assert problem["what"] == "stack intel needs a CPU with AVX512, but the host has My Xeon"
     assert chosen(StackRequest("native"), a=WITHOUT_512).problems["a"] == []
-    # of which nothing is known has none
+    # a host without facts has no problem
     choice = chosen(StackRequest("intel"), a={}, b=NEW)
     assert choice.problems == {"a": [], "b": []}
     assert choice.pythons == {"a": "", "b": "/usr/bin/python3.11.2"}
@@ -268,10 +269,10 @@ def test_a_bundle_says_which_stack() -> None:
         (host("3.11.2", libc="glibc 2.28"), ""),
         (host("3.11.2", libc="glibc 2.100"), ""),
         ({}, ""),
-        (host("3.12.1"), "the bundle is for Python 3.11, the host has 3.12.1"),
-        (host("3.11.2", libc="glibc 2.17"), "the bundle needs glibc 2.28, the host has 2.17"),
-        (host("3.11.2", machine="aarch64"), "the bundle is for x86_64, the host is aarch64"),
-        (host("3.11.2", libc="musl 1.2"), "the bundle needs glibc, the host has musl 1.2"),
+        (host("3.12.1"), "the bundle is for Python 3.11, but the host has 3.12.1"),
+        (host("3.11.2", libc="glibc 2.17"), "the bundle needs glibc 2.28, but the host has 2.17"),
+        (host("3.11.2", machine="aarch64"), "the bundle is for x86_64, but the host is aarch64"),
+        (host("3.11.2", libc="musl 1.2"), "the bundle needs glibc, but the host has musl 1.2"),
         (host("3.11.2", libc=""), ""),
     ],
 )  # fmt: skip
@@ -281,7 +282,7 @@ def test_what_hosts_a_bundle_fits(facts: dict[str, Any], words: str) -> None:
     assert [problem["what"] for problem in choice.problems["b"]] == ([words] if words else [])
 
 
-# --- the stacks that there are
+# --- the real stacks
 
 
 @pytest.mark.parametrize(

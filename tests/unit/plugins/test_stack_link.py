@@ -37,7 +37,7 @@ def test_a_link_is_moved_and_nothing_is_left(tmp_path: Path) -> None:
     point(link, tmp_path / "two")
     assert target(link) == str(tmp_path / "two")
     assert [found.name for found in tmp_path.iterdir()] == ["current"]
-    # a folder in its place is none
+    # a folder in place of the link counts as no stack
     (tmp_path / "folder").mkdir()
     assert target(tmp_path / "folder") == ""
     assert not is_finished("")
@@ -51,8 +51,8 @@ def test_the_former_stack_and_back_again(tmp_path: Path, run: Any) -> None:
     assert not run(path=one)["changed"]
     failed = run(state="previous")
     assert failed["failed"]
-    assert "only one has ever been set up" in failed["msg"]
-    # and back again
+    assert "only one stack was ever set up" in failed["msg"]
+    # and switch back
     two = stack(tmp_path, "two")
     run(path=two)
     assert links(tmp_path) == (two, one)
@@ -61,7 +61,7 @@ def test_the_former_stack_and_back_again(tmp_path: Path, run: Any) -> None:
     assert links(tmp_path) == (one, two)
     run(state="previous")
     assert links(tmp_path) == (two, one)
-    # one that is gone is told
+    # a previous stack that is incomplete is reported
     (Path(one) / ".complete").unlink()
     assert f"{one} is not whole" in run(state="previous")["msg"]
     assert links(tmp_path) == (two, one)
@@ -72,7 +72,7 @@ def test_check_mode_moves_no_link(tmp_path: Path, run: Any) -> None:
     assert run(check=True, path=one)["changed"]
     assert run(check=True, path=str(tmp_path / "not made yet"))["changed"]
     assert links(tmp_path) == ("", "")
-    # a stack that is not finished is not used
+    # an incomplete stack is not used
     run(path=one)
     failed = run(path=str(tmp_path / "two"))
     assert "is not a finished stack; run the stage stack again" in failed["msg"]
@@ -103,12 +103,12 @@ def test_a_prefix_that_cannot_be_written_is_told(
 
 @pytest.fixture
 def four(tmp_path: Path, run: Any) -> Path:
-    """Stacks one to four; two is the current one, one the previous."""
+    """Make stacks one to four; two is current, and one is previous."""
     for name in ("one", "two", "three", "four"):
         stack(tmp_path, name)
     run(path=str(tmp_path / "stacks/one"))
     run(path=str(tmp_path / "stacks/two"))
-    (tmp_path / "stacks/four/.complete").unlink()  # broken off
+    (tmp_path / "stacks/four/.complete").unlink()  # an interrupted installation
     return tmp_path
 
 
@@ -141,7 +141,7 @@ def test_without_a_current_one_nothing_is_removed(four: Path, run: Any, link: st
     if not link:
         assert run(state="pruned")["removed"] == []
         assert len(there(four)) == 4
-    else:  # it says what is used, also where that is gone
+    else:  # the reason names the run even if its stack is gone
         (four / "current").symlink_to(link)
         assert run(state="pruned")["removed"] == ["four", "three", "two"]
 

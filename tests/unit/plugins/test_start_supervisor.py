@@ -1,4 +1,4 @@
-"""root executes only a stack that nobody else can have written."""
+"""root executes only a stack that no other user can have written."""
 
 import os
 import pwd
@@ -28,7 +28,7 @@ SITE = "lib/python3.11/site-packages"
 
 @pytest.fixture
 def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A prefix with one stack, as setup leaves it."""
+    """Make a prefix with one stack, as setup does."""
     monkeypatch.delenv("SUDO_UID", raising=False)
     stack(tmp_path / "prefix/stacks/native-1")
     (tmp_path / "prefix/current").symlink_to("stacks/native-1")
@@ -105,7 +105,7 @@ def test_what_is_no_id_of_a_run_is_refused(run: str) -> None:
 
 
 def test_what_is_one_everywhere_is_one_here() -> None:
-    assert RUN.pattern == RUN_ID.pattern  # "_train-...", of _train.py, had no unit
+    assert RUN.pattern == RUN_ID.pattern  # a run such as "_train-...", of _train.py, must match
 
 
 PLANTED = """
@@ -117,7 +117,7 @@ with open({seen!r}, "a") as file:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that every user may go through."""
+    """Yield a folder that every user may enter."""
     with tempfile.TemporaryDirectory(prefix="ftcluster-test-") as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -162,7 +162,7 @@ def test_nothing_that_the_account_has_planted_runs_as_root(
              "PYTHONSTARTUP": str(home / "json.py"), "PYTHONUSERBASE": str(home / ".local")},
         cwd=home, capture_output=True, text=True, check=False, timeout=90,
     )  # fmt: skip
-    # without -I it would run
+    # without -I it would be executed
     assert (seen.exists() and "0 " in seen.read_text()) == (not isolated)
     if isolated:
         assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""File systems that a less trusted user has mounted, which answer root as that user likes."""
+"""File systems that a less trusted user has mounted, which return what that user wants."""
 
 import os
 import pwd
@@ -38,7 +38,7 @@ OTHER = pwd.getpwnam("daemon")
 
 
 def lies(canary: Path) -> fuse.Node:
-    """A folder in which all seems to be root's."""
+    """Mount a folder in which all files claim to belong to root."""
     inner = {"link": fuse.link(canary), "file": fuse.link(canary / "shadow")}
     return fuse.folder({**inner, "deep": fuse.folder(inner)})
 
@@ -73,7 +73,7 @@ def test_a_link_that_seems_to_be_roots_is_not_followed(
 def test_roots_own_things_are_not_where_a_user_has_mounted_something(
     tmp_path: Path, canary: Path, run_module: Any
 ) -> None:
-    """With the option `user`, /etc/fstab lets a user mount in a folder of root's."""
+    """With the option `user` in /etc/fstab, a user can mount in root's folders."""
     place = tmp_path / "mount"
     place.mkdir()
     with fuse.mounted(place, lies(canary), STRANGER.pw_uid):
@@ -159,7 +159,7 @@ def test_no_name_of_a_folder_hides_whose_mount_it_is(tmp_path: Path) -> None:
 
 
 def test_what_a_removed_account_has_mounted_is_unmounted(home: Path) -> None:
-    """Also where the program is gone that would answer, which no removal gets past."""
+    """Even if the program that serves the file system is gone, which blocks any removal."""
     for name in ("other", "stacked"):
         (home / name).mkdir()
     device = os.open("/dev/fuse", os.O_RDWR)

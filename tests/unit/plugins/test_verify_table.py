@@ -45,7 +45,7 @@ def test_columns_stand_below_one_another() -> None:
 def test_one_host_has_nobody_to_compare_with() -> None:
     *_, last = verify_table(report(row("localhost")), {"localhost": FACTS})
     assert last == "mpirun reached 1 host, the packages are consistent"
-    # facts that are not there leave cells empty
+    # missing facts give empty cells
     lines = verify_table(report(row("node1", kernel="")), {})
     assert "node1" in lines[1]
     assert lines[1].endswith("2.8.0+cpu")
@@ -59,7 +59,7 @@ def test_the_speed_of_the_interface_where_it_is_known() -> None:
     assert speed({**FACTS, "nics": [{"name": "eth0", "speed_mbits": None}]}) == "eth0"
     assert speed({**FACTS, "network_interface": "eth7"}) == "eth7"
     assert speed({}) == ""
-    # a CPU that the table does not know is called by its own name
+    # an unknown CPU is shown by its own name
     assert cpu(FACTS) == "Sapphire Rapids"
     assert cpu({**FACTS, "cpu_generation": "other"}) == "Intel(R) Xeon(R) Platinum 8488C"
     assert cpu({}) == ""

@@ -40,7 +40,7 @@ SIZES = "# download {} bytes, unpacked {} bytes\n"
 
 @dataclass
 class Source:
-    """A stand-in for pip that gives the same files whatever is asked for."""
+    """A stand-in for pip that returns the same files for any request."""
 
     folder: Path
     gives: list[str] = field(default_factory=lambda: [TOOL, OTHER])
@@ -84,7 +84,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 def folder_with(folder: Path, *names: str) -> Path:
-    """A folder with a wheel for each name, whatever the name."""
+    """Make a folder with a wheel for each name."""
     folder.mkdir()
     for name in names:
         write_wheel(folder, "any", "1").rename(folder / name)
@@ -101,7 +101,7 @@ def digest_of(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-# --- what was downloaded, compared with the lock
+# --- comparison of downloads with the lock
 
 
 def test_sizes_and_hash_of_every_wheel(tmp_path: Path) -> None:
@@ -111,15 +111,15 @@ def test_sizes_and_hash_of_every_wheel(tmp_path: Path) -> None:
     content = (folder / TOOL).read_bytes()
     assert found[TOOL].size == len(content)
     assert found[TOOL].sha256 == hashlib.sha256(content).hexdigest()
-    assert found[TOOL].unpacked > found[TOOL].size  # it is compressed
-    # one of several hashes is enough
+    assert found[TOOL].unpacked > found[TOOL].size  # the wheel is compressed
+    # one of several hashes suffices
     folder = folder_with(tmp_path / "b", TOOL)
     digest = hashlib.sha256((folder / TOOL).read_bytes()).hexdigest()
     hashes = f"--hash=sha256:{'0' * 64} --hash=sha256:{digest}"
     assert list(checked(folder, f"tool-kit==1.0 {hashes}")) == [TOOL]
     # a local version is a build of the same version
     assert list(checked(folder_with(tmp_path / "c", OTHER), "other==2.0\n")) == [OTHER]
-    # what pip added is taken where the lock is not complete
+    # packages that pip added are accepted if the lock is incomplete
     folder = folder_with(tmp_path / "d", TOOL, "extra-1.0-py3-none-any.whl")
     found = checked(folder, "tool-kit==1.0", resolve=True)
     assert list(found) == ["extra-1.0-py3-none-any.whl", TOOL]
@@ -158,7 +158,7 @@ def test_wheels_are_downloaded_once(source: Source, cache: Path) -> None:
     assert get_wheels(WANTED, TARGET, Sources(), cache) == house
     assert source.calls == [(["tool-kit==1.0", "other==2.0+cpu"], False)]
     assert left(cache) == [house.folder.name]
-    # again where a file is cut or missing
+    # downloaded again if a file is truncated or missing
     content = house.files[0].read_bytes()
     house.files[0].write_bytes(content[:-1])
     assert read_wheelhouse(house.folder) is None
@@ -200,7 +200,7 @@ def test_the_second_list_is_for_builds_that_ask_for_it(source: Source, cache: Pa
 
 
 def hashed(source: Source, *names: str) -> str:
-    """A lock of some of the source's files."""
+    """Return a lock with hashes of some files of the source."""
     lines = ["# another list"]
     for name in names:
         package, version = name.split("-")[:2]
@@ -287,7 +287,7 @@ def test_a_list_of_the_wrong_form_is_named(source: Source, cache: Path) -> None:
 
 
 def free(monkeypatch: pytest.MonkeyPatch, *sizes: int) -> None:
-    """Let the disk have so many bytes, one after the other."""
+    """Make the disk report these free bytes, one after the other."""
     left = iter(sizes)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=next(left)))
 
@@ -301,9 +301,9 @@ def test_too_little_space_is_known_before_the_download(
     with pytest.raises(WheelhouseError) as caught:
         get_wheels(wanted, TARGET, Sources(), cache)
     assert str(caught.value) == (
-        f"stack: 2,100,000,000 bytes of wheels are to be downloaded into {cache} on the control "
-        "node, where 2,099,999,999 bytes are free; free some, or set virtualenv_cache to a folder "
-        "with more"
+        f"stack: 2,100,000,000 bytes of wheels must be downloaded into {cache} on the control "
+        "node, but only 2,099,999,999 bytes are free; free some space, or set virtualenv_cache to "
+        "a folder with more space"
     )
     assert source.calls == left(cache) == []
     free(monkeypatch, needed)
@@ -354,14 +354,14 @@ def test_a_wheelhouse_is_verified_before_it_is_sent_and_dropped_if_it_is_damaged
     content = bytearray(house.files[0].read_bytes())
     content[5] ^= 1
     house.files[0].write_bytes(content)
-    assert read_wheelhouse(house.folder) == house  # its size is right
+    assert read_wheelhouse(house.folder) == house  # the size is right
     with pytest.raises(
         WheelhouseError, match=f"{OTHER[:9]}.+ has changed since its download\n.+was remo"
     ):
         verify(house, WANTED, "3.11", True)
     assert left(cache) == []
     with pytest.raises(WheelhouseError, match="No such file"):
-        verify(house, WANTED, "3.11", True)  # removed by another host's process meanwhile
+        verify(house, WANTED, "3.11", True)  # the process for another host has removed it meanwhile
 
 
 def test_a_wheel_of_the_cache_that_was_changed_with_its_manifest_is_not_sent(
@@ -393,8 +393,8 @@ def test_a_file_without_a_hash_in_the_list_needs_a_word(source: Source, cache: P
     assert TOOL not in str(caught.value)
     house = get_wheels(replace(strict, allow_unverified=True), TARGET, Sources(), cache)
     with pytest.raises(WheelhouseError, match="has no hash"):
-        verify(house, strict, "3.11", True)  # the word was for another time
-    # the word is for these files only
+        verify(house, strict, "3.11", True)  # the permission was for another call
+    # the permission is only for these files
     lock = f"tool_kit==1.0 --hash=sha256:{'0' * 64}\nother==2.0\n"
     with pytest.raises(WheelhouseError, match="which the list of versions does not allow"):
         get_wheels(Wanted("stack", lock, allow_unverified=True), TARGET, Sources(), cache)

@@ -196,7 +196,7 @@ def test_long_tasks_are_reported_at_a_modest_rate(monkeypatch: pytest.MonkeyPatc
 
     send("started", "Create the environment")
     send("started", "Create the environment", "n2")
-    send("ok", "Create the environment", "n2")  # waits for n1
+    send("ok", "Create the environment", "n2")  # n2 waits for n1
     for second in range(36):
         now[0] = 1000.0 + second
         send("progress", f"downloading packages: {second} MB of 450 MB")

@@ -1,4 +1,4 @@
-"""Remains of a removed account in places that everybody may write to, found in a namespace."""
+"""Remains of a removed account in world-writable places, in a separate namespace."""
 
 import json
 import pwd
@@ -13,7 +13,7 @@ import pytest
 from tests.programs import ROOT
 
 pytestmark = pytest.mark.needs("root", "mount", "pid")
-# other tests, which may run at the same time, mount file systems as nobody
+# other tests mount file systems as nobody, perhaps at the same time
 ACCOUNT = pwd.getpwnam("games")
 PLANT = """
 set -e
@@ -55,11 +55,11 @@ find /proc -maxdepth 1 -user games | wc -l
 """
 
 
-# its text, because the namespace has another /tmp, where the checkout and its environment may be
+# as text, because the namespace has another /tmp, which may contain the checkout
 MOUNTS = (ROOT / "plugins/module_utils/mounts.py").read_text()
 FILE = (ROOT / "plugins/modules/account_remains.py").read_text().partition("\nif __name__")[0]
 FUTURE = "from __future__ import annotations\n"
-# without imports of Ansible and of its collections
+# without imports of Ansible and its collections
 MODULE = MOUNTS + re.sub(r"(?m)^from ansible.*\n", "", FILE.replace(FUTURE, ""))
 CALL = f"""
 import json

@@ -22,12 +22,12 @@ from tests.unit.answers import answer_event
 from tests.unit.check_documents import found
 from tests.unit.clusters import VM, cluster
 
-# --- what the hosts say
+# --- responses of the hosts
 
 
 @pytest.fixture
 def playbook(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """Stand in for a playbook with these events and this end; records its arguments."""
+    """Replace a playbook by these events and this end; record its arguments."""
 
     def prepare(*events: TaskEvent, state: Any = "done") -> dict[str, Any]:
         ran: dict[str, Any] = {}
@@ -73,7 +73,7 @@ def test_everything_that_hosts_say_is_kept(playbook: Callable[..., dict[str, Any
     )
     assert result.report == {"hosts": []}
     assert result.failures == {}
-    # connections of its own: one that is open to a host that is off now would be waited for
+    # new connections, because a check would wait for an open connection to a host that is off
     assert ran["was_there"]
     assert not ran["folder"].exists()
 
@@ -108,7 +108,7 @@ Asked = list[tuple[tuple[Path, ...], Sequence[str]]]
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """Return the questions that the hosts were asked; the hosts have no fault."""
+    """Record the requests to the hosts, which have no faults."""
     monkeypatch.chdir(tmp_path)
     calls: Asked = []
 

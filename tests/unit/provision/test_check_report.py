@@ -64,12 +64,12 @@ def test_a_task_that_failed_is_a_problem() -> None:
     (problem,) = document(found(2, failures={"node1": broken}))["problems"]
     assert (problem["what"], problem["kind"]) == ("Gather facts: no python", "ansible")
     assert "ftcluster check -v" in problem["hint"]
-    # what verify found is taken over
+    # verify's findings are included
     slow = {"host": "node1", "what": "it is slow", "hint": "look", "kind": "straggler"}
     wrong = {"host": "node0", "what": "wrong sum", "hint": "", "kind": "result"}
     result = document(found(2, report=report(2, warnings=[slow], problems=[wrong])))
     assert (result["warnings"], result["problems"]) == ([slow], [wrong])
-    # warnings alone leave it fit
+    # with only warnings the cluster is fit
     alone = document(found(1, facts={"node0": facts(0, tcmalloc="")}))
     assert (alone["state"], findings(alone, "warnings")) == ("fit", [("node0", "allocator")])
 

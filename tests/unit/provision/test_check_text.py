@@ -57,5 +57,5 @@ def test_latency_is_above_the_diagonal_and_bandwidth_below() -> None:
         ["node1", "9.0", "-", "41"],
         ["node2", "-", "1002", "-"],
     ]
-    # the head comes first in the measurement, wherever the inventory has it
+    # the head is first in the measurement, wherever it is in the inventory
     assert matrix(["node1", "node0"], [pair(0, 1)])[1][2] == "40"

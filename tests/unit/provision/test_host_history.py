@@ -1,4 +1,4 @@
-"""A host that is slower than it was, by what earlier checks have measured."""
+"""Hosts that are slower than in earlier checks."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tests.unit.shell import Said
 
 
 def checked(**changes: Any) -> dict[str, Any]:
-    """A check of two hosts, of which the second has these other figures."""
+    """Return a check of two hosts, the second with these values."""
     rows = [row(0), row(1, speed={**SPEED, **changes})]
     return document(found(2, report=report(2, hosts=rows)))
 
@@ -46,7 +46,7 @@ def test_small_differences_and_a_low_clock_alone_are_none(changes: dict[str, Any
 def test_memory_and_disk(said: Said) -> None:
     [(_, memory)] = warned(after(3, checked(memory_gb_per_second=300.0)))
     said(memory.split(" since ")[0])
-    keep(checked(disk_mb_per_second=500))  # a disk is compared with its worst day
+    keep(checked(disk_mb_per_second=500))  # a disk is compared with its slowest earlier value
     assert warned(after(3, checked(disk_mb_per_second=440))) == []
     [(_, disk)] = warned(after(0, checked(disk_mb_per_second=300)))
     said(disk.split(" since ")[0])

@@ -28,7 +28,7 @@ def met(name: str, known: Path) -> Met:
 
 
 def meet(monkeypatch: pytest.MonkeyPatch, keys: Keys, answer: str | None, accept: bool) -> bool:
-    """Meet hosts with these keys; without an answer there is no terminal."""
+    """Set up hosts with these keys; without an answer there is no terminal."""
     monkeypatch.setattr(questions, "ask_hosts", lambda *_: keys)
     kind = io.StringIO if answer is None else Terminal
     monkeypatch.setattr("sys.stdin", kind(f"{answer}\n"))

@@ -17,7 +17,7 @@ from ftcluster.provision.stages import StagesResult, run_stages, stack_name
 from tests.unit.answers import answer_event
 from tests.unit.clusters import cluster, host
 
-# --- what the stages tell
+# --- messages of the stages
 
 LOCKED = TaskEvent("ok", "preflight", host="a", action="ftcluster.cluster.setup_lock")
 FAILED = TaskEvent("failed", "stack", task="Install", host="a", message="no space")
@@ -31,7 +31,7 @@ def read_inventory(paths: tuple[Path, ...], _: object, pattern: str) -> Inventor
 
 @pytest.fixture
 def playbooks(monkeypatch: pytest.MonkeyPatch) -> Playbooks:
-    """Playbooks that have these events and end so; tells with what they were run."""
+    """Replace playbooks by these events and this end; record their arguments."""
 
     def prepare(*events: TaskEvent, state: Any = "done") -> Ran:
         ran: Ran = []
@@ -64,7 +64,7 @@ def test_the_stack_in_use_and_why_it_was_chosen(playbooks: Playbooks) -> None:
     )
     result = run()
     assert (result.stack, result.stack_why) == ("intel-2.8", "it is the default")
-    # and who is the head
+    # and the head's name
     playbooks(answer_event(HOSTS, ["c", "b", "a"]))
     inventory = run().inventory
     assert (inventory.head, inventory.hosts) == ("c", ("b", "a"))
@@ -78,7 +78,7 @@ def test_the_stack_in_use_and_why_it_was_chosen(playbooks: Playbooks) -> None:
 def test_a_host_that_is_off_can_be_left_out_unless_it_is_the_head(
     playbooks: Playbooks, monkeypatch: pytest.MonkeyPatch, off: str, hosts: str, without: str
 ) -> None:
-    found = Inventory((Path("/i.ini"),), ("a", "b"), tuple(hosts))  # of all, or of --limit
+    found = Inventory((Path("/i.ini"),), ("a", "b"), tuple(hosts))  # of all hosts, or of --limit
     monkeypatch.setattr(stages, "read_inventory", lambda *_: found)
     events = [TaskEvent("ok", "preflight", host=name) for name in "ab" if name != off]
     playbooks(*events, TaskEvent("unreachable", "preflight", host=off), state="failed")
@@ -124,7 +124,7 @@ def test_a_setup_that_does_not_end_well_lets_the_next_one_in(
     playbooks: Playbooks, state: str, error: type[Exception], words: str
 ) -> None:
     ran = playbooks(LOCKED, FAILED, state=state)
-    with pytest.raises(error) as caught:  # also where letting it in fails
+    with pytest.raises(error) as caught:  # even if the unlocking fails
         run("--user", "ops", "--tags", "stack")
     assert words in str(caught.value)
     options = ["--user", "ops", "--tags", "stack"]

@@ -1,4 +1,4 @@
-"""The file to send: what it has of a system, and what it has not."""
+"""The report about systems to send to others: its content, and what it omits."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from tests.programs import ROOT
 from tests.unit.check_documents import facts, found
 
 SCRIPT = ROOT / "playbooks/files/system_report.sh"
-# what a site would not send, as hosts, ssh and sudo say it
+# data that a site would not send, in the form in which hosts, ssh and sudo print them
 PRIVATE = [
     "gpu-node7", "gpu-node7.hpc.acme.example", "CORP\\jane.doe", "10.20.30.40", "2001:db8:17::9",
     "52:54:00:ab:cd:ef", "SHA256:N8oO4YzZWg55+E/NNLcOHj5qC82Leg4d1qre8dJ9E2c",
@@ -28,7 +28,7 @@ KEPT = "5.14.0-362.8.1.el9_3.x86_64 sudo 1.9.5p2 12:30:45 127.0.0.1 ubuntu 24.04
 
 
 def told() -> dict[str, list[str]]:
-    """Return what the script itself reports about this machine."""
+    """Return the script's own report about this machine."""
     done = subprocess.run(["sh", str(SCRIPT)], capture_output=True, text=True, check=True)
     return answers(done.stdout)
 
@@ -88,4 +88,5 @@ def test_the_command_writes_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert second["facts"]["cores"] == 32
     for private in ("node0", "acme", "ops2", "10.0.0.", "4f7d"):
         assert private not in path.read_text()
-    assert main(["check", "i.ini", "--system-report", str(path)]) == 2  # nothing is replaced
+    # an existing file is not replaced
+    assert main(["check", "i.ini", "--system-report", str(path)]) == 2

@@ -1,4 +1,4 @@
-"""Asking which hosts of an inventory are the cluster."""
+"""The question which hosts of an inventory are the cluster."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_the_question_names_the_groups(said: Said) -> None:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The patterns with which the inventory was read."""
+    """Record the patterns with which the inventory is read."""
     patterns: list[str] = []
 
     def read_inventory(_paths: object, _options: object, pattern: str) -> Inventory:
@@ -63,6 +63,6 @@ def test_the_answer_is_the_pattern(monkeypatch: pytest.MonkeyPatch, read: list[s
 def test_without_an_answer_no_host_is_addressed() -> None:
     with pytest.raises(UsageError):
         stages.address(COMPANY.paths, (), View())
-    remember(Cluster(COMPANY.paths, cluster(VM)))  # all of them were set up
+    remember(Cluster(COMPANY.paths, cluster(VM)))  # all hosts were set up
     inventory, _ = stages.address(COMPANY.paths, (), View())
     assert inventory.cluster == COMPANY.cluster

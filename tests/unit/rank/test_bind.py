@@ -1,4 +1,4 @@
-"""Binding on the host where the rank runs: real affinity, and a kernel that refuses."""
+"""Binding on the rank's host: real affinity, and a kernel that refuses."""
 
 import ctypes
 import errno
@@ -46,7 +46,7 @@ def test_every_rank_finds_its_own_entry() -> None:
     assert places[4].env == {}
     with pytest.raises(ValueError, match="there is no rank 7, the plan has 7"):
         find_place(PLACEMENT, 7)
-    # what scripts for torchrun find
+    # variables for scripts that expect torchrun
     assert variables(find_place(PLACEMENT, 5), threads=3) == {
         "LD_PRELOAD": "/lib/a.so", "OMP_NUM_THREADS": "3", "RANK": "5", "WORLD_SIZE": "7",
         "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "3",
@@ -71,7 +71,7 @@ def test_a_pod_with_less_than_was_planned_has_fewer_threads(
 
 
 def kernel(answers: dict[int, int], seen: list[tuple[int, list[int]]]) -> Callable[..., int]:
-    """A kernel that answers set_mempolicy by its mode, and keeps modes and nodes."""
+    """Replace the kernel: it answers set_mempolicy by its mode, and stores modes and nodes."""
 
     def syscall(_number: int, mode: Any, mask: Any, _most: Any) -> int:
         words = (ctypes.c_uint64 * (bind.MOST_NODES // 64)).from_address(
@@ -187,7 +187,7 @@ def test_ranks_of_torchrun_have_its_numbers_and_the_cores_of_their_local_rank() 
     placement = {"kinds": [{"env": {}, "ranks": ranks}], "hosts": [[0, 4]]}
     numbers = {
         "RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
-        "GROUP_RANK": "2",  # one host of the plan is not there
+        "GROUP_RANK": "2",  # one host of the plan is missing
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "ftcluster_train.host.bind", *SHOW],
@@ -209,7 +209,7 @@ def test_cores_that_are_not_allowed_are_said_in_one_line_and_survived() -> None:
     done = start([{"cpus": cpus, "threads": 5, "memory": []}], *SHOW)
     affinity, _, environment = json.loads(done.stdout)
     assert affinity == [allowed[0]]
-    assert environment["OMP_NUM_THREADS"] == "1"  # no more than there are cores
+    assert environment["OMP_NUM_THREADS"] == "1"  # no more than the cores that exist
     [line] = done.stderr.splitlines()
     assert line.startswith("ftcluster: rank 0 on ")
     assert line.endswith(f"CPUs 900-903 of the plan are not allowed here; it runs on {allowed[0]}")
@@ -221,7 +221,7 @@ def test_cores_that_are_not_allowed_are_said_in_one_line_and_survived() -> None:
 
 def test_the_program_has_a_umask_and_its_exit_code_comes_through() -> None:
     rank = [{"cpus": "0-1023", "threads": 1, "memory": []}]
-    before = os.umask(0)  # an SSH session has that of the host's administrator
+    before = os.umask(0)  # an SSH session has the umask of the host's administrator
     try:
         done = start(rank, "/bin/sh", "-c", "umask; exit 7")
     finally:

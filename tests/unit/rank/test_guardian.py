@@ -1,4 +1,4 @@
-"""Guardians with real processes: whatever is killed first, no rank is left."""
+"""Guardians with real processes: whichever process is killed first, no rank remains."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ GUARD = (
     "import sys; from ftcluster_train.rank import guardian; guardian.GRACE_SECONDS = 0.5; "
     "sys.exit(guardian.guard(sys.argv[1:], 0))"
 )
-# a rank that has started another process, and ignores being asked to end
+# a rank that has started another process and ignores SIGTERM
 RANK = (
     "import os, signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     "other = subprocess.Popen(['sleep', '300'], start_new_session=True); "
@@ -32,7 +32,7 @@ RANK = (
 
 
 class Guarded:
-    """A guardian with its rank, and the supervisor's end of its connection."""
+    """A guardian with its rank, and the supervisor's end of the connection."""
 
     def __init__(self, folder: Path, *program: str, guard: str = GUARD) -> None:
         self.pids = folder / "pids"
@@ -83,7 +83,7 @@ def test_the_supervisors_end_is_the_ranks(guarded: Guarded) -> None:
 
 
 def test_it_leaves_the_cores_to_its_rank(guarded: Guarded) -> None:
-    """The guardian sends a sign of life a second, and gets one."""
+    """The guardian sends and receives a sign of life every second."""
     guarded.started()
     status = Path(f"/proc/{guarded.process.pid}/status")
 
@@ -96,7 +96,7 @@ def test_it_leaves_the_cores_to_its_rank(guarded: Guarded) -> None:
 
 
 def test_it_may_have_inherited_a_thousand_files(tmp_path: Path) -> None:
-    """mpirun passes them on, on the head of hundreds of hosts."""
+    """On the head of hundreds of hosts, mpirun passes open files on."""
     files = (
         "import os, resource; hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]; "
         "resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard)); "
@@ -141,7 +141,7 @@ def test_a_killed_rank_is_told_with_its_signal(guarded: Guarded) -> None:
     os.kill(pids[0], signal.SIGKILL)
     guarded.until(lambda: guarded.beats.lives[0].exit is not None)
     assert (guarded.beats.lives[0].exit, guarded.beats.lives[0].oom) == (-signal.SIGKILL, False)
-    guarded.until(lambda: gone(pids))  # what it has started as well
+    guarded.until(lambda: gone(pids))  # the processes that the rank has started have ended too
 
 
 def test_a_rank_reports_its_step_and_its_exit_code_comes_through(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_guardian_that_was_hung_up_on_connects_again(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def supervisor() -> None:
-            listener.accept()[0].close()  # as if too many others had come
+            listener.accept()[0].close()  # as if too many connections had arrived
             peer, _ = listener.accept()
             said.append(peer.recv(100))
             peer.sendall(b"beat\n")
@@ -195,7 +195,7 @@ def test_without_a_supervisor_no_rank_is_started(tmp_path: Path) -> None:
 
 
 def test_sighup_after_sigterm_leaves_a_training_the_time_to_save(tmp_path: Path) -> None:
-    """systemd sends both to every process of a login session, as at a shutdown."""
+    """systemd sends both to every process of a login session, for example at a shutdown."""
     program = (
         "import os, signal, sys, time; "
         "asked = []; signal.signal(signal.SIGTERM, lambda *_: asked.append(1)); "

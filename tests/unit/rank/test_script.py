@@ -28,7 +28,7 @@ def environment() -> dict[str, str]:
 
 
 def write_job(folder: Path, *words: str, start: Path | None = None, **more: str) -> str:
-    """The job of a run whose folder is where the script starts."""
+    """Write the job of a run whose folder is the script's start folder."""
     script = {"program": ["script.py", *words], "start": str(start or folder), **more}
     (folder / "job.json").write_text(json.dumps({"run": "r-1", "prefix": "/p", "script": script}))
     return str(folder)
@@ -203,7 +203,7 @@ def test_a_script_writes_its_stacks_when_it_is_asked_to(tmp_path: Path) -> None:
     assert process.stdout is not None
     child, other = int(process.stdout.readline()), int(process.stdout.readline())
     assert ask_for_stacks(child)
-    assert not ask_for_stacks(process.pid)  # the signal would end it
+    assert not ask_for_stacks(process.pid)  # the signal would end the process
     assert not ask_for_stacks(other)
     time.sleep(0.2)
     assert is_running(process.pid)
@@ -224,7 +224,7 @@ def checkpoint(folder: Path, complete: bool = True) -> Path:
 
 def test_a_restarted_script_finds_its_newest_complete_checkpoint(tmp_path: Path) -> None:
     work, told = tmp_path / "script", "import os; print(os.environ.get('FTCLUSTER_CHECKPOINT'))"
-    checkpoint(work / "out/checkpoint-900")  # came with the script
+    checkpoint(work / "out/checkpoint-900")  # a file of the script's folder
     (work / "script.py").write_text(told)
     (work / "out/checkpoint-best").mkdir()
     write_job(tmp_path, start=work)
@@ -243,15 +243,15 @@ def test_a_restarted_script_finds_its_newest_complete_checkpoint(tmp_path: Path)
 
 def test_checkpoints_are_found_if_the_clock_was_set_back_since_the_start(tmp_path: Path) -> None:
     work = tmp_path / "script"
-    foreign = checkpoint(work / "out/checkpoint-900")  # came with the script
+    foreign = checkpoint(work / "out/checkpoint-900")  # a file of the script's folder
     (work / "script.py").write_text("import os; print(os.environ.get('FTCLUSTER_CHECKPOINT'))")
     write_job(tmp_path, start=work)
     assert start(tmp_path, FTCLUSTER_RESTART="0").stdout == "None\n"
     hour = 3600
-    for step, ago in ((10, 1), (20, 2)):  # the clock goes back an hour before each of them
+    for step, ago in ((10, 1), (20, 2)):  # the clock goes back an hour before each checkpoint
         completed = checkpoint(work / f"out/checkpoint-{step}") / "trainer_state.json"
         at = completed.stat().st_mtime - ago * hour
         os.utime(completed, (at, at))
     assert start(tmp_path, FTCLUSTER_RESTART="1").stdout == f"{work}/out/checkpoint-20\n"
-    (foreign / "trainer_state.json").write_text("{}")  # the run itself comes to this step
+    (foreign / "trainer_state.json").write_text("{}")  # the run itself reaches this step
     assert start(tmp_path, FTCLUSTER_RESTART="1").stdout == f"{foreign}\n"

@@ -1,4 +1,4 @@
-"""Hooks that are called once a module was imported."""
+"""Hooks that run after a module was imported."""
 
 import importlib
 import importlib.util
@@ -12,7 +12,7 @@ from ftcluster_train.rank.startup_hooks import after_import
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A package with a module `inner` that can be imported and is not yet."""
+    """Make a package with a module `inner` that is not yet imported."""
     name = "made_for_after_import"
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("value = 1\n")
@@ -30,7 +30,7 @@ def test_it_is_called_once_the_module_is_complete(package: str) -> None:
     after_import(package, lambda: seen.append(sys.modules[package].value))  # type: ignore[attr-defined]
     for word in ("inner", "again"):
         after_import(f"{package}.inner", lambda word=word: seen.append(word))  # type: ignore[misc]
-    assert importlib.util.find_spec(package) is not None  # a look is no import
+    assert importlib.util.find_spec(package) is not None  # searching is not importing
     assert seen == []
     importlib.import_module(f"{package}.inner")
     assert seen == [1, "inner", "again"]

@@ -1,4 +1,4 @@
-"""Rows of text files are refused here; tests/engine/test_bad_rows.py has those that hosts read."""
+"""Text files with invalid rows are refused here; tests/engine/test_bad_rows.py has other files."""
 
 from pathlib import Path
 

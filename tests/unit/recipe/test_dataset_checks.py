@@ -43,14 +43,14 @@ QUESTION = {
 
 
 def write(folder: Path, **files: list[Any]) -> Path:
-    """A file of JSONL for each split."""
+    """Write a JSONL file for each split."""
     for split, rows in files.items():
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
 def problems_of(folder: Path, recipe: Recipe = MRPC) -> str:
-    """Everything but the path of the folder."""
+    """Return the problems without the path of the folder."""
     with pytest.raises(InputError) as caught:
         check_data(folder, recipe)
     return str(caught.value).replace(f"{folder}/", "").replace(str(folder), "FOLDER")
@@ -194,7 +194,7 @@ def test_texts(tmp_path: Path, said: Said) -> None:
     ("name", "text"),
     [
         ("a.csv", 'Review,Sentiment\n"good, very",pos\nbad,neg\n'),
-        ("a.csv", ",review,sentiment\n0,good,pos\n1,bad,neg\n"),  # the index of pandas
+        ("a.csv", ",review,sentiment\n0,good,pos\n1,bad,neg\n"),  # the index column of pandas
         ("a.csv", "review;sentiment\ngood;1\nbad;0\n"),
         ("a.tsv", "review\tsentiment\ngood\tpos\n"),
         ("a.json", '[{"review": "good", "sentiment": "pos"}]'),
@@ -206,7 +206,8 @@ def test_texts(tmp_path: Path, said: Said) -> None:
 )
 def test_formats_with_columns_found_by_name(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
-    for path in (tmp_path, tmp_path / name):  # a folder, or one file of which a part is split off
+    # a folder, or a file from which validation rows are split off
+    for path in (tmp_path, tmp_path / name):
         check_data(path, FOUND)
 
 

@@ -1,4 +1,4 @@
-"""Model and tokenizer folders, and the names of copies."""
+"""Model and tokenizer folders, and the names of their copies."""
 
 import os
 import re
@@ -27,7 +27,7 @@ def test_a_model_folder_has_configuration_weights_and_tokenizer(tmp_path: Path, 
     (tmp_path / "config.json").write_text("{")
     said(problems())
     (tmp_path / "config.json").write_text("{}")
-    # from scratch, weights are not needed; nor a tokenizer that is made from the data
+    # a model from scratch needs no weights, and no tokenizer if it is trained on the data
     said(problems("mrpc", "from_scratch=true"))
     check_model_folder(tmp_path, load_recipe("gpt2-shakespeare"))
     check_model_folder(tmp_path, load_recipe("mrpc", ["from_scratch=true", "tokenizer=t"]))
@@ -39,7 +39,7 @@ def test_a_model_folder_has_configuration_weights_and_tokenizer(tmp_path: Path, 
     assert "reads a text in both directions" in problems("clm")
     check_model_folder(tmp_path, load_recipe("clm", ["config_overrides.is_decoder=true"]))
     assert "it cannot generate text" in problems("seq2seq")
-    # as of Qwen's models with -FP8 at the end of their names
+    # as for Qwen's models whose names end with -FP8
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
     assert "are already quantized (fp8)" in problems()
 
@@ -76,7 +76,7 @@ def test_all_folders_of_a_recipe_are_checked_at_once(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         check_inputs(load_recipe("clm", values))
     assert [f"{tmp_path}/{name}" in str(caught.value) for name in "dmt"] == [True] * 3
-    check_inputs(load_recipe("clm"))  # names are left to the hosts
+    check_inputs(load_recipe("clm"))  # the hosts check names on the Hub
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_the_name_of_a_copy_changes_with_its_files(data: Path, change: str) -> N
             (data / "empty").touch()
         case "gone":
             file.unlink()
-        case "border":  # between one file and the next
+        case "border":  # a cut between one file and the next
             file.write_text("")
             (data / "below" / "more").write_text("abcd")
     assert copy_name(data) != before
@@ -208,5 +208,5 @@ def test_only_names_of_the_hub_have_revisions(tmp_path: Path, field: str) -> Non
     with pytest.raises(InputError, match=f"{field} .*@v1: @ must separate") as caught:
         check_inputs(load_recipe("mrpc", [f"{field}={tmp_path}@v1"]))
     assert str(tmp_path) in str(caught.value)
-    (tmp_path / "a@b").mkdir()  # a folder may be called so
+    (tmp_path / "a@b").mkdir()  # a folder may have such a name
     assert not on_the_hub(str(tmp_path / "a@b"))

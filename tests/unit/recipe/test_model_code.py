@@ -1,4 +1,4 @@
-"""A model's folder that others made: what may run as code is refused before a library reads it."""
+"""Foreign model folders: files that may run as code are refused before a library reads them."""
 
 import json
 import pickle
@@ -13,7 +13,7 @@ from ftcluster.operations.runs.runs import _fetched_model
 from ftcluster.recipe.model_code import code_problems, unknown_files
 from ftcluster_common.models.sentence_modules import SentenceModules, module_files
 
-# the names of modules in folders that releases 2, 5 and 6 of sentence-transformers have written
+# module names in folders that releases 2, 5 and 6 of sentence-transformers have written
 RELEASES = {
     "2": "sentence_transformers.models.{}",
     "5": "sentence_transformers.models.{}",
@@ -34,7 +34,7 @@ def write(folder: Path, files: dict[str, Any]) -> Path:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """The folder of an embedder as a training writes it."""
+    """Make the folder of an embedding model as a training writes it."""
     files: dict[str, Any] = {
         "config.json": {
             "architectures": ["BertModel"], "model_type": "bert", "attn_implementation": "sdpa",
@@ -75,7 +75,7 @@ def modules_with(kind: str, path: str = "") -> dict[str, Any]:
 
 
 class Evil:
-    """An object that calls a function while it is read from a pickle."""
+    """An object that calls a function when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return print, ("executed",)
@@ -187,7 +187,7 @@ def test_the_model_of_adapters_is_checked_too(tmp_path: Path) -> None:
     adapters = {"base_model_name_or_path": str(base), "auto_mapping": None}
     folder = write(tmp_path / "adapters", {"adapter_config.json": adapters})
     assert code_problems(folder) == []
-    # what peft 0.18 itself writes of LoRA beside that
+    # files that peft 0.18 itself writes beside LoRA weights
     by_peft = {
         "alora_invocation_tokens": None, "arrow_config": None, "corda_config": None,
         "eva_config": None, "exclude_modules": None, "init_lora_weights": True,

@@ -1,4 +1,4 @@
-"""Names of fields as Hugging Face's scripts have them, and guesses."""
+"""Field names as in Hugging Face's scripts, and guesses."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def test_what_ftcluster_does_anyway_changes_nothing() -> None:
     assert recipe_of(*same) == recipe_of()
     assert (
         not {*SWITCHED_ON, *SWITCHED_OFF, *ZERO} - UNSUPPORTED.keys()
-    )  # any other value has an answer
+    )  # any other value gives a hint
 
 
 def test_what_is_not_understood_is_answered(said: Said) -> None:

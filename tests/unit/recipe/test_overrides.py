@@ -1,4 +1,4 @@
-"""Values typed on a command line: each is what was typed, or refused."""
+"""Values from a command line are read exactly, or refused."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from ftcluster_common.user_code import code_file, declared_metrics
 from tests.programs import ROOT
 from tests.unit.test_documented_commands import SHOWN
 
-# JSONTestSuite's names of numbers that are none, and forms that Python, C or YAML 1.1 read
+# invalid numbers of JSONTestSuite, and forms that Python, C or YAML 1.1 accept
 NOT_DECIMAL = (
     "1_000", "0x1F", "0o17", "0b1", "inf", "-inf", "nan", "Infinity", ".inf", ".nan", "1:30", "1e",
     "e5", "--1", "1e5_0", "1,5", "1 000", "\uff11\uff16", "\u0661", "\u00bd", "1e999", "", "0x1p3",
@@ -40,7 +40,7 @@ def test_numbers_as_json_writes_them_are_read(number: float) -> None:
     text = json.dumps(number)
     assert is_decimal(text)
     assert read_decimal(text) == number
-    assert read_value(text) == number  # in a recipe's file, too
+    assert read_value(text) == number  # the same in a recipe file
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1))
@@ -119,7 +119,8 @@ def test_advice_for_a_missing_value_is_taken_when_followed(
 def test_a_field_that_is_set_twice_is_refused(overrides: tuple[str, str]) -> None:
     with pytest.raises(RecipeError, match="set twice"):
         load_recipe("classify", overrides)
-    assert load_recipe("classify", overrides[:1], overrides[1:])  # a group of a higher rank
+    # a group with precedence over the other
+    assert load_recipe("classify", overrides[:1], overrides[1:])
 
 
 def test_a_files_values_and_a_command_lines_mean_the_same() -> None:
@@ -129,7 +130,7 @@ def test_a_files_values_and_a_command_lines_mean_the_same() -> None:
 
 
 def recipes_commands() -> list[str]:
-    """Return the `ftcluster` commands in the comments at the head of each recipe's file."""
+    """Return the `ftcluster` commands in the header comments of each recipe file."""
     commands = []
     for path in known_recipes().values():
         head = path.read_text(encoding="utf-8").partition("\n\n")[0]
@@ -138,7 +139,7 @@ def recipes_commands() -> list[str]:
     return commands
 
 
-# which a page chooses the best model by
+# a page uses this metric to choose the best model
 EXAMPLE_METRICS = declared_metrics(
     code_file("worst_class.py", (ROOT / "examples/worst_class.py").read_text(encoding="utf-8"))
 )
@@ -146,10 +147,10 @@ TAKE_RECIPES = (["ftcluster", "train"], ["ftcluster", "data"], ["ftcluster", "pl
 
 
 def recipes_and_fields() -> set[tuple[str, ...]]:
-    """Return each shipped recipe that pages and recipes show with its `key=value`."""
+    """Yield each shipped recipe with each `key=value` that pages and recipes show for it."""
     shown = [one.text for one in SHOWN if one.words[:2] in TAKE_RECIPES]
     found = set()
-    refused = "training.lr=1e-4"  # a page shows what its error says
+    refused = "training.lr=1e-4"  # a page shows the error for this field
     for command in [*recipes_commands(), *shown]:
         words = shlex.split(re.sub(r"--(tag|env) \S+", "", command), comments=True)[2:]
         fields = [word for word in words if re.fullmatch(r"[a-z_.]+=(?!VALUE|\.\.\.).+", word)]

@@ -1,4 +1,4 @@
-"""A task that no file of the product knows is read, checked, counted and planned like any other."""
+"""A task outside of ftcluster is read, checked, counted and planned like any other task."""
 # ruff: noqa: ARG002, a method of a task has the arguments of all tasks
 
 import json
@@ -34,7 +34,7 @@ BEST = ("training.load_best_model_at_end=true", "training.save_strategy=epoch",
 
 @dataclass(frozen=True)
 class WordCount(Adapters):
-    """The number of words of a text."""
+    """Options of a task that predicts the number of words of a text."""
 
     body_column: str = "body"
     most_words: int = limited(50, at_least=1)
@@ -43,7 +43,7 @@ class WordCount(Adapters):
 
 
 class WordCountSpec(TaskSpec[WordCount]):
-    """A task with nothing but what every task declares."""
+    """A task with only the required declarations."""
 
     name = "word-count"
     fields = WordCount

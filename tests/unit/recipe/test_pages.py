@@ -1,4 +1,4 @@
-"""Recipes, fields and rows that the pages about data show are ones that ftcluster takes."""
+"""Recipes, fields and rows on the pages about data are valid."""
 
 import json
 import re
@@ -21,11 +21,11 @@ WITH_FIELDS = [
     and command.words[1] in ABOUT_RECIPES
     and command.words[2] in known_recipes()
     and "key=value" not in command.text
-    and "--metrics" not in command.words  # test_own_code.py has names of a user's own metrics
+    and "--metrics" not in command.words  # test_own_code.py tests names of a user's own metrics
     and not set(command.kinds) & set(NOT_RUN["an example of what is refused"])
 ]
 OWN_DATA = (ROOT / "docs/own-data.md").read_text(encoding="utf-8")
-# the tasks that read each row of the page, in its order
+# for each row of the page, the tasks that read it
 ROWS = [
     ("token-classification",),
     ("token-classification",),

@@ -35,7 +35,7 @@ def test_every_bundled_recipe_is_valid_and_documented(name: str) -> None:
 def test_defaults_are_filled_in_and_overrides_win() -> None:
     recipe = parse_recipe(MINIMAL, "folder/my.yml")
     assert (recipe.name, recipe.batch_size, recipe.training.seed) == ("my", 32, 42)
-    # overrides win and are read as YAML
+    # overrides have precedence and are read as YAML
     recipe = parse_recipe(
         MINIMAL, "my.yml", ["training.learning_rate=1e-4", "batch_size=8", "text_columns=[x, y]"]
     )

@@ -1,4 +1,4 @@
-"""A trained model's ftcluster.json: others may have written it, and it sets fields of a task."""
+"""A model's ftcluster.json sets fields of a task, and may come from others."""
 
 import json
 import re
@@ -36,7 +36,7 @@ NAMES = st.one_of(
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a fetched model, beside data of the user."""
+    """Make the folder of a fetched model, beside a user's data."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.csv").write_text("text,kind,label\na,b,c\n")
     (tmp_path / "model").mkdir()
@@ -64,7 +64,7 @@ def test_it_sets_nothing_but_fields_of_the_task(
     refusal = ""
     try:
         recipe, notes = trained_recipe(words, None, "model", "evaluate")
-    except FtclusterError as error:  # fields that contradict each other: it names the file
+    except FtclusterError as error:  # contradictory fields give an error that names the file
         refusal = str(error)
     if refusal:
         assert FILE in refusal
@@ -129,7 +129,7 @@ def test_a_recipe_that_the_file_names_is_reported_with_its_data(model: Path) -> 
     recipe, notes = trained_recipe([], "mine.csv", "model", "evaluate")
     assert notes[0] == f"recipe mrpc, as the model was trained (model/{FILE})"
     assert recipe.data == str(model.parent / "mine.csv")
-    # a recipe of another task is not this model's, whatever the file says
+    # a recipe of another task never applies to this model, whatever the file says
     write(model, "token-classification", {}, "mrpc")
     with pytest.raises(UsageError, match="name the data"):
         trained_recipe([], None, "model", "evaluate")

@@ -85,7 +85,7 @@ def test_values_of_several_kinds() -> None:
     # keywords of the schedule
     found = training_of("lr_scheduler_type=cosine", "lr_scheduler_kwargs={num_cycles: 2}")
     assert found.lr_scheduler_kwargs == {"num_cycles": 2}
-    # where no is not allowed, it is still false
+    # "no" is not allowed for all fields, but it still means false
     assert training_of("use_ipex=no").use_ipex is False
 
 
@@ -162,7 +162,7 @@ def test_valid_combinations(lines: list[str]) -> None:
         (0.1, 0.25, False),
         (0.1, 20, False),
         (20, 0.5, False),
-        (None, 30, True),  # every 10 steps, as the loss is logged
+        (None, 30, True),  # every 10 steps, like the logging of the loss
         (None, 35, False),
     ],
 )

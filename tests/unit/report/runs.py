@@ -1,4 +1,4 @@
-"""Runs whose events are made up: known times, so that what a report says of them is known."""
+"""Runs with invented events and known times, so that the expected report is known."""
 
 import json
 from typing import Any
@@ -7,9 +7,9 @@ from ftcluster.launch.events import read_event_line
 from ftcluster.report.files import RunFiles
 
 BEGAN = 1_795_398_000.0
-BATCH, TOKENS = 64, 40  # tokens of a sample
+BATCH, TOKENS = 64, 40  # samples per step, and tokens per sample
 WEIGHTS = 1_000_000
-CORES = 4  # of a rank
+CORES = 4  # cores per rank
 STEPS = 40
 LOGGED = 10  # steps between two logs
 
@@ -20,7 +20,7 @@ def run_files(run: str = "mrpc-20261123-013759-2872", **changes: Any) -> RunFile
 
 
 def record(hosts: int = 2) -> dict[str, Any]:
-    """A host has two ranks and a core that none of them has."""
+    """Return a record: each host has two ranks, and one idle core."""
     names = [f"node{number}" for number in range(1, hosts + 1)]
     numa = [
         {"node": 0, "cores": CORES, "cpus": f"0-{CORES - 1}"},
@@ -78,7 +78,7 @@ def events(hosts: int = 2, slow: int = -1, restart: bool = False) -> list[dict[s
         ]  # fmt: skip
         write("placement", ranks=ranks)
         now += 5
-        # twice as fast as the training needs
+        # twice the speed that the training needs
         rate = 2 * 6e-9 * WEIGHTS * BATCH * TOKENS / world / step_seconds
         write("products", gflops=[rate] * world, weights=WEIGHTS)
         write(

@@ -23,13 +23,13 @@ def test_the_parts_of_a_step() -> None:
     parts = step_parts(*whole_of())
     assert parts.seconds == pytest.approx(0.12)
     assert (parts.input, parts.communication, parts.waiting) == pytest.approx((10, 20, 0), abs=1e-6)
-    # the products alone would be twice as fast as the training
+    # the matmuls alone would be twice as fast as the training
     assert parts.limit_share == pytest.approx(0.5)
     assert (parts.matmuls, parts.other) == pytest.approx((60, 30))
     assert parts.shares == pytest.approx(
         {"compute": 0.75, "communication": 1 / 6, "input": 1 / 12, "waiting": 0}, abs=1e-9
     )
-    # without the products' speed there is no limit
+    # without the matmul speed there is no limit
     whole, products = whole_of()
     for known in ({}, {"gflops": [1.0], "weights": 5}, {**products, "gflops": [0.0] * 4}):
         parts = step_parts(whole, known)
@@ -44,7 +44,7 @@ def test_the_host_that_others_wait_for_costs_most() -> None:
     assert first.relative == pytest.approx(0.15 / 0.125)
     assert first.saved == pytest.approx(0.05 / 0.17)
     assert (second.host, second.saved) == ("node1", 0)
-    # hosts that are alike cost alike
+    # equal hosts cost the same
     costs = host_costs(whole_of()[0], NAMES)
     assert [round(one.saved, 9) for one in costs] == [0, 0]
     (alone,) = host_costs(whole_of(hosts=1)[0], NAMES[:2])
@@ -68,7 +68,7 @@ def test_ranks_have_the_inventorys_names_of_their_hosts() -> None:
     assert rank_hosts(ranks, record()) == NAMES
     assert rank_hosts(ranks[2:], record()) == ["node2", "node2"]  # node1 was lost
     assert rank_hosts(ranks, {}) == [rank["host"] for rank in ranks]
-    # hosts with the same hostname are told apart by the plan
+    # the plan distinguishes hosts with the same hostname
     alike = record()
     for host in alike["facts"]:
         host["hostname"] = "localhost"

@@ -1,4 +1,4 @@
-"""The time and the cost of an epoch, from trainings with known times."""
+"""The time and cost of an epoch, computed from trainings with known times."""
 
 import json
 from dataclasses import asdict, replace
@@ -22,12 +22,12 @@ from tests.unit.report.runs import BATCH, STEPS, events
 from tests.unit.shell import Said, Shell
 
 RECIPE = load_recipe("mrpc", [f"batch_size={BATCH}"])
-STEP = 0.12  # seconds, of the made-up events
-MEASURED = STEPS * STEP  # an epoch's
+STEP = 0.12  # seconds of the invented events
+MEASURED = STEPS * STEP  # seconds of an epoch
 
 
 def hosts(count: int, cores: int = 8, **changes: Any) -> ClusterFacts:
-    """Hosts with two ranks each, of half of the cores."""
+    """Return hosts with two ranks each, which use half of the cores."""
     return cluster(
         *(host(f"node{n}", cores=cores, numa_nodes=2, **changes) for n in range(1, count + 1))
     )
@@ -69,12 +69,12 @@ def write_rates(rates: dict[str, dict[str, float]]) -> None:
     [
         (hosts(4), 0.5),
         (hosts(2, cores=4), 2.0),
-        # three ranks of as many threads, and the one with 22 of 64 samples sets the pace
+        # three ranks with equal threads; the rank with 22 of 64 samples is the slowest
         (cluster(hosts(2).hosts[0], hosts(2, cores=4).hosts[1]), 22 / 16),
     ],
 )
 def test_on_other_hosts_it_is_estimated_by_the_products(facts: ClusterFacts, times: float) -> None:
-    """The products of the past run could be twice as fast, so half of their speed is expected."""
+    """The past run's matmuls could be twice as fast, so half of their speed is expected."""
     found = seconds(facts, past(hosts(2)))
     assert found == (pytest.approx(times * MEASURED), "estimated")
 
@@ -103,8 +103,8 @@ def test_a_training_of_another_recipe_says_nothing(changes: dict[str, Any]) -> N
 
 @pytest.mark.parametrize(
     ("kind", "least", "most"),
-    # by hand: 6 operations for each of 85.5e6 weights and 53.9 tokens, 3,668 times; 32 cores of 125
-    # GFLOP/s at 71 %, and with AMX 515 at 46 %; one core may be for communication
+    # by hand: 6 operations for each of 85.5e6 weights and 53.9 tokens, 3,668 times; 32 cores with
+    # 125 GFLOP/s at 71 %, or with AMX 515 at 46 %; one core may be reserved for communication
     [("m6i.16xlarge", 35, 37), ("m7i.16xlarge", 13, 14)],
 )
 def test_before_anything_ran_what_is_shipped_stands_in(
@@ -118,11 +118,11 @@ def test_before_anything_ran_what_is_shipped_stands_in(
     assert f": {found.seconds / 2.7:.3g} to {2.7 * found.seconds:.3g} seconds;" in found.why  # type: ignore[operator]
     assert "counts as a CPU of its generation" in found.why
     assert seconds(hosts(2, cpu_model="EPYC", cpu_generation="other")) == (None, "")
-    # one's own table, and a training that ran on such a CPU, say more
+    # a training on such a CPU is better evidence than the table
     write_rates({facts.hosts[0].cpu_model: {"fp32": 250, "bf16": 1030}})
     again = epoch_time(plan(facts, RECIPE, STACKS), RECIPE, fields(), facts.hosts, [])
     assert again.seconds == pytest.approx((found.seconds or 0) / 2)
-    # its data is another, or nothing is known of such CPUs
+    # other data, or no knowledge about such CPUs
     assert (
         epoch_time(
             plan(facts, RECIPE, STACKS), RECIPE, fields(data="/d/mine"), facts.hosts, []
@@ -152,7 +152,7 @@ def test_prices_of_hosts() -> None:
 
 @pytest.fixture
 def recorded() -> None:
-    """A training on two hosts, one that is damaged and one of another version."""
+    """Record a training on two hosts, a damaged record, and a record of another version."""
     for run, known in {"mrpc-1": record(hosts(2)), "old-1": {"kind": "train"}}.items():
         begin_record(run, known)
         begin_events(run)
@@ -162,7 +162,7 @@ def recorded() -> None:
 
 
 def write_facts(folder: Path, **shapes: ClusterFacts) -> list[str]:
-    """Files of facts, as options of `plan`."""
+    """Write files of facts; return them as options of `plan`."""
     for name, facts in shapes.items():
         (folder / f"{name}.json").write_text(json.dumps(facts.to_dict()))
     return [word for name in shapes for word in ("--facts", f"{name}.json")]

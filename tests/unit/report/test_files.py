@@ -1,4 +1,4 @@
-"""The places from which a report gets a run's record and events."""
+"""The sources of a run's record and events for a report."""
 
 import json
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def head(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The files of the run's folder on the head."""
+    """Return the files in the run's folder on the head."""
     found: dict[str, str] = {}
 
     def copy_logs(run_hosts: RunHosts, run: str, copies: Mapping[str, Path]) -> None:
@@ -56,7 +56,7 @@ def test_else_its_head_has_the_events(head: dict[str, str]) -> None:
     assert files.ended_here(RUN) is None
     recorded(events()[:3])
     assert files.ended_here(RUN) is None
-    head["events.jsonl"] = lines(events()) + '{"event": "st'  # being written
+    head["events.jsonl"] = lines(events()) + '{"event": "st'  # a line that is being written
     found = files.from_head(RUN_HOSTS, RUN)
     assert found.record["recipe"] == {"name": "mrpc"}
     assert found.events == events()

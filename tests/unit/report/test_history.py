@@ -16,7 +16,7 @@ def test_what_a_run_did_when() -> None:
     assert history.seconds == pytest.approx(10 + 40 * 0.12 + 6 + 2)
     assert history.train_seconds == pytest.approx(4.8)
     assert history.goodput == pytest.approx(4.8 / 22.8)
-    # speed between logs
+    # speed between two logs
     assert [round(speed, 3) for _, speed in history.speeds] == [round(BATCH / 0.12, 3)] * 4
 
 
@@ -27,9 +27,9 @@ def test_a_restart_repeats_steps() -> None:
     assert [span.doing for span in history.spans].count("restarting") == 1
     assert [one.steps for one in history.intervals] == [10, 10, 10, 10]
     assert history.train_seconds == pytest.approx(4.8)
-    # five steps were lost, and the time until the ranks were there again
+    # five steps were lost, plus the time until the ranks had restarted
     assert history.goodput < history_of(events()).goodput
-    # steps that are logged again replace those before
+    # logged again, these steps replace the earlier ones
     found = events()
     steps = [event for event in found if event["event"] == "step"]
     history = history_of([*found[:-2], {**steps[1], "loss": 9.0}])
@@ -67,7 +67,7 @@ def test_a_run_on_fewer_ranks_after_a_restart_counts_from_then() -> None:
     whole = totals([*before, *after])
     assert whole
     assert (whole.steps, len(whole.ranks)) == (40, 2)
-    # a run that has only begun
+    # a run that has just begun
     history = history_of(events()[:2])
     assert history.steps == []
     assert history.goodput == 0

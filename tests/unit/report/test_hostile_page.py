@@ -1,4 +1,4 @@
-"""Foreign text on the page: it adds no element, no attribute and no script, and turns no text."""
+"""Foreign text adds no element, attribute or script to the page, and reverses no text."""
 
 from collections import Counter
 from dataclasses import replace
@@ -11,7 +11,7 @@ from tests.fuzz.markup import elements
 from tests.unit.report.runs import run_files
 
 NOW = datetime(2026, 11, 23, 4, 5, tzinfo=UTC)
-# texts that the page reads as numbers or names of its own, not as text
+# values that the page treats as numbers or its own names, not as text
 READ = ("event", "numa", "cpus", "price_per_hour", "state")
 HOSTILE = (
     "\u202egpj.exe\u2066\x1b]52;c;YQ==\x07\x9b2J"
@@ -21,9 +21,9 @@ HOSTILE = (
 
 
 def made_of(value: Any, more: str, key: str = "") -> Any:
-    """Return a document with something added to each of its texts."""
+    """Return a document with a suffix on each of its texts."""
     if isinstance(value, dict):
-        # names of metrics are foreign as well
+        # names of metrics are foreign too
         add = more if key == "metrics" else ""
         return {f"{name}{add}": made_of(one, more, name) for name, one in value.items()}
     if isinstance(value, list):
@@ -32,7 +32,7 @@ def made_of(value: Any, more: str, key: str = "") -> Any:
 
 
 def runs(more: str) -> list[RunFiles]:
-    """Return three runs of a sweep, all of whose texts have this at their end."""
+    """Return three runs of a sweep, with this suffix on all texts."""
     found = []
     for number in range(3):
         files = run_files(f"mrpc-20261123-013759-{number}abc", hosts=2 if number else 1)

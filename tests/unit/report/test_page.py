@@ -1,4 +1,4 @@
-"""The page of runs; how it looks is tested in a browser, by `tests/cluster/test_report.py`."""
+"""The page of runs; `tests/cluster/test_report.py` tests its look in a browser."""
 
 import math
 import re
@@ -76,10 +76,10 @@ def test_it_needs_nothing_else(one: str) -> None:
     links = re.findall(r"""(?:href|src)=["']([^"']+)|url\(([^)]+)""", one)
     assert {a or b for a, b in links if not (a or b).startswith("#")} <= {"data:,"}
     assert len(one) < 200_000
-    # text of hosts is no markup
+    # text from hosts is not markup
     assert "Xeon &lt;Platinum&gt;" in one
     assert "<Platinum>" not in one
-    # marks say what they are
+    # marks have a text alternative
     titles = re.findall(r"<title>([^<]+)</title>", one)
     assert "core 4: rank 1" in titles
     assert "core 8: unused" in titles
@@ -98,7 +98,7 @@ def test_several_runs_side_by_side() -> None:
     assert "What the network between hosts costs is not in it" in text
     assert pictures(page)[-2:] == ["Scaling of mrpc", "bench scaling, mrpc"]
     marks = re.findall(r"<title>([^<]+)</title>", page.rpartition("<svg")[2])
-    assert set(marks) == {  # of the faster mode
+    assert set(marks) == {  # marks of the faster mode
         "hosts: 1; samples/s: 10", "hosts: 2; samples/s: 20",
         "hosts: 8; predicted samples/s: 76.0",
     }  # fmt: skip
@@ -179,7 +179,8 @@ def test_labels() -> None:
         return labels([RunFiles(run, {}, []) for run in runs])
 
     assert named("mrpc-20261123-013759-2872") == ["mrpc 2872"]
-    assert named("lr-1e-5-20261123-013759-2872") == ["lr-1e-5 2872"]  # as --name has it
+    # the label is the value of --name
+    assert named("lr-1e-5-20261123-013759-2872") == ["lr-1e-5 2872"]
     assert named("a-1-2872", "a-2-2872") == ["a-1-2872", "a-2-2872"]
 
 
@@ -192,7 +193,7 @@ def test_labels_say_what_differs() -> None:
         {"model": "m", "training": {"learning_rate": rate, "seed": 1}} for rate in (1e-5, 2e-5)
     ]
     assert of(*rates) == ["learning_rate=1e-05", "learning_rate=2e-05"]
-    assert of(rates[0], rates[0]) == ["a-0-2872", "a-1-2872"]  # nothing does
+    assert of(rates[0], rates[0]) == ["a-0-2872", "a-1-2872"]  # no value differs
     third = {"model": "m", "training": {"learning_rate": 1e-5, "seed": 2}}
     assert of(*rates, third)[2] == "learning_rate=1e-05, seed=2"
-    assert of(rates[0], {"model": "x" * 60}) == ["a-0-2872", "a-1-2872"]  # too long
+    assert of(rates[0], {"model": "x" * 60}) == ["a-0-2872", "a-1-2872"]  # the value is too long

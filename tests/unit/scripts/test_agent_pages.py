@@ -1,4 +1,4 @@
-"""AGENTS.md and llms.txt are what the pages say."""
+"""AGENTS.md and llms.txt match the pages."""
 
 import re
 

@@ -46,7 +46,7 @@ def test_a_section_has_the_options_that_the_help_prints(name: str) -> None:
     missing = [one for one in options | shorts if f"`{one}" not in section(name)]
     assert set(missing) <= {"--limit", "--tags", "--extra-vars", "--user", "--help",
                             "--ask-become-pass", "--ask-pass", "--ask-vault-pass"}  # fmt: skip
-    for long in set(missing) - {"--help"}:  # by its short form, and once for all commands
+    for long in set(missing) - {"--help"}:  # named by its short form, and once for all commands
         assert re.search(rf"^\| `-\w(?: \w+)?`, `{long}\b", cli_docs.PAGE.read_text(), re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""The version of a build, from real repositories."""
+"""The version of a build, tested in real repositories."""
 
 import shutil
 import subprocess
@@ -28,7 +28,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A repository with one commit."""
+    """Make a repository with one commit."""
     for name in ("hatch_version.py", "common/ftcluster_common/__init__.py", ".gitattributes",
                  ".git_archival.txt"):  # fmt: skip
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,8 @@ def test_a_version_counts_commits_and_names_the_last(root: Path) -> None:
     second = commit(root, "runner/a.py")
     versions = [version(root)]
     assert versions[0] == f"{RELEASE}.dev2+g{second}"
-    assert hosts_version(root) == f"{RELEASE}.dev1+g{first}"  # its files are the same
+    # the files of the hosts' package are the same
+    assert hosts_version(root) == f"{RELEASE}.dev1+g{first}"
     (root / "runner/a.py").write_text("changed")
     assert version(root) == f"{versions[0]}.dirty"
     assert hosts_version(root) == f"{RELEASE}.dev1+g{first}"
@@ -69,7 +70,7 @@ def test_a_version_counts_commits_and_names_the_last(root: Path) -> None:
 
 
 def test_hosts_keep_the_package_of_a_release_that_is_unchanged(root: Path) -> None:
-    """The last change of its files may be older than the release."""
+    """The last change of the package's files may be older than the release."""
     commit(root, "runner/a.py")
     git(root, "tag", f"v{RELEASE}")
     later = commit(root, "runner/a.py")
@@ -126,7 +127,7 @@ def test_an_archive_without_a_history_names_its_commit(root: Path, tmp_path: Pat
         subprocess.run(["tar", "-x", "-C", str(folder)], input=made.stdout, check=True)
         return folder
 
-    # below a repository that is not its own
+    # inside of another project's repository
     archive = archived("archive")
     assert version(archive) == f"{RELEASE}.dev0+g{last}"
     (archive / "PKG-INFO").write_text("Metadata-Version: 2.4\nName: ftcluster\nVersion: 5.1.dev2\n")
@@ -170,7 +171,7 @@ def test_galaxy_accepts_each_version_and_orders_them_alike(root: Path) -> None:
 
 
 def test_all_packages_and_the_collection_have_the_version_of_the_tag(tmp_path: Path) -> None:
-    """A copy of this repository's files with the version, with a tag."""
+    """Copy this repository's files with the version, and add a tag."""
     clone = tmp_path / "clone"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "common", clone / "common", ignore=ignored)

@@ -14,7 +14,7 @@ PYTHONS = ["3.10", "3.11", "3.12"]
 
 
 def package(name: str, *tags: str, marker: str = "", version: str = "1.0") -> dict[str, Any]:
-    """A package as pylock.toml has it; the hash of each wheel begins with its number."""
+    """Return a package as in pylock.toml; the hash of each wheel begins with its number."""
     wheels = [
         {"url": f"https://files/{name}-{version}-{tag}.whl", "hashes": {"sha256": f"{n}" * 64}}
         for n, tag in enumerate(tags)
@@ -113,7 +113,7 @@ def test_hashes_are_of_the_pythons_that_get_the_package() -> None:
 
 
 def elsewhere(*names: str) -> dict[str, str]:
-    """The hashes of another index's files; each begins with its letter."""
+    """Return the hashes of another index's files; each begins with its letter."""
     return {name: "abcdef"[n] * 64 for n, name in enumerate(names)}
 
 
@@ -147,7 +147,7 @@ def test_a_package_without_a_wheel_is_an_error(tags: tuple[str, ...]) -> None:
         lock_lines([package("tool", *tags)], PYTHONS, {})
 
 
-# --- the locks that there are
+# --- the real locks
 
 
 @pytest.mark.parametrize("name", LOCKED)
@@ -168,7 +168,7 @@ def test_a_lock_has_its_stacks_versions_for_each_python(name: str) -> None:
             if file.startswith(f"torch-{stack['packages']['torch']}+cpu-") and fits(file, [python])
         }
         assert len(theirs) == 1  # PyTorch's CPU index has one such file
-        assert theirs < pins["torch"].hashes  # and the package index others
+        assert theirs < pins["torch"].hashes  # the package index has other files too
         cuda = read_lock(more, python)
         assert cuda
         assert not cuda.keys() & pins.keys()

@@ -11,7 +11,7 @@ from ftcluster_common.tasks.registry import TASKS
 from scripts import recipe_docs
 
 KINDS = [Recipe, Training, OtherNames, *(spec.fields for spec in TASKS.values())]
-# words that begin no noun phrase
+# words that cannot begin a noun phrase
 NOT_A_NOUN = re.compile(
     r"(what|whether|how|which|that|those|left|where|with|of|of these|none|nor|so|as|for|in|to)\b",
     re.IGNORECASE,

@@ -1,4 +1,4 @@
-"""The loop of every search: what a strategy is asked for and told."""
+"""The loop of every search: its questions to a strategy, and the results it passes on."""
 
 import random
 

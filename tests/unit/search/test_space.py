@@ -23,7 +23,7 @@ def test_values_are_those_of_a_list_in_yaml(items: list[str]) -> None:
     text = ",".join(items)
     try:
         meant = yaml.safe_load(f"[{text}]")
-    except (yaml.YAMLError, ValueError):  # such as `- `, or a month 0
+    except (yaml.YAMLError, ValueError):  # for example `- `, or a month 0
         return
     assert [yaml.safe_load(f"[{part}]")[0] for part in _parts(text)] == meant
 
@@ -51,7 +51,7 @@ def test_ranges_are_drawn_evenly_and_rates_by_their_logarithm() -> None:
     found = drawn(axes, 400, seed=3)
     assert len(found) == 400
     rates = sorted(float(one["learning_rate"]) for one in found)
-    # each decade has a quarter of them: 100, with a standard deviation of 8.7
+    # each decade gets a quarter of the values: 100, with a standard deviation of 8.7
     for decade in range(-6, -2):
         inside = sum(10.0**decade <= rate < 10.0 ** (decade + 1) for rate in rates)
         assert 60 < inside < 140
@@ -63,7 +63,7 @@ def test_ranges_are_drawn_evenly_and_rates_by_their_logarithm() -> None:
 def test_a_longer_search_begins_with_the_shorter_one() -> None:
     _, axes = axes_of(["learning_rate=1e-5..1e-4", "seed=1,2,3"], KEYS)
     assert drawn(axes, 20, 7)[:5] == drawn(axes, 5, 7) != drawn(axes, 5, 8)
-    assert len(drawn(axes[1:], 10, 0)) == 3  # there are no more
+    assert len(drawn(axes[1:], 10, 0)) == 3  # there are no more combinations
 
 
 def test_what_cannot_be_tried() -> None:

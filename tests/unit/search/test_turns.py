@@ -1,4 +1,4 @@
-"""The search of `tune` on hosts whose speed is known: what each setting is worth, and the noise."""
+"""The search of `tune` on hosts with known speed: the effect of each setting, and the noise."""
 
 import random
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ TEXT = "model: m\ndata: d\ntext_columns: [a]\nbatch_size: 64\n"
 
 
 class Hosts:
-    """Hosts with 100 samples a second by default, and a clock."""
+    """Hosts that train 100 samples per second by default, with a clock."""
 
     def __init__(self, worth: Worth, noise: float = 0.0, drift: float = 0.0, seed: int = 0) -> None:
         self.worth, self.noise, self.drift = worth, noise, drift

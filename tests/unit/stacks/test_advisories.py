@@ -21,7 +21,7 @@ FILES = ROOT / "roles/torch_stack/files"
 KNOWN = yaml.safe_load((FILES / "advisories.yml").read_text())
 OF_2026 = {"CVE-2026-24747", "CVE-2026-9856", "CVE-2026-5241"}
 OLDER = {"CVE-2025-32434", "CVE-2023-6730", "CVE-2022-45907"}
-# what each stack has, by its versions of torch and transformers as public advisories list them
+# the advisories of each stack, from public lists by versions of torch and transformers
 EXPECTED = {
     "native-2.14": set(),
     "native": set(),

@@ -1,4 +1,4 @@
-"""The file of the stacks: it has the matched sets, and is in the form that its readers expect."""
+"""The file of the stacks: its sets match, and it has the form that its readers expect."""
 
 import re
 import tomllib
@@ -14,7 +14,7 @@ from tests.programs import ROOT
 from tests.unit.clusters import STACKS
 
 FILE = ROOT / "roles/torch_stack/files/stacks.yml"
-# torch, IPEX, oneccl_bind_pt, the first and the last Python that all three have wheels for
+# torch, IPEX, oneccl_bind_pt, and the first and last Python that all three have wheels for
 TRIOS = """
 1.9.0   1.9.0     1.9.0     3.7  3.7
 1.10.0  1.10.0    1.10.0    3.6  3.9
@@ -49,7 +49,8 @@ def test_the_file_has_the_default_and_then_the_matched_sets_newest_first() -> No
         found.append([*trio, *stack.python])
     expected = [line.split() for line in TRIOS]
     for trio, stack in zip(expected, reversed(plain), strict=True):
-        if stack.state != "documented":  # ftcluster installs it, with its own package beside it
+        # ftcluster installs such stacks together with its own package
+        if stack.state != "documented":
             trio[3] = max(trio[3], NODE_PYTHON, key=numbers)
     assert found == expected
     assert all(numbers(a[0]) < numbers(b[0]) for a, b in pairwise(expected))
@@ -112,7 +113,7 @@ def test_packages_are_found_by_any_spelling() -> None:
     assert stack.version("nothing", "torch") == "2.7.0"
     assert stack.version("nothing") == ""
     assert STACKS["intel-1.9"].has_ipex  # by its previous name
-    # Python is compared by number and without its patch release
+    # Python versions are compared as numbers, without the patch release
     fitting = ["3.9.20", "3.10", "3.13.12", "3.14"]
     assert [STACKS["intel-2.8"].fits_python(v) for v in fitting] == [False, True, True, False]
 

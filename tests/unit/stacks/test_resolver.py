@@ -45,7 +45,7 @@ def test_exact_stacks_meet_all_and_nearest_ones_say_what_differs(wanted: dict[st
     assert bool(found.exact) != bool(found.nearest) == bool(found.reasons)
     assert len(found.nearest) <= MAX_NEAREST
     assert len(set(found.reasons)) == len(found.reasons)
-    # fewer requirements never have fewer stacks
+    # fewer requirements never match fewer stacks
     for part in wanted:
         fewer = match(**{key: value for key, value in wanted.items() if key != part})
         assert all(stack in fewer.exact for stack in found.exact)
@@ -81,7 +81,7 @@ def test_stacks_that_meet_all(wanted: dict[str, Any], names: list[str]) -> None:
 @pytest.mark.parametrize(
     ("wanted", "nearest", "missed", "sources"),
     [
-        # what the projects say about it, by the page that says so
+        # the statements of the projects, each with its page
         ({"torch": "2.8", "ccl": True}, "intel-2.8", "no oneccl_bind_pt", ["torch-ccl"]),
         ({"torch": LATEST, "ipex": True}, "native-2.15", "no IPEX",
          ["intel-extension-for-pytorch"]),
@@ -89,9 +89,9 @@ def test_stacks_that_meet_all(wanted: dict[str, Any], names: list[str]) -> None:
          ["intel-extension-for-pytorch", "accelerate"]),
         ({"ipex": "2.9"}, "intel-2.8", "IPEX 2.8.0 instead of 2.9",
          ["intel-extension-for-pytorch"]),
-        # nothing of it is about earlier releases
+        # the statements do not concern earlier releases
         ({"ipex": "2.4", "python": "3.13"}, "intel-2.7", "IPEX 2.7.0 instead of 2.4", []),
-        # another patch release is nearer than a stack with a lock
+        # another patch release is closer than a stack with a lock
         ({"torch": "2.5.1", "ipex": True}, "intel-2.5", "torch 2.5.0 instead of 2.5.1", []),
         ({"torch": "1.13", "python": "3.12"}, "intel-2.7", "torch 2.7.0 instead of 1.13", []),
         ({"torch": "2.7", "ipex": False}, "intel-2.7", "IPEX 2.7.0", []),

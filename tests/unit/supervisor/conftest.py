@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """A run's folder, whose name no other process has in its environment."""
+    """Make a run's folder whose name no other process has in its environment."""
     folder = tmp_path / "runs" / f"run-{os.getpid()}-{time.monotonic_ns()}"
     folder.mkdir(parents=True)
     return folder

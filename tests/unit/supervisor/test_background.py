@@ -1,4 +1,4 @@
-"""A supervisor that is killed, and one that is a unit of systemd."""
+"""A supervisor that is killed, and a supervisor that is a systemd unit."""
 
 import os
 import pwd
@@ -40,7 +40,7 @@ def pid_of(run_dir: Path) -> int:
 
 
 def kill(run_dir: Path, beside: bool = False) -> None:
-    """Kill the supervisor, once it has a rank, and what would start it again."""
+    """Kill the supervisor once it has a rank, and the process that would restart it."""
     wait_for(lambda: processes_of(run_dir.name))
     pid = pid_of(run_dir)
     if beside:
@@ -50,8 +50,8 @@ def kill(run_dir: Path, beside: bool = False) -> None:
 
 
 def test_a_host_that_was_started_again_is_told_from_a_killed_supervisor(tmp_path: Path) -> None:
-    assert not background.was_rebooted(tmp_path)  # the first one
-    assert not background.was_rebooted(tmp_path)  # killed
+    assert not background.was_rebooted(tmp_path)  # the first supervisor
+    assert not background.was_rebooted(tmp_path)  # the first supervisor was killed
     (tmp_path / background.BOOT_FILE).write_text(background.this_boot().replace("-", "_"))
     assert background.was_rebooted(tmp_path)
     (tmp_path / "launch.json").write_text("{}")
@@ -112,7 +112,7 @@ def test_stop_ends_a_run_whose_supervisor_is_stopped(run_dir: Path) -> None:
     wait_for(lambda: processes_of(run_dir.name))
     pid = pid_of(run_dir)
     parent = parent_of(pid)
-    os.kill(parent, signal.SIGKILL)  # nothing kills it or starts it again
+    os.kill(parent, signal.SIGKILL)  # no process kills or restarts the supervisor
     os.kill(pid, signal.SIGSTOP)
     assert supervisor("stop", run_dir).stdout.splitlines()[0] == "stopped"
     assert until_end(run_dir)["state"] == "stopped"
@@ -169,7 +169,8 @@ def test_a_run_goes_on_when_what_starts_its_supervisor_again_is_killed(run_dir: 
 def test_a_run_without_a_supervisor_is_started_again_and_one_with_it_is_not(run_dir: Path) -> None:
     started(run_dir, WAITS_AT_FIRST, 3)
     before = pid_of(run_dir)
-    assert Path(f"/proc/{before}/cwd").readlink() == Path("/")  # that of its caller may be removed
+    # the caller's current folder may be removed
+    assert Path(f"/proc/{before}/cwd").readlink() == Path("/")
     supervisor("start", run_dir)
     assert pid_of(run_dir) == before
     kill(run_dir, beside=True)
@@ -181,7 +182,7 @@ def test_a_run_without_a_supervisor_is_started_again_and_one_with_it_is_not(run_
 
 
 def test_a_run_that_is_not_prepared_gets_no_supervisor(tmp_path: Path) -> None:
-    """Another control node prepares it, or has lost its power meanwhile."""
+    """Another control node prepares the run, or has lost its power meanwhile."""
     run_dir = tmp_path / "runs" / "mrpc-1"
     run_dir.mkdir(parents=True)
     (run_dir / "job.json").write_text("{}")
@@ -239,7 +240,7 @@ def test_the_unit_is_the_accounts_and_has_its_limits() -> None:
 
 
 def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> None:
-    """Shell scripts that stand in for programs."""
+    """Write shell scripts that replace programs."""
     for name, script in scripts.items():
         (folder / name.replace("_", "-")).write_text(f"#!/bin/sh\n{script}\n")
         (folder / name.replace("_", "-")).chmod(0o755)
@@ -253,7 +254,8 @@ def test_an_accounts_unit_needs_lingering(
     monkeypatch.setattr(background, "SYSTEMD", tmp_path)
     monkeypatch.setattr(background, "LINGER", tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: nobody.pw_uid)
-    monkeypatch.setenv("LOGNAME", "root")  # of who has become nobody
+    # the name of root, although the process has become nobody
+    monkeypatch.setenv("LOGNAME", "root")
     programs(tmp_path, monkeypatch, systemd_run='echo "$1 no bus" >&2; exit 1')
     with pytest.raises(background.NoUnit, match="sudo loginctl enable-linger nobody"):
         background.start_unit(run_dir, "")
@@ -301,7 +303,7 @@ def test_somebody_elses_run_is_not_stopped_and_said_in_a_line(
 def test_root_reads_nothing_in_the_accounts_folder(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """A FIFO keeps only the account waiting, and a link leads it only where it may read."""
+    """A FIFO blocks only the account, and a link leads it only to files that it may read."""
     account = pwd.getpwnam("nobody")
     monkeypatch.setattr(background, "START_SECONDS", 1.0)
     monkeypatch.setattr(background, "BACK_SECONDS", 0.0)
@@ -309,7 +311,7 @@ def test_root_reads_nothing_in_the_accounts_folder(
     with tempfile.TemporaryDirectory(prefix="ftcluster-test-") as folder:
         Path(folder).chmod(0o755)
         run_dir, secret = Path(folder) / "r-1", Path(folder) / "secret"
-        secret.write_text('{"event": "end"}\n')  # root would take the run for ended
+        secret.write_text('{"event": "end"}\n')  # root would consider the run ended
         secret.chmod(0o600)
         run_dir.mkdir()
         (run_dir / name).symlink_to(secret)
@@ -323,12 +325,12 @@ def test_root_reads_nothing_in_the_accounts_folder(
         (run_dir / name).unlink()
         os.mkfifo(run_dir / name)
         os.chown(run_dir / name, account.pw_uid, account.pw_gid)
-        if name == "launch.json":  # which is known to be a file
+        if name == "launch.json":  # this is known to be a regular file
             assert supervisor_module.start(run_dir, account.pw_name) != 0
         else:
             with pytest.raises(TrainError, match="cannot read the run's files"):
                 supervisor_module.start(run_dir, account.pw_name)
-        with pytest.raises(ChildProcessError):  # none is left
+        with pytest.raises(ChildProcessError):  # no child process remains
             os.waitpid(-1, os.WNOHANG)
 
 

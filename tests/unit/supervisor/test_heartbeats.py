@@ -1,4 +1,4 @@
-"""Ranks and hosts in trouble are named from their guardians' reports."""
+"""Ranks and hosts in trouble are identified from their guardians' reports."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ NOW = 100.0
 
 
 def lives(**changes: Any) -> list[RankLife]:
-    """Four ranks on two hosts, at work; `rank2={...}` changes one."""
+    """Return four active ranks on two hosts; `rank2={...}` changes one of them."""
     ranks = [
         RankLife(rank, host, "", heard=NOW, step=7, doing="all-reduce", changed=NOW, busy=NOW)
         for rank, host in enumerate(HOSTS)
@@ -55,7 +55,7 @@ def found(
 
 def test_ranks_at_work_are_no_trouble() -> None:
     assert found(lives()) == []
-    late = lives(rank1={"heard": None})  # it has not started yet
+    late = lives(rank1={"heard": None})  # the rank has not started yet
     assert found(late) == []
     late[1].changed = NOW - 121
     assert found(late) == [("host", "head", 1)]
@@ -78,7 +78,7 @@ def test_a_rank_that_is_out_of_memory_is_named_with_its_memory() -> None:
     reading = json.dumps(activity(os.getppid(), (os.getpid(),))).encode()
     ranks[2].take(read_report(reading), NOW)
     assert 1e6 < ranks[2].memory < 1e11
-    ranks[2].take(read_report(b'{"memory": 4096}'), NOW)  # a script's parent is left
+    ranks[2].take(read_report(b'{"memory": 4096}'), NOW)  # only a script's parent process remains
     ranks[2].take(read_report(b'{"exit": -9, "oom": true}'), NOW)
     (trouble,) = find_trouble(ranks, NOW, Timeouts())
     used = f"{ranks[2].memory / 1e9:.1f} GB"
@@ -88,7 +88,7 @@ def test_a_rank_that_is_out_of_memory_is_named_with_its_memory() -> None:
 
 
 def test_of_several_ranks_without_memory_the_first_is_named() -> None:
-    dead = {"exit": 137, "oom": True}  # a script's process exits for the script
+    dead = {"exit": 137, "oom": True}  # exit of a script's process, which ends for the script
     ranks = lives(rank2={**dead, "changed": NOW}, rank3={**dead, "changed": NOW - 1})
     ranks[0].exit = -9
     assert [(one.cause, one.rank) for one in out_of_memory(ranks)] == [("oom", 3)]
@@ -100,9 +100,9 @@ def test_of_several_ranks_without_memory_the_first_is_named() -> None:
     [
         ({"rank2": {"exit": -9}}, [("signal", "node1", 2)]),
         ({"rank2": {"exit": -9, "oom": True}}, [("oom", "node1", 2)]),
-        ({"rank1": {"exit": 1}}, []),  # it says why by itself
+        ({"rank1": {"exit": 1}}, []),  # the rank itself reports the cause
         ({"rank1": {"exit": 1, "changed": NOW - 6}}, [("exit", "head", 1)]),
-        # the one that was killed is the cause, the others only met its end
+        # the killed rank is the cause; the others only noticed its end
         ({"rank0": {"exit": 1}, "rank2": {"exit": -9}}, [("signal", "node1", 2)]),
         ({"rank3": {"stopped": NOW - 5}}, [("stopped", "node1", 3)]),
         ({"rank3": {"stopped": NOW - 1}}, []),
@@ -115,12 +115,12 @@ def test_of_several_ranks_without_memory_the_first_is_named() -> None:
             [("stopped", "node1", 2)],
         ),
         ({"rank2": {"heard": NOW - 11}, "rank3": {"exit": 0}}, [("host", "node1", None)]),
-        # their host acknowledges what is sent to it
+        # their host acknowledges sent data
         (
             {"rank2": {"heard": NOW - 11}, "rank3": {"heard": NOW - 11, "acked": NOW - 1}},
             [("stopped", "node1", 2), ("stopped", "node1", 3)],
         ),
-        # it closed the connections, so it is there
+        # the host closed the connections, so it is alive
         (
             {"rank2": {"lost": True}, "rank3": {"lost": True}},
             [("signal", "node1", 2), ("signal", "node1", 3)],
@@ -143,13 +143,13 @@ def test_a_hang_is_that_of_the_rank_that_is_behind() -> None:
     assert found(ranks) == [("hung", "head", 1)]
     (trouble,) = find_trouble(ranks, NOW, Timeouts())
     assert (trouble.step, "forward" in trouble.message) == (7, True)
-    ranks[2].doing = "starting"  # until all have met, one may wait for another for longer
+    ranks[2].doing = "starting"  # until all ranks have met, a rank may wait longer for another
     assert found(ranks) == []
     for one in ranks:
         one.changed = one.busy = NOW - 121
     assert found(ranks) == [("hung", "node1", 2)]
     ranks[2].doing = "all-reduce"
-    ranks[3].busy = NOW - 1  # it computes, and the others wait for it
+    ranks[3].busy = NOW - 1  # the rank computes, and the others wait for it
     assert found(ranks) == []
 
 
@@ -176,12 +176,12 @@ def test_a_rank_that_does_not_wake_up_from_the_kernel_is_named() -> None:
     ranks = lives()
 
     def slept(seconds: float, slept: int, doing: str = "forward") -> None:
-        for one in (*ranks[:2], ranks[3]):  # they compute, or wait for it
+        for one in (*ranks[:2], ranks[3]):  # these ranks compute, or wait for rank 2
             one.take({"cpu": seconds, "state": "S"}, NOW + seconds)
         sleep = [4711, slept, "folio_wait"]
         ranks[2].take({"state": "D", "sleep": sleep, "doing": doing}, NOW + seconds)
 
-    for second in range(20):  # it wakes up in between
+    for second in range(20):  # the rank wakes up in between
         slept(second, slept=second)
         assert found(ranks, NOW + second) == []
     slept(29, slept=19)
@@ -203,7 +203,7 @@ def test_a_script_may_wait_for_as_long_as_it_was_given() -> None:
     ranks = lives()
     for one in ranks:
         one.doing, one.changed, one.busy = "script", NOW - 700, NOW - 601
-    ranks[1].busy = NOW - 650  # the first that was idle
+    ranks[1].busy = NOW - 650  # the first rank that was idle
     assert [rank for _, _, rank in found(ranks, hang_seconds=600)] == [1, 0, 2, 3]
     assert found(ranks, hang_seconds=0) == []
     ranks[3].busy = NOW - 599
@@ -224,7 +224,7 @@ def test_a_rank_that_computes_or_uses_disk_or_network_is_not_idle() -> None:
     assert one.busy == 11.0
     one.take({"cpu": 0.9, "wire": 5000, "state": "S", "step": 1, "doing": "forward"}, 12.0)
     assert (one.busy, one.changed, one.step) == (12.0, 12.0, 1)
-    for second, state in enumerate("RRSRRRR", 20):  # others leave it no CPU
+    for second, state in enumerate("RRSRRRR", 20):  # other processes leave it no CPU time
         one.take({"cpu": 0.9, "wire": 5000, "state": state}, float(second))
         assert one.busy == (second if second >= 25 else 12.0)
     # an hour of idling does not hide that it computes again
@@ -247,7 +247,7 @@ def test_a_supervisor_that_was_stopped_is_the_cause() -> None:
     """The guardians have ended their ranks meanwhile."""
     beats = Heartbeats("127.0.0.1", 0, "secret", [HOST] * 2, NOW, Timeouts())
     try:
-        beats.poll(NOW + 16)  # the first time: it has asked other hosts, which had no ranks yet
+        beats.poll(NOW + 16)  # the first poll: other hosts were asked, which had no ranks yet
         assert beats.trouble(NOW + 16) == []
         beats.poll(NOW + 30)
         assert beats.trouble(NOW + 30) == []
@@ -291,7 +291,7 @@ def hung_up(stranger: socket.socket) -> bool:
         return stranger.recv(10) == b""
     except BlockingIOError:
         return False
-    except ConnectionResetError:  # with bytes that nobody has read
+    except ConnectionResetError:  # the connection closed with unread bytes
         return True
 
 
@@ -433,7 +433,7 @@ def test_a_guardian_is_heard_until_it_hangs_up(beats: Heartbeats) -> None:
         guardian.sendall(HELLO + b'{"step": 5, "doing": "for')
         guardian.sendall(b'ward", "state": "S"}\n')
         polled(beats, 1.3)
-        assert guardian.recv(10) == b"beat\nbeat\n"  # the first one is for the hello
+        assert guardian.recv(10) == b"beat\nbeat\n"  # the first beat is for the greeting
         assert (beats.lives[2].step, beats.lives[2].doing) == (5, "forward")
         assert 0 <= time.monotonic() - beats.lives[2].acked < 1.3
         assert beats.lives[1].acked < 0
@@ -443,7 +443,7 @@ def test_a_guardian_is_heard_until_it_hangs_up(beats: Heartbeats) -> None:
     polled(beats, 0.2)
     assert beats.lives[2].lost
     now = time.monotonic()
-    beats.lives[0].exit, beats.lives[1].heard = 1, now - 11  # of a host that was lost
+    beats.lives[0].exit, beats.lives[1].heard = 1, now - 11  # the host was lost
     assert beats.all_gone(now)
     beats.lives[1].heard = now - 9
     assert not beats.all_gone(now)

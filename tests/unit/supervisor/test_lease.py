@@ -1,4 +1,4 @@
-"""One run a host: real processes contend for real locks; shell scripts stand in for mpirun, ssh."""
+"""One run per host: real processes compete for real locks; scripts replace mpirun and ssh."""
 
 import os
 import re
@@ -32,7 +32,7 @@ from tests.unit.supervisor.test_supervisor import (
 )
 
 NAME = "quickstart-20260131-101500-7f3a"
-# a host of its own, with a folder of its own for runs, whose stack is the head's
+# a host with a separate folder for runs, which has the head's stack
 SSH = (
     "mkdir -p {folder}/$3\n"
     'exec sh -c "$(printf %s "$4" | sed s,{folder},{folder}/$3,g)"'
@@ -40,7 +40,7 @@ SSH = (
 
 
 class Holder:
-    """A process that holds a lease, as a supervisor starts it."""
+    """A process that holds a lease, started like a supervisor starts it."""
 
     def __init__(self, runs: Path, run: str, *options: str) -> None:
         self.process = subprocess.Popen(
@@ -79,7 +79,7 @@ sys.exit(lease.main())
 def test_a_host_whose_rules_were_not_loaded_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, found: bool
 ) -> None:
-    """By systemd, here a program, each time that the supervisor asks for the host."""
+    """systemd, here a program, reports it each time that the supervisor asks for the host."""
     systemctl, rules = tmp_path / "systemctl", tmp_path / "firewall.nft"
     systemctl.write_text(f'#!/bin/sh\n[ "$*" = "is-active --quiet {UNIT}" ] && exit {code}\n')
     systemctl.chmod(0o755)
@@ -115,7 +115,7 @@ sys.exit(lease.main())
 def test_a_host_that_shuts_down_gets_no_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A restart follows within a second, while the host still answers."""
+    """A restart follows within a second, while the host still responds."""
     systemctl = tmp_path / "systemctl"
     systemctl.write_text('#!/bin/sh\n[ "$*" = is-system-running ] && echo stopping; exit 1\n')
     systemctl.chmod(0o755)
@@ -171,7 +171,8 @@ def test_a_lease_lasts_as_long_as_processes_of_the_run(
         assert holders[1].ask().startswith(f"taken 0 run {run} ")
         restarted = Holder(tmp_path, run)
         restarted.say("ask")
-        time.sleep(2 * lease.LOOK_SECONDS)  # the run waits for its own ranks longer than for others
+        # the run waits longer for its own ranks than for other ranks
+        time.sleep(2 * lease.LOOK_SECONDS)
         rank.kill()
         assert restarted.process.stdout
         assert restarted.process.stdout.readline() == "held\n"
@@ -208,7 +209,7 @@ def test_a_run_that_shares_takes_the_lease_once_it_is_free(
 
 def test_who_has_it_is_said_with_the_day(tmp_path: Path) -> None:
     assert lease.described("") == "another run is using it"
-    since = "(since 2023-11-14 22:13 UTC)"  # of a version that wrote one line
+    since = "(since 2023-11-14 22:13 UTC)"  # written by a version that wrote one line
     assert lease.described("other 1700000000\n") == f"run other is using it {since}"
     owner = Holder(tmp_path, "a-1", "--by", "ops on\nbastion")
     try:
@@ -234,11 +235,11 @@ def test_the_run_that_was_queued_first_is_the_next_one(tmp_path: Path) -> None:
         assert re.fullmatch(r"taken 2 run a-1 is .*; run b-2 waits for it", late.ask())
         assert lease.usage(tmp_path).endswith("; runs b-2, c-3 wait for it")
         owner.end()
-        # the host is free, but it is another run's turn
+        # the host is free, but another run is first in the queue
         assert late.ask() == "taken 2 run b-2 waits for it"
         assert barging.ask() == "taken 0 runs b-2, c-3 wait for it"
         assert early.ask() == "held"
-        # it gives the host back, because another host is in use, and keeps its place
+        # the run returns the host, because another host is in use, and keeps its place
         early.say("free")
         wait_for(lambda: lease.running(tmp_path) == "")
         assert late.ask() == "taken 2 run b-2 waits for it"
@@ -274,11 +275,11 @@ def test_a_place_is_taken_before_the_lease_and_survives_a_removed_file(tmp_path:
 
 
 def holding(runs: Path) -> list[int]:
-    """Process ids of those that hold the lease or try to."""
+    """Return the ids of processes that hold the lease or wait for it."""
     mark = b"\0".join((b"ftcluster_train.host.lease", b"hold", bytes(runs), b""))
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             if mark in (folder / "cmdline").read_bytes():
                 found.append(int(folder.name))
     return found
@@ -291,7 +292,7 @@ def test_a_restart_keeps_the_lease_or_takes_it_again(
     before = {holder.process.pid for holder in holders}
 
     def owner_alone() -> int:
-        """A process that has been forked is seen with the command of the one that forked it."""
+        """A forked process briefly has the command line of its parent."""
         wait_for(lambda: len(set(holding(tmp_path)) - before) == 1)
         [owner] = set(holding(tmp_path)) - before
         return owner
@@ -321,7 +322,7 @@ def test_a_restart_keeps_the_lease_or_takes_it_again(
 
 
 def launched(folder: Path, name: str, script: str, **more: Any) -> Path:
-    """Have a supervisor launch a shell script as a run of a cluster; returns the run's folder."""
+    """Launch a shell script as a run of a cluster by a supervisor; return the run's folder."""
     run_dir = folder / f"{name}-{os.getpid()}-{time.monotonic_ns()}"
     run_dir.mkdir()
     launch(run_dir, script, **{"hosts": [replace(NODES[0], name="head")], **more})
@@ -346,7 +347,7 @@ def test_a_second_run_is_refused_by_name_and_one_that_shares_is_not(tmp_path: Pa
     assert until_end(third)["state"] == "done"
     assert (tmp_path / "started").exists()
     assert supervisor("stop", first).stdout.splitlines()[0] == "stopped"
-    fourth = launched(tmp_path, "fourth", "true")  # at once
+    fourth = launched(tmp_path, "fourth", "true")  # starts at once
     assert until_end(fourth)["state"] == "done"
 
 

@@ -1,4 +1,4 @@
-"""The check of the links between hosts: real connections between addresses of the loopback."""
+"""The check of links between hosts, with real connections between loopback addresses."""
 
 import sys
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.unit.supervisor.test_supervisor import ssh_on_path
 
 HOSTS = tuple(Host(f"xeon{number}", f"127.0.0.{number}") for number in (1, 2, 3))
 HEAD, A, B = HOSTS
-# a stand-in for ssh: each host is an address of this machine, and its login script prints a line
+# replaces ssh: each host is an address of this machine, and its login script prints a line
 SSH = 'echo Welcome; {special} exec sh -c "$4"'
 CLOSED = "echo 'ftcluster-port 1'; read -r _; echo 'ftcluster-unreached {}'; exec cat"
 CUT = (Gap(A, B, 40001, "timed out"), Gap(B, A, 40002, "timed out"))
@@ -87,7 +87,7 @@ def test_the_ranks_that_wait_are_not_blamed_for_a_link() -> None:
     )
     [kept] = explained_by_links(hung, Links(HOSTS)).errors
     assert kept == {**error, "message": f"{error['message']}; {ALL_REACH}"}
-    # of a rank that has reported a time-out itself
+    # for a rank that has reported a timeout itself
     reported = Ending("failed", 1, [{**error, "cause": "exit"}])
     explained = explained_by_links(reported, Links(HOSTS, CUT))
     assert [fields["cause"] for fields in explained.errors] == ["link", "exit"]

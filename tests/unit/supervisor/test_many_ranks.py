@@ -1,4 +1,4 @@
-"""The supervisor with as many ranks and hosts as a large cluster has."""
+"""The supervisor with the ranks and hosts of a large cluster."""
 
 import os
 import resource
@@ -26,8 +26,8 @@ HOSTS = [Host(f"node{rank // 8}", "127.0.0.1") for rank in range(RANKS)]
 
 
 def test_512_guardians_that_connect_at_once_are_greeted_and_heard(tmp_path: Path) -> None:
-    """Real guardians' greetings; the supervisor polls as seldom as it does during a run."""
-    make_room_for_files(2 * RANKS, 0)  # both ends are here
+    """Real guardians greet; the supervisor polls as rarely as during a run."""
+    make_room_for_files(2 * RANKS, 0)  # both ends are in this process
     (tmp_path / "guard").write_text("secret\n")
     beats = Heartbeats("127.0.0.1", 0, "secret", HOSTS, time.monotonic(), Timeouts())
     greeted: list[Any] = [None] * RANKS
@@ -58,7 +58,7 @@ def test_512_guardians_that_connect_at_once_are_greeted_and_heard(tmp_path: Path
 
 
 class Counted:
-    """In place of Heartbeats; counts the looks at the ranks."""
+    """A stand-in for Heartbeats that counts the checks of ranks."""
 
     def __init__(self) -> None:
         self.polls, self.all_done = 0, False
@@ -72,7 +72,7 @@ class Counted:
 
 
 class Pieces:
-    """In place of a Watch; counts the pieces of output."""
+    """A stand-in for a Watch that counts the pieces of output."""
 
     def __init__(self) -> None:
         self.count, self.over = 0, False
@@ -108,7 +108,7 @@ def test_much_output_does_not_have_the_supervisor_look_at_all_ranks_each_time(
 def test_room_is_made_for_files(
     monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, room: int | None
 ) -> None:
-    """The usual limit is 1024; 512 leases have three pipes each, and so many ranks a connection."""
+    """The usual limit is 1024; 512 leases have three pipes each, and each rank has a connection."""
     made: list[Any] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _what: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda _what, limits: made.append(limits))
@@ -128,7 +128,7 @@ def test_an_account_that_may_not_open_as_many_files_is_told(
 
 
 def test_the_last_of_many_hosts_is_asked_too() -> None:
-    """The numbers of its pipes are too high for select()."""
+    """The descriptors of its pipes are too high for select()."""
     make_room_for_files(2 * RANKS, 0)
     first = os.open(os.devnull, os.O_RDONLY)
     held = [os.dup(first) for _ in range(1024)]
@@ -143,7 +143,7 @@ def test_the_last_of_many_hosts_is_asked_too() -> None:
 
 
 def test_a_host_whose_connection_hangs_does_not_keep_the_others_leases_waiting() -> None:
-    """The pipe of that host is full in the end."""
+    """The pipe of that host fills up in the end."""
     holder = _Holder(HOSTS[0], ["sleep", "60"], Timeouts())
     thread = threading.Thread(
         target=lambda: [holder.send(bytes(1 << 16)) for _ in range(3)], daemon=True

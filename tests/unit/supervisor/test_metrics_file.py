@@ -1,4 +1,4 @@
-"""The file with a run's numbers for Prometheus, and the dashboard that reads it."""
+"""The file with a run's metrics for Prometheus, and the dashboard that shows them."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def test_the_numbers_of_a_run() -> None:
     assert found["ftcluster_communication_ratio",] == pytest.approx(0.1)
     assert found["ftcluster_wait_ratio", "0", "node1"] == 0
     assert found["ftcluster_wait_ratio", "1", "node2"] == pytest.approx(0.4)
-    # rank 0 works 9 of 10 s, rank 1 works 5
+    # rank 0 is active 9 of 10 s, and rank 1 5 of 10 s
     assert found["ftcluster_straggler_score", "0", "node1"] == pytest.approx(9 / 7)
     assert found["ftcluster_straggler_score", "1", "node2"] == pytest.approx(5 / 7)
     assert found["ftcluster_run_state", "running"] == 1
@@ -102,7 +102,7 @@ def test_after_a_restart_the_ranks_count_from_zero() -> None:
     ]
     found = values(numbers(*again))
     assert found["ftcluster_restart_count",] == 1
-    assert found["ftcluster_sent_bytes_per_step",] == 4e6  # of 3 steps
+    assert found["ftcluster_sent_bytes_per_step",] == 4e6  # in 3 steps
 
 
 def test_while_no_rank_computes_the_numbers_say_so() -> None:
@@ -145,7 +145,7 @@ def test_the_rules_are_about_what_the_file_has() -> None:
 
 @pytest.mark.needs("promtool")
 def test_the_rules_raise_their_alarms() -> None:
-    """By the word of Prometheus itself."""
+    """Prometheus itself evaluates the rules."""
     done = subprocess.run(
         [PROMTOOL, "test", "rules", RULES_TEST.name], cwd=RULES_TEST.parent, capture_output=True,
         text=True, check=False,
@@ -180,7 +180,7 @@ def test_both_formats_of_prometheus_read_it(read: Any) -> None:
         for sample in family.samples:
             assert sample.labels.keys() == {"run", *labels}
             assert sample.labels["run"] == 'a"\\\nb'
-            assert sample.timestamp is None  # node_exporter refuses them
+            assert sample.timestamp is None  # node_exporter refuses timestamps
     never = {"checkpoint_step", "end_info", "failed_save_info", "free_bytes", "slow_host_ratio"}
     assert families.keys() == GAUGES.keys() - {f"ftcluster_{name}" for name in never}
 
@@ -195,7 +195,7 @@ def test_a_file_is_written_as_a_whole_beside_the_runs(tmp_path: Path) -> None:
     file.write(launch)  # before the first event
     writer.write("start", **{k: v for k, v in START.items() if k not in ("event", "time")})
     with (run_dir / "events.jsonl").open("a") as events:
-        events.write('{"event": "st')  # being written
+        events.write('{"event": "st')  # a line that is being written
     file.write(launch, step=7)
     text = (tmp_path / "metrics/mrpc-1.prom").read_text()
     assert 'ftcluster_step{run="mrpc-1"} 7\n' in text
@@ -203,11 +203,11 @@ def test_a_file_is_written_as_a_whole_beside_the_runs(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "metrics").iterdir()] == ["mrpc-1.prom"]
     before = file.path.stat().st_mtime_ns
     file.tick(launch, [RankLife(0, "node1", "10.0.0.1", step=8)])
-    assert file.path.stat().st_mtime_ns == before  # it was just written
+    assert file.path.stat().st_mtime_ns == before  # the file was just written
 
 
 def test_failed_saves_are_counted_and_the_last_error_is_a_label() -> None:
-    """The texts are those of a real disk that was full, from tests/faults/results.jsonl."""
+    """The texts come from a real full disk, in tests/faults/results.jsonl."""
     results = (ROOT / "tests/faults/results.jsonl").read_text().splitlines()
     full = [one for one in map(json.loads, results) if one.get("fault") == "full-disk"]
     texts = [one["cause"] for one in full if one["cause"].startswith("no checkpoint")]
@@ -251,9 +251,9 @@ def test_a_run_that_continues_without_a_host_says_so(tmp_path: Path) -> None:
     text = file.path.read_text()
     assert 'ftcluster_missing_hosts{run="mrpc-1"} 1\n' in text
     assert 'ftcluster_drained_hosts{run="mrpc-1"} 2\n' in text
-    assert 'host="node2"' not in text  # it has no ranks
+    assert 'host="node2"' not in text  # the host has no ranks
     [free] = re.findall(r'ftcluster_free_bytes\{run="mrpc-1",host="node1"\} (\S+)', text)
-    disk = shutil.disk_usage(run_dir).free  # the head measures its own
+    disk = shutil.disk_usage(run_dir).free  # the head measures its own disk
     assert float(free) == pytest.approx(disk, rel=0.1)
 
 
@@ -294,7 +294,7 @@ def test_the_dashboard_shows_what_is_written() -> None:
 
 @pytest.mark.needs("promtool")
 def test_the_table_of_runs_has_a_row_for_each_run(tmp_path: Path) -> None:
-    """Grafana joins rows whose common columns are equal, and a metric's name is such a column."""
+    """Grafana joins rows with equal common columns, and the metric's name is such a column."""
     dashboard = json.loads((ROOT / "docs/grafana-dashboard.json").read_text())
     tables = [panel for panel in dashboard["panels"] if panel["type"] == "table"]
     assert all(t["expr"].startswith("max by (run") for panel in tables for t in panel["targets"])

@@ -1,4 +1,4 @@
-"""Runs of other versions: documents that older code wrote, and older code that reads today's."""
+"""Runs of other versions: documents of older code, and older code with today's documents."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.programs import ROOT
 from tests.unit.supervisor.test_supervisor import supervisor
 
 TRAIN = ROOT / "train/ftcluster_train"
-# as the release of 26 November wrote it: mpirun's command instead of hosts with ranks
+# written by the release of 26 November: mpirun's command instead of hosts with ranks
 OLDER = {
     "argv": ["/opt/ft/current/bin/mpirun", "-n", "2"],
     "env": {},
@@ -79,10 +79,11 @@ def test_documents_of_the_previous_release_are_read(older: Path, tmp_path: Path)
 
 
 def test_the_previous_release_reads_todays_documents(older: Path, tmp_path: Path) -> None:
-    """Without their numbers, which `run_folder` does not write for its hosts."""
+    """Without format numbers, which `run_folder` does not write for its hosts."""
     from ansible_collections.ftcluster.cluster.plugins.modules.run_folder import without_number
 
-    previous.python(older, WRITE, str(tmp_path))  # what is read is written again by today's code
+    # today's code writes the documents again after reading them
+    previous.python(older, WRITE, str(tmp_path))
     (tmp_path / "events.jsonl").unlink()
     for name, document in (
         ("launch.json", read_launch(tmp_path).to_dict()),
@@ -100,7 +101,7 @@ def test_the_previous_release_reads_todays_documents(older: Path, tmp_path: Path
 
 
 def test_each_program_that_the_previous_release_starts_is_there(older: Path) -> None:
-    """By the names that its control node and its modules start programs by."""
+    """The previous release's control node and modules start programs by these names."""
     launch = "common/ftcluster_common/launch.py"
     text = "".join(
         path.read_text(errors="replace")
@@ -139,7 +140,7 @@ def test_a_launch_that_is_too_old_says_so_and_what_to_do(tmp_path: Path) -> None
 
 
 def test_a_run_of_an_older_version_is_stopped_by_force(tmp_path: Path) -> None:
-    """By its id and the marks of its processes; its launch.json is not read."""
+    """Stop by the id and the marks of the processes; launch.json is not read."""
     older_run(tmp_path)
     (tmp_path / "hub_token").write_text("hf_secret")
     rank = subprocess.Popen(["sleep", "1000"], env={**os.environ, "FTCLUSTER_RUN": tmp_path.name})

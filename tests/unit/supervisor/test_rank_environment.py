@@ -5,7 +5,9 @@ import os
 import ssl
 import subprocess
 import sys
-from urllib.request import getproxies_environment  # which huggingface_hub and requests go by
+
+# huggingface_hub and requests use these variables
+from urllib.request import getproxies_environment
 
 import pytest
 
@@ -13,7 +15,7 @@ from ftcluster_common.protocol.launch import RENDEZVOUS_PORTS
 from ftcluster_train.supervisor.rank_environment import rank_environment, without_credentials
 from tests.programs import NODE_PATH
 
-# as requests/sessions.py has them, and this Python's OpenSSL
+# as in requests/sessions.py, and in this Python's OpenSSL
 CERTIFICATES_OF_REQUESTS = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 OPENSSL = ssl.get_default_verify_paths()
 CERTIFICATES_OF_OPENSSL = (OPENSSL.openssl_cafile_env, OPENSSL.openssl_capath_env)
@@ -22,7 +24,7 @@ CERTIFICATES_OF_OPENSSL = (OPENSSL.openssl_cafile_env, OPENSSL.openssl_capath_en
 def test_the_environment_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     monkeypatch.setenv("HF_HOME", "/cache")
-    monkeypatch.setenv("SLURM_CONF", "/opt/slurm/slurm.conf")  # which mpirun's srun reads
+    monkeypatch.setenv("SLURM_CONF", "/opt/slurm/slurm.conf")  # mpirun's srun reads this variable
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
     found = rank_environment({"OMP_NUM_THREADS": "4"}, "/stack")
     assert "AWS_SECRET_ACCESS_KEY" not in found
@@ -70,7 +72,7 @@ def test_credentials_of_this_host_are_not_sent_to_others() -> None:
         "-n", "2", "python",
     ]  # fmt: skip
     assert without_credentials(argv, {"HF_HOME": "/b"}, {}) == argv
-    # an empty one of the launch, which hides those of the hosts, has to get there
+    # an empty variable of the launch, which hides the hosts' variables, must reach them
     assert without_credentials(argv, {"HF_TOKEN": ""}, {"HF_TOKEN": ""}) == argv
 
 
@@ -127,7 +129,7 @@ rank_environment.RENDEZVOUS_PORTS = range(29500, 29501)
 hold(MPI_PORTS)
 found.append(said())
 print(json.dumps(found))
-"""  # with the first process of their namespace all others end
+"""  # the end of a namespace's first process ends all its processes
 
 
 @pytest.mark.needs("root", "network", "pid")

@@ -57,25 +57,26 @@ FAILED = Ending("failed", 1, [restarts._killed(LAUNCH)], restartable=True)
         ("012", "", "", 0, "012"),
         ("012", "34", "", 0, "012"),  # spares stay idle
         ("012", "34", "2", 0, "013"),
-        ("012", "34", "1", 2, "032"),  # the others keep their ranks; before one is left out
+        # the other hosts keep their ranks; a spare is used before a host is skipped
+        ("012", "34", "1", 2, "032"),
         ("012", "34", "12", 0, "034"),
         ("013", "42", "1", 0, "043"),  # the second loss
-        ("013", "2", "1", 0, "023"),  # what was lost first is back
-        ("012", "3", "23", 0, ""),  # too few
+        ("013", "2", "1", 0, "023"),  # the first lost host is back
+        ("012", "3", "23", 0, ""),  # too few hosts
         ("012", "3", "23", 2, "01"),
         ("012", "3", "12", 2, "03"),
         ("012", "3", "123", 2, ""),
-        ("012", "3", "0", 1, ""),  # no other host has the head's part
-        ("01", "2", "", 2, "012"),  # what was left out is back
+        ("012", "3", "0", 1, ""),  # only the head can have the head's ranks
+        ("01", "2", "", 2, "012"),  # a skipped host is back
         ("01", "2", "2", 2, "01"),
         ("02", "1", "2", 1, "01"),
-        ("02", "1", "2", 0, ""),  # of 3
+        ("02", "1", "2", 0, ""),  # a minimum of 3
     ],
 )
 def test_hosts_of_a_restart(
     hosts: str, idle: str, lost: str, min_nodes: int, expected: str
 ) -> None:
-    """`idle` are spares but for those that an earlier restart has left out: `hosts` were 3."""
+    """`idle` are spares without hosts that an earlier restart skipped: `hosts` were 3."""
     chosen, others, gone, wanted = (
         tuple(HOSTS[int(number)] for number in numbers) for numbers in (hosts, idle, lost, expected)
     )
@@ -102,11 +103,11 @@ def test_the_launch_on_other_hosts_and_its_notice() -> None:
 def test_a_spare_at_once_then_the_host_that_is_back_and_else_fewer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each start ends with the loss of a worker; the hosts that are off do not answer."""
+    """Each start ends with the loss of a worker; hosts that are off do not respond."""
     off: set[RankHost] = set()
     tried: list[str] = []
     announced: list[str] = []
-    after = [{HOSTS[1]}, {HOSTS[3]}, {HOSTS[1], HOSTS[3]}]  # off after each start
+    after = [{HOSTS[1]}, {HOSTS[3]}, {HOSTS[1], HOSTS[3]}]  # hosts that are off after each start
 
     def run_ranks(launch: Launch, _run: SupervisedRun, notice: str = "") -> Ending:
         tried.append("".join(host.name[-1] for host in launch.hosts))
@@ -128,7 +129,7 @@ def test_a_spare_at_once_then_the_host_that_is_back_and_else_fewer(
     )
     began = time.monotonic()
     assert restarts.run_with_restarts(launch, run, again=False).state == "done"
-    assert time.monotonic() - began < restarts.HOST_RETRY_SECONDS  # nothing was waited for
+    assert time.monotonic() - began < restarts.HOST_RETRY_SECONDS  # the restart did not wait
     assert tried == ["012", "012", "032", "032", "012", "012", "032", "02"]
     assert announced == [
         "",
@@ -165,7 +166,7 @@ def test_who_is_waited_for_is_said_until_it_is_back(
     said = [str(one["doing"]) for one in events(tmp_path)]
     assert said[0] == f"waiting for {host} (0:00 of 2:00)"
     assert said[-1] == f"waiting for {host} (1:00 of 2:00)"
-    assert len(said) == 5  # one every 15 s
+    assert len(said) == 5  # one message every 15 s
     row = read_run(tmp_path, alive=True)
     assert (row.state, row.doing) == ("running", said[-1])
 
@@ -186,14 +187,14 @@ def test_a_restart_without_a_host_says_so(
     assert notices(run_dir)[1:] == [
         f"continuing without node2: ssh from the head fails (connection refused): {refused}"
     ]
-    wait_for(removed.exists)  # it may be on again by now
+    wait_for(removed.exists)  # the host may be back by now
     assert removed.read_text() == f"{NODES[1].address} rm -rf {run_dir}/snapshots\n"
 
 
 def test_a_changed_key_ends_the_run_at_once_although_the_lease_is_still_held(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection of the lease is older than the new key, and mpirun needs a new connection."""
+    """The lease's connection is older than the new key, and mpirun needs a new connection."""
     changed = tmp_path / "changed"
     (tmp_path / "message").write_text(printed_by("changed"))
     fails = f"[ -e {changed} ] && {{ cat {tmp_path}/message >&2; exit 255; }}"

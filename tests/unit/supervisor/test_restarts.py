@@ -1,4 +1,4 @@
-"""Restarts, with real guardians; a shell script stands in for mpirun."""
+"""Restarts with real guardians; a shell script replaces mpirun."""
 
 import json
 import sys
@@ -32,7 +32,7 @@ def started(
     ends: str = "code > 128 ? 255 : code",  # as Hydra does
     **launch_fields: Any,
 ) -> None:
-    """Have the supervisor launch a program as a rank under its guardian."""
+    """Launch a program as a rank under its guardian by a supervisor."""
     script = (
         f"export PYTHONPATH={NODE_PATH}:{site_packages} PMI_RANK=0; "
         f"'{sys.executable}' -m ftcluster_train.host.bind sh -c '{program}'; "
@@ -72,7 +72,7 @@ def test_a_killed_rank_is_started_again(
     ],
 )
 def test_what_was_killed_is_named(tmp_path: Path, pids: str, cause: str) -> None:
-    """The end of mpirun is also that of the guardians."""
+    """The end of mpirun also ends the guardians."""
     started(tmp_path, f'[ "$FTCLUSTER_RESTART" = 1 ] || {{ kill -9 {pids}; sleep 9; }}', 1)
     assert until_end(tmp_path)["state"] == "done"
     [notice] = notices(tmp_path)
@@ -97,7 +97,7 @@ def test_a_clock_that_jumps_back_changes_nothing(run_dir: Path, tmp_path: Path) 
 def test_mpirun_that_is_stopped_does_not_keep_a_run_from_its_end(run_dir: Path) -> None:
     started(run_dir, 'kill -STOP $(cut -d" " -f4 /proc/$PPID/stat)', 0, ends="141")
     end = until_end(run_dir)
-    assert (end["state"], end["exit_code"]) == ("done", 0)  # Hydra meets closed pipes then
+    assert (end["state"], end["exit_code"]) == ("done", 0)  # then Hydra meets closed pipes
 
 
 def test_of_several_that_were_killed_the_first_is_the_cause(run_dir: Path) -> None:
@@ -112,7 +112,7 @@ def test_of_several_that_were_killed_the_first_is_the_cause(run_dir: Path) -> No
 
 
 def script(run_dir: Path, text: str, max_restarts: int = 0, hang_seconds: float = 0.0) -> None:
-    """Have the supervisor launch a user's script on one rank."""
+    """Launch a user's script on one rank by a supervisor."""
     (run_dir / "script.py").write_text(text)
     job = {"program": ["script.py"], "start": str(run_dir)}
     (run_dir / "job.json").write_text(json.dumps({"run": "r", "prefix": "/p", "script": job}))

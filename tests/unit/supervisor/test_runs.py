@@ -104,7 +104,7 @@ def test_the_newest_run_is_first_and_damage_is_survived(tmp_path: Path) -> None:
 
 
 def test_the_last_step_of_thousands_of_ranks_is_seen(tmp_path: Path) -> None:
-    """The event after it has two times of each rank."""
+    """The next event has two times for each rank."""
     times = [12345.678901] * 4096
     events = []
     for number in range(1, 10):
@@ -159,7 +159,7 @@ def test_no_answer_grows_with_the_number_of_runs(
     page, left = list_runs(tmp_path, ["r12", "r0001"], most=2)
     assert ([one.run[:5] for one in page], left) == (["r1299", "r1298"], 99)
     assert len(find_jobs(tmp_path, "r")) == 20
-    assert list_runs(tmp_path, skip=1800) == ([], 0)  # `clean` has removed some meanwhile
+    assert list_runs(tmp_path, skip=1800) == ([], 0)  # `clean` has removed some runs meanwhile
 
 
 def test_an_ended_run_is_read_once_and_whatever_the_index_says_it_is_right(
@@ -179,7 +179,8 @@ def test_an_ended_run_is_read_once_and_whatever_the_index_says_it_is_right(
     monkeypatch.setattr(runs_module, "run_there", run_there)
     assert list_runs(tmp_path) == listed
     assert again == []
-    EventWriter(tmp_path / "c-1").write("end", **FINISH)  # of a supervisor that came back
+    # written by a supervisor that was restarted
+    EventWriter(tmp_path / "c-1").write("end", **FINISH)
     assert {one.run: one.state for one in list_runs(tmp_path)[0]} == {
         "a-1": "done", "b-1": "done", "c-1": "done",
     }  # fmt: skip
@@ -215,7 +216,7 @@ def test_a_job_says_whether_it_or_one_that_it_continues_has_saved_a_state(tmp_pa
     make_run(tmp_path, "a-1")
     state = tmp_path / "a-1/snapshots/state-7"
     state.mkdir(parents=True)
-    assert not find_jobs(tmp_path, "a-1")["a-1"]["saved"]  # it was not completed
+    assert not find_jobs(tmp_path, "a-1")["a-1"]["saved"]  # the checkpoint is incomplete
     (state / "manifest.json").touch()
     assert find_jobs(tmp_path, "a-1")["a-1"]["saved"]
     (make_run(tmp_path, "a-2") / "job.json").write_text(json.dumps({"resume": ["a-1"]}))
@@ -234,7 +235,7 @@ def test_a_run_of_a_slurm_job_may_be_on_another_host(
     programs.mkdir()
     (programs / "squeue").write_text('#!/bin/sh\n[ "$3" = --jobs=12 ] && cat "$0.txt"\n')
     (programs / "squeue").chmod(0o755)
-    # the last task of an array has the array's id; squeue lists the others too
+    # the last task of an array has the array's id; squeue lists the other tasks too
     (programs / "squeue.txt").write_text("11 12_0 COMPLETED\n12 12_1 RUNNING\n")
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
     assert [one.state for one in list_runs(runs)[0]] == ["running"]
@@ -263,7 +264,7 @@ def test_an_event_after_a_torn_line_begins_on_its_own(tmp_path: Path) -> None:
     events.write("end", **FINISH)
     assert has_ended(tmp_path)
     assert [event["event"] for event in read_events(tmp_path)] == ["phase", "end"]
-    # an end that is torn is none
+    # a truncated end event does not count
     file.write_bytes(file.read_bytes()[:-1])
     assert not has_ended(tmp_path)
 
@@ -320,11 +321,11 @@ def test_caches_are_emptied_but_for_what_a_run_uses(tmp_path: Path) -> None:
     model = {"model": f"{tmp_path}/models/us\u00e9d", "data": f"{tmp_path}/data/used"}
     (goes_on / "job.json").write_text(json.dumps({"recipe": model}))
     prepares = make_run(runs, "c-1")
-    sizes = clear_caches(runs, [], keep=False)  # whatever it is going to use
+    sizes = clear_caches(runs, [], keep=False)  # cached files that a preparing run may use
     assert {whole > 0 and unused == 0 for whole, unused in sizes.values()} == {True}
     for path in (goes_on, prepares):
         os.utime(path / "job.json", (1, 1))
-    # it was made long ago and, on this host, waits for its head
+    # the run was made long ago and waits for its head on this host
     sizes = clear_caches(runs, ["b-1"], keep=True)
     assert all((tmp_path / name).exists() for name in names)
     assert clear_caches(runs, ["b-1"], keep=False) == sizes

@@ -1,4 +1,4 @@
-"""Hosts that fall behind during a training."""
+"""Hosts that become slow during a training."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ IDLE = {"mhz": 2600, "throttled": 0, "stolen": 0.0, "swap": 0, "programs": []}
 
 
 def interval(work: Sequence[float], step: int = 0, tokens: int = 1000) -> Interval:
-    """A window in which each rank works so many seconds a step."""
+    """Return a window in which each rank works these seconds per step."""
     ranks = tuple(RankTimes(one * STEPS, 0.0, 0.0, 0.0) for one in work)
     return Interval(step, STEPS, 0.0, WINDOW_SECONDS, ranks, tokens * STEPS, 0.0)
 
@@ -37,18 +37,18 @@ def test_a_host_that_is_slower_than_the_others_is_named_once() -> None:
     slow = SlowHosts(["a", "a", "b", "b", "c", "c"])
     even, late = [1.0, 1.0, 1.1, 1.0, 1.0, 1.0], [1.0, 1.0, 1.1, 1.5, 1.0, 1.0]
     assert slow.add(interval(even)) == []
-    assert slow.add(interval(late, 20)) == []  # it may be a moment
+    assert slow.add(interval(late, 20)) == []  # it may be only a moment
     (found,) = slow.add(interval(late, 30))
     assert found == Behind("b", 30, 1.5, 1.0, True, pytest.approx(1.5))
     assert slow.add(interval(late)) == []
     assert slow.add(interval(even)) == []
     (again,) = slow.add(interval(even, 60))
     assert (again.host, again.ratio) == ("b", 0.0)
-    # a moment or a tenth is not named
+    # a short delay, or a difference of a tenth, is not reported
     slow = SlowHosts(["a", "b"])
     for work in ([1.0, 2.0], [1.0, 1.0], [1.0, 2.0], [1.0, 1.1], [1.0, 1.1], [1.0, 1.1]):
         assert slow.add(interval(work)) == []
-    # one that becomes slower than it was is
+    # a host that becomes slower than before is reported
     slow = SlowHosts(["old", "new"])
     for _ in range(3):
         assert slow.add(interval([1.0, 0.9])) == []
@@ -64,7 +64,7 @@ def test_a_single_host_is_compared_with_itself_by_tokens() -> None:
     assert found[0] == []
     (one,) = found[1]
     assert (one.host, one.others, round(one.ratio, 3)) == ("a", False, 1.3)
-    # short intervals make a window together
+    # short intervals together make a window
     slow = SlowHosts(["a", "b"])
     ranks = (RankTimes(1.0, 0, 0, 0), RankTimes(2.0, 0, 0, 0))
     third = Interval(1, 1, 0.0, WINDOW_SECONDS / 3 + 0.1, ranks, 10, 0.0)
@@ -114,7 +114,7 @@ def test_it_becomes_an_event_of_the_run(tmp_path: Path, monkeypatch: pytest.Monk
 def test_other_programs_of_this_host_are_seen_and_the_runs_own_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(activity, "NAMED_PROGRAMS", 1000)  # beside whatever runs here
+    monkeypatch.setattr(activity, "NAMED_PROGRAMS", 1000)  # more than this machine runs besides
     monkeypatch.setattr(activity, "LEAST_CORES", 0.0)
     loop = "while True: pass"
     start = [sys.executable, "-c", loop]

@@ -1,7 +1,7 @@
-"""Causes of failed connections, from messages that OpenSSH printed.
+"""Causes of failed connections, recognized in messages of OpenSSH.
 
-openssh.json has the output of `ssh` for hosts, keys and accounts that were made to fail: each case
-was provoked on hosts of the testbed, with the client and server of Debian 12.
+openssh.json has the output of `ssh` for hosts, keys and accounts that fail: each case was provoked
+on hosts of the testbed, with the client and server of Debian 12.
 """
 
 import json

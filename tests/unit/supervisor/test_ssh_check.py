@@ -27,7 +27,7 @@ CHANGED = """\
 IT IS POSSIBLE THAT SOMEONE IS DOING SOMETHING NASTY!
 Host key verification failed.\r
 """
-# It behaves as the file that is named after the address says, and writes down how it was called.
+# The program behaves as the file named after the address says, and records its calls.
 SSH = """\
 #!/bin/sh
 here=$(dirname "$0")
@@ -41,7 +41,7 @@ exit 255
 
 @pytest.fixture
 def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of an `ssh` on PATH that reaches everything unless a file there says more."""
+    """Make a folder with an `ssh` on PATH that reaches every host unless a file says otherwise."""
     (tmp_path / "ssh").write_text(SSH)
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
@@ -57,7 +57,7 @@ def test_hosts_that_answer_are_no_problems(ssh: Path) -> None:
     assert sorted((ssh / "calls").read_text().splitlines()) == [
         f"-F /opt/mesh/ssh_config 10.0.0.{n} true" for n in (1, 2, 3)
     ]
-    # a banner in another encoding is no failure of its own
+    # a banner in another encoding is not a failure
     words = "Zugriff verweigert für Unbefugte".encode("latin-1")
     (ssh / "10.0.0.1").write_bytes(words + b"\nConnection closed \xff\n")
     (refusal,) = refusals(hosts(1), "c")

@@ -1,4 +1,4 @@
-"""A run's hold on its stack, and what setup does about it. Real processes hold real locks."""
+"""A run's lock on its stack, and how setup handles it; real processes hold real locks."""
 
 import contextlib
 import fcntl
@@ -47,7 +47,7 @@ time.sleep(60)
 
 @pytest.fixture
 def stack(tmp_path: Path) -> Path:
-    """A finished stack with a node package."""
+    """Make a complete stack with a node package."""
     path = tmp_path / "stacks" / "native-1"
     path.mkdir(parents=True)
     for name in (".complete", ".complete-node_agent"):
@@ -59,7 +59,7 @@ def stack(tmp_path: Path) -> Path:
 def run_on(
     stack: Path, *words: str, variable: str = "FTCLUSTER_RUN"
 ) -> Iterator["subprocess.Popen[str]"]:
-    """A process of a run, in whose environment the run's id is."""
+    """Start a process of a run, which has the run's id in its environment."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(stack), *words],
         env={"PYTHONPATH": NODE_PATH, variable: RUN, "PATH": os.environ["PATH"]},
@@ -83,14 +83,14 @@ def test_who_uses_a_stack_is_told_by_name(stack: Path) -> None:
         runs = stack.parents[1] / "runs"
         stop = f"{stack}/bin/python -I -m ftcluster_train.host.supervisor stop {runs}/{RUN}"
         assert str(caught.value) == (
-            f"the run {RUN} uses the stack native-1 here, which would be changed or removed; "
-            f"wait for the end, or end it on the head: {stop}"
+            f"the run {RUN} uses the stack native-1 here, so the stack cannot be "
+            f"changed or removed; wait until the run ends, or end it on the head: {stop}"
         )
         process.kill()
         process.wait()
-        with without_runs(stack):  # the kernel has given the lock back
+        with without_runs(stack):  # the kernel has released the lock
             pass
-    with run_on(stack), run_on(stack):  # ranks share it
+    with run_on(stack), run_on(stack):  # ranks share the lock
         assert runs_on(stack) == [RUN]
     with without_runs(stack.with_name("none")):
         pass
@@ -120,7 +120,7 @@ def test_what_a_process_becomes_or_leaves_behind_holds_it_too(stack: Path) -> No
         with pytest.raises(InUse, match=RUN), without_runs(stack):
             pass
         for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the process has ended
                 if any(path.resolve() == stack for path in (folder / "fd").iterdir()):
                     os.kill(int(folder.name), 9)
 
@@ -131,7 +131,7 @@ def test_who_locks_a_stack_without_being_a_run_is_named_by_process_and_user(stac
         named = f"^process {process.pid} of {user} has a lock on the stack native-1 here"
         with pytest.raises(InUse, match=named), without_runs(stack):
             pass
-    # a run is also known by its folder
+    # a run is also recognized by its folder
     with run_on(stack, f"/opt/ftcluster/runs/{RUN}", variable="OTHER"):
         assert runs_on(stack) == [RUN]
 
@@ -225,7 +225,7 @@ def test_the_lock_is_refused_where_the_setup_would_change_what_a_run_uses(
             failed = ask(digest="d2", check=check)
             assert failed["msg"].startswith(f"the run {RUN} uses the stack native-1")
         assert not (tmp_path / ".setup").exists()
-        assert "msg" not in ask(digest="d1")  # it has this node package already
+        assert "msg" not in ask(digest="d1")  # the stack has this node package already
         assert RUN in ask()["msg"]  # a teardown
     assert "msg" not in ask(digest="d2")
 

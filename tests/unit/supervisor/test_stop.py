@@ -1,4 +1,4 @@
-"""SIGTERM, with a real supervisor and guardian; a shell script stands in for mpirun."""
+"""SIGTERM with a real supervisor and guardian; a shell script replaces mpirun."""
 
 import getpass
 import os
@@ -18,7 +18,7 @@ from tests.programs import wait_for
 from tests.unit.supervisor.test_restarts import started
 from tests.unit.supervisor.test_supervisor import notices, processes_of, supervisor, until_end
 
-# takes its time, as a rank that saves does; "deaf" never ends
+# takes its time, like a rank that saves; "deaf" never ends
 RANK = f"""
 import os, signal, sys, time
 folder, step, deaf = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
@@ -32,11 +32,11 @@ time.sleep(0.5)
 print("{STOPPED_LINE}", flush=True)
 """
 
-LONG = 600.0  # a grace time that no test waits for
+LONG = 600.0  # a grace time that no test reaches
 
 
 def training(run_dir: Path, *words: str, **fields: Any) -> tuple[int, int, int]:
-    """Start a training with one rank; the process ids of supervisor, guardian and rank."""
+    """Start a training with one rank; return the ids of supervisor, guardian and rank."""
     program = run_dir / "rank.py"
     program.write_text(RANK)
     started(
@@ -47,7 +47,7 @@ def training(run_dir: Path, *words: str, **fields: Any) -> tuple[int, int, int]:
     )
     pids = run_dir / "pids"
     wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 2)
-    time.sleep(1.5)  # the supervisor has heard of the rank's step
+    time.sleep(1.5)  # until the supervisor has received the rank's step
     rank, guardian = map(int, pids.read_text().split())
     return int((run_dir / "supervisor.pid").read_text()), guardian, rank
 
@@ -56,7 +56,7 @@ def training(run_dir: Path, *words: str, **fields: Any) -> tuple[int, int, int]:
 def test_a_training_saves_and_ends_with_143(run_dir: Path, who: int) -> None:
     pids = training(run_dir, "7")
     os.kill(pids[who], signal.SIGTERM)
-    if who == 1:  # as a shutdown does
+    if who == 1:  # as during a shutdown
         os.kill(pids[2], signal.SIGTERM)
     end = until_end(run_dir)
     assert (end["state"], end["exit_code"]) == ("stopped", 143)
@@ -78,7 +78,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 def test_ranks_that_do_not_end_in_the_grace_time_are_ended(run_dir: Path) -> None:
     training(run_dir, "7", "deaf")
-    assert seconds_of(lambda: supervisor("stop", run_dir)) > 2.0  # the grace time of the test
+    assert seconds_of(lambda: supervisor("stop", run_dir)) > 2.0  # the test's grace time
     assert until_end(run_dir)["state"] == "stopped"
     assert processes_of(run_dir.name) == []
 
@@ -113,7 +113,7 @@ def test_a_stop_whose_exception_python_drops_is_seen_at_the_next_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Forks:
-        """Stands in for what Python calls at a fork: what it raises goes to the same hook."""
+        """A stand-in for the function that Python calls at a fork; its errors reach one hook."""
 
         def __del__(self) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -142,9 +142,9 @@ def test_slurm_may_signal_every_process_several_times(
     monkeypatch.setenv("SLURMD_NODENAME", "head")
     in_job: dict[str, Any] = {"slurm_job": "12", "env": {"SLURM_JOB_ID": "12"}}
     supervisor_, guardian, rank = training(run_dir, "7", "deaf", **in_job, grace_seconds=5.0)
-    for pause in (2.2, 1.0):  # a guardian takes signals 2 s later for a second request
+    for pause in (2.2, 1.0):  # a guardian treats signals 2 s later as a second request
         os.kill(supervisor_, signal.SIGTERM)
         os.kill(guardian, signal.SIGTERM)
         time.sleep(pause)
-    assert rank in processes_of(run_dir.name)  # it may still save
+    assert rank in processes_of(run_dir.name)  # the rank may still save
     assert until_end(run_dir)["state"] == "stopped"

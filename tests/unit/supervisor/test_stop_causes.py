@@ -1,4 +1,4 @@
-"""Tests of the sentences about who stopped a run."""
+"""The sentences about who stopped a run."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from ftcluster_train.supervisor.stop_causes import (
 )
 
 TWELVE = 43384.0  # 12:03:04 on the first day of 1970
-# from strace at a reboot of Debian 12: si_signo=SIGTERM, si_code=SI_USER, si_pid=1, si_uid=0
+# from strace during a reboot of Debian 12: si_signo=SIGTERM, si_code=SI_USER, si_pid=1, si_uid=0
 REBOOT = Received(15, 1, "root", "systemd", stopping=True)
 USER = Received(15, 4711, "ops", "bash")
 SAVED = Ending("stopped", 143, [])
@@ -26,7 +26,7 @@ KILLED = Ending("failed", 1, [{"message": "killed", "hint": "", "host": "xeon2",
 
 
 def lives(*received: Received | None) -> list[RankLife]:
-    """One rank on each host: xeon1, the head, xeon2 and so on."""
+    """Return one rank on each host: xeon1, the head, xeon2 and so on."""
     return [
         RankLife(rank, f"xeon{rank + 1}", f"10.0.0.{rank}", received=one, signalled=TWELVE + rank)
         for rank, one in enumerate(received)

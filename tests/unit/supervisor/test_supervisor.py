@@ -1,4 +1,4 @@
-"""The supervisor with real processes; a shell script stands in for mpirun."""
+"""The supervisor with real processes; a shell script replaces mpirun."""
 
 import contextlib
 import json
@@ -30,8 +30,8 @@ NODES = [
     RankHost(f"node{number}", address, CORES)
     for number, address in enumerate(("127.0.0.1", "10.0.0.12", "10.0.0.13"), 1)
 ]
-# the last word of the program is a script in place of mpirun; ranks that do not end by themselves
-# would cost a test all of the usual grace period
+# the program's last argument is a script that replaces mpirun; without this setting, ranks that do
+# not end would cost a test the whole grace period
 IMPATIENT = """
 import sys
 from dataclasses import replace
@@ -75,7 +75,7 @@ def launch(
     hosts: Sequence[RankHost] = NODES[:1],
     **fields: Any,
 ) -> None:
-    """Have the supervisor launch a shell script instead of mpirun."""
+    """Launch a shell script instead of mpirun by a supervisor."""
     started = Launch(
         run_dir=str(run_dir),
         program=(mpirun,),
@@ -95,7 +95,7 @@ def launch(
 def events(run_dir: Path) -> list[dict[str, object]]:
     path = run_dir / "events.jsonl"
     text = path.read_text() if path.exists() else ""
-    whole = text[: text.rfind("\n") + 1]  # the last line may still be written
+    whole = text[: text.rfind("\n") + 1]  # the last line may be incomplete
     return [json.loads(line) for line in whole.splitlines()]
 
 
@@ -130,7 +130,7 @@ def parent_of(pid: int) -> int:
 
 
 def ssh_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """A shell script that stands in for ssh."""
+    """Put a shell script on PATH that replaces ssh."""
     ssh = folder / "bin" / "ssh"
     ssh.parent.mkdir()
     ssh.write_text(f"#!/bin/sh\n{script}\n")
@@ -138,7 +138,7 @@ def ssh_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> N
     monkeypatch.setenv("PATH", f"{ssh.parent}{os.pathsep}{os.environ['PATH']}")
 
 
-# of a stand-in for ssh: the head reaches its host, and it gives a run the host's lease
+# a script that replaces ssh: the head reaches its host, which grants a run the lease
 LEASE = (
     'case "$*" in *ftcluster-reached) exec echo ftcluster-reached;; '
     "*host.lease*) while read -r _; do echo held; done; exit;; esac"
@@ -149,7 +149,7 @@ LEASE = (
 def test_the_end_is_written_once_a_full_disk_has_space(run_dir: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", run_dir], check=True)
     filler = run_dir / "filler"
-    # also the last page of the events
+    # includes the last page of the events
     script = (
         "cd $RUN_DIR; size=$(stat -c %s events.jsonl); "
         """printf '{"event": "notice", "message": "%*s"}\\n' $((8192 - 35 - size % 4096)) x """
@@ -159,7 +159,7 @@ def test_the_end_is_written_once_a_full_disk_has_space(run_dir: Path) -> None:
         launch(run_dir, script, env={"RUN_DIR": str(run_dir)})
         wait_for(lambda: filler.exists() and filler.stat().st_size > 3 << 20)
         wait_for(lambda: len(processes_of(run_dir.name)) < 2)  # mpirun has ended
-        time.sleep(0.5)  # until the supervisor would have written it
+        time.sleep(0.5)  # the time after which the supervisor would have written the end
         filler.unlink()
         assert until_end(run_dir)["state"] == "failed"
         assert not [*run_dir.glob(".*.partial")]
@@ -169,7 +169,7 @@ def test_the_end_is_written_once_a_full_disk_has_space(run_dir: Path) -> None:
 
 @pytest.mark.needs("mount")
 def test_a_disk_without_inodes_is_full_too(run_dir: Path) -> None:
-    """A user's quota has the same effect: bytes are free."""
+    """A user's quota has the same effect: some bytes are free."""
     subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=64m,nr_inodes=4", "tmpfs", run_dir], check=True
     )
@@ -193,7 +193,7 @@ def test_a_good_run_ends_done(run_dir: Path) -> None:
     said = (run_dir / "ranks.log").read_text()
     assert "hello" in said
     assert "MASTER_PORT=" in said
-    assert "s3cret" not in said  # only what the ranks need is handed on
+    assert "s3cret" not in said  # only variables that the ranks need are passed on
 
 
 def test_a_failed_run_tells_its_last_words(run_dir: Path) -> None:
@@ -261,7 +261,7 @@ def test_stop_while_a_host_does_not_answer(
 ) -> None:
     started, pid = tmp_path / "started", tmp_path / "pid"
     ssh_on_path(tmp_path, monkeypatch, f"echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 600")
-    # ssh may take longer than the end is waited for here
+    # ssh may take longer than this test waits for the end
     launch(run_dir, f"touch {started}", hosts=NODES[:2], timeout_seconds=600.0)
     wait_for(pid.exists)
     try:
@@ -289,8 +289,8 @@ def test_ranks_get_the_environment_of_oneccl(run_dir: Path, tmp_path: Path) -> N
     assert until_end(run_dir)["state"] == "done"
     lines = (run_dir / "ranks.log").read_text().splitlines()
     assert {"CCL_ROOT=/ccl", "LD_LIBRARY_PATH=/ccl/lib"} < set(lines)
-    assert "CCL_WORKER_COUNT=1" in lines  # the plan's word is above the script's
-    # the stack's folder stays before the binding's
+    assert "CCL_WORKER_COUNT=1" in lines  # the plan has precedence over the script
+    # the stack's folder stays before the binding's folder
     assert any(line.startswith(f"PATH={sys.prefix}/bin:/ccl/bin:") for line in lines)
 
 
@@ -314,7 +314,7 @@ def test_other_users_can_read_nothing_of_a_run(run_dir: Path) -> None:
     assert [path for path in left if path.stat().st_mode & 0o027] == []
 
 
-# keeps what it is called with and what it is given, as the other hosts would
+# stores its arguments and its input, as the other hosts would
 HOSTS = LEASE + '\necho "$@" >> "{folder}/argv"; cat >> "{folder}/$3.stdin"'
 
 
@@ -336,7 +336,7 @@ def test_ranks_have_the_token_for_as_long_as_they_run(
     assert asked.count(f"umask 077 && cat > {file}\n") == 2
     assert asked.count(f"rm -f {file}\n") == 2
     assert "hf_s3cret" not in asked
-    (run_dir / "ranks.log").unlink()  # where this test has put it itself
+    (run_dir / "ranks.log").unlink()  # the test itself put the log there
     assert not any("hf_s3cret" in path.read_text() for path in run_dir.iterdir())
 
 
@@ -371,7 +371,7 @@ def test_a_run_whose_token_does_not_come_is_ended(
     file = run_dir / "hub_token"
     launch(run_dir, "sleep 300", env={"HF_TOKEN_PATH": str(file)})
     wait_for((run_dir / "supervisor.pid").exists)
-    (run_dir / ".ftcluster-0f").write_text("hf_s3")  # of a writer that was killed
+    (run_dir / ".ftcluster-0f").write_text("hf_s3")  # written by a process that was killed
     assert supervisor("stop", run_dir).stdout.splitlines()[0] == "stopped"
     assert not (run_dir / ".ftcluster-0f").exists()
     monkeypatch.setattr(rank_environment, "ARRIVAL_SECONDS", 0)
@@ -387,7 +387,7 @@ def test_a_token_of_a_supervisor_that_was_killed_goes_with_stop_and_sweep(
     launch(run_dir, "sleep 300", token="hf_s3cret", hosts=NODES)
     wait_for((run_dir / "ranks.log").exists)
     supervisor_pid = int((run_dir / "supervisor.pid").read_text())
-    os.kill(parent_of(supervisor_pid), signal.SIGKILL)  # nothing starts it again
+    os.kill(parent_of(supervisor_pid), signal.SIGKILL)  # no process restarts it
     os.kill(supervisor_pid, signal.SIGKILL)
     assert (run_dir / "hub_token").exists()
     while supervisor("stop", run_dir).stdout.splitlines()[0] != "not running":
@@ -431,7 +431,7 @@ def test_a_run_of_a_slurm_job_is_supervised_on_its_first_node_only(
 def test_a_command_to_copy_is_one_command_whatever_others_have_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run's launch.json in a folder that several users share, and what squeue prints."""
+    """launch.json may be shared, and squeue prints others' text."""
     planted = tmp_path / "planted"
     hostile = f'1; touch {planted} #$(touch {planted})`touch {planted}`\n\'"touch {planted}"'
     run = tmp_path / "run-1"

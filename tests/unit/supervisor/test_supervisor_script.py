@@ -1,4 +1,4 @@
-"""The supervisor with a user's script; a shell script stands in for mpirun and labels lines."""
+"""The supervisor with a user's script; a shell script replaces mpirun and labels lines."""
 
 import json
 from pathlib import Path
@@ -28,12 +28,12 @@ def launch(run_dir: Path, script: str, world_size: int = 2) -> None:
 
 
 def say(run_dir: Path, rank: int, text: str) -> str:
-    """A command that says something as mpirun says it of a rank."""
+    """Return a command that prints a line as mpirun prints a rank's line."""
     return f"printf %s '[{run_dir.name} {rank}] {text}'"
 
 
 def ended(run_dir: Path, rank: int, code: int = 0, name: str = "") -> str:
-    """A command that reports how a rank's script ended."""
+    """Return a command that reports how a rank's script ended."""
     return say(run_dir, rank, RankEnd(rank, f"node{rank}", code, name).line()) + " >&2"
 
 
@@ -62,9 +62,10 @@ def test_a_good_script(run_dir: Path) -> None:
     assert [one["name"] for one in events(run_dir) if one["event"] == "backend"] == ["impi"]
     assert (run_dir / "logs/rank-1.log").read_text() == "other"
     log = (run_dir / "logs/rank-0.log").read_text()
-    assert log in ("half a line\na warning", "a warninghalf a line\n")  # two pipes, one moment
+    # two pipes at the same moment
+    assert log in ("half a line\na warning", "a warninghalf a line\n")
     environment = (run_dir / "logs/mpirun.log").read_text()
-    assert "HF_HUB_OFFLINE" not in environment  # a script may load from the Hub by itself
+    assert "HF_HUB_OFFLINE" not in environment  # a script may load from the Hub itself
     assert "MASTER_PORT=" in environment
     assert "s3cret" not in environment
 
@@ -197,7 +198,7 @@ def test_of_a_script_that_hangs_the_rank_in_no_collective_is_named(run_dir: Path
     watch.close()
     (named,) = watch.blame(hung)
     assert (named.rank, named.message) == (1, "hung in script; it is in f, /r/data.py:6")
-    assert watch.blame([hung[1], hung[0]]) == [hung[1]]  # the one that was idle first
+    assert watch.blame([hung[1], hung[0]]) == [hung[1]]  # the rank that was idle first
     killed = [Trouble("head", 0, 0, "signal", "killed"), Trouble("head", 1, 0, "signal", "killed")]
     assert watch.blame(killed) == killed
     banner = "RANK 1 PID 9 RUNNING AT head\n=   KILLED BY SIGNAL: 9 (Killed)\n"

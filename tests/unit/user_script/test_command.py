@@ -13,7 +13,7 @@ from ftcluster.user_script.command import Script, doubtful_paths, read_words
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """A current folder with a project in it."""
+    """Make a current folder with a project."""
     project = tmp_path / "project"
     (project / "data").mkdir(parents=True)
     (project / "pkg").mkdir()

@@ -1,4 +1,4 @@
-"""Features that a script uses and a stack lacks; tests/engine has transformers' arguments."""
+"""Features that a script uses and a stack lacks; tests/engine tests transformers' arguments."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def found(folder: Path, stack: str, words: str, text: str = PARSER) -> list[Inco
         ("native", "bf16", "bf16"),
         ("native", "bf16 use_cpu", ""),
         ("intel-2.8", "bf16 no_cuda", ""),
-        ("intel-2.7", "bf16", ""),  # was allowed then
+        ("intel-2.7", "bf16", ""),  # these versions allowed it
     ],
 )  # fmt: skip
 def test_flags_by_stack(tmp_path: Path, stack: str, words: str, names: str) -> None:
@@ -91,7 +91,7 @@ def test_packages_that_the_stack_lacks_are_named(tmp_path: Path) -> None:
     ]
     source = read_source(tmp_path / "train.py", tmp_path)
     assert incompatibilities(source, [], STACKS["native"], STACKS, brings=True) == []
-    (tmp_path / "evaluate.py").touch()  # its own
+    (tmp_path / "evaluate.py").touch()  # the script's own module
     assert len(found(tmp_path, "native", "", text)) == 1
 
 

@@ -66,7 +66,7 @@ def test_too_many_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_much_names_what_is_large(folder: Path) -> None:
     (folder / "data").mkdir()
     with (folder / "data/large.bin").open("wb") as file:
-        file.truncate(files.MAX_BYTES + 1)  # sparse
+        file.truncate(files.MAX_BYTES + 1)  # a sparse file
     with pytest.raises(UsageError) as caught:
         choose_files(folder)
     assert (

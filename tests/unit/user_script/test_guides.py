@@ -1,4 +1,4 @@
-"""The response of `run` to the commands of the guides, followed to the letter."""
+"""The hints of `run` for the commands of the guides, followed exactly."""
 
 import shlex
 import shutil
@@ -20,7 +20,7 @@ COMMAND = "ftcluster run -- "
 
 
 def copied(guide: Guide, folder: Path) -> Path:
-    """The script as a reader has it: transformers' own, or one with the same command line."""
+    """Copy the script as a reader has it: transformers' own, or a script with its command line."""
     source = script_folder(guide.script)
     if source:
         shutil.copytree(source, folder, dirs_exist_ok=True)
@@ -30,7 +30,7 @@ def copied(guide: Guide, folder: Path) -> Path:
 
 
 def followed(words: list[str], where: Path) -> list[str]:
-    """The words after one answer; the same words if nothing was said against them."""
+    """Return the words after following one hint; the same words if there was no hint."""
     try:
         script = read_words(words, False, where.parent)
     except UsageError as answer:

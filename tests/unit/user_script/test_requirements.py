@@ -36,7 +36,7 @@ def test_packages_as_pip_reads_them(tmp_path: Path) -> None:
         more="old ; python_version < '3'\n--pre\n",
         limits="numpy<3\n",
     )
-    # packaging has changed how it writes a URL
+    # packaging has changed its form of URLs
     asked = [text.replace("wheel@", "wheel @") for text in found.for_pip(STACK, False)]
     assert asked == [
         "trl[peft]>=0.20", 'Tool.Kit==1.0; python_version > "3"',

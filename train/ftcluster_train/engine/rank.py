@@ -393,7 +393,7 @@ def disk_full(folder: Path) -> TrainError:
     free = shutil.disk_usage(folder).free
     return TrainError(
         f"the disk of {folder} is full ({free / 1e6:.0f} MB free)",
-        "free some space there; ftcluster keeps each run in a folder beside it",
+        "free some space there; the folders of all runs are next to this folder",
     )
 
 

@@ -178,7 +178,7 @@ def _named(what: str, names: Any) -> list[str]:
 def _refusal(folder: Path, problems: Sequence[str]) -> NotAsTrainedError:
     return NotAsTrainedError(
         f"the model saved in {folder}, loaded again with transformers "
-        f"{transformers.__version__}, is not the one that was trained: {'; '.join(problems)}",
+        f"{transformers.__version__}, differs from the trained model: {'; '.join(problems)}",
         "it is kept for inspection only, do not use it; the trained weights are in "
-        "state.safetensors of the newest folder in checkpoints or snapshots beside it",
+        "state.safetensors in the newest folder of checkpoints or snapshots next to it",
     )

@@ -30,7 +30,7 @@ from ftcluster_train.io.events import EventWriter
 
 TURNS = (5, 50)  # minimum and maximum number of turns for a size; in a turn each backend sums once
 TYPES = ("fp32", "bf16")
-PACE_BYTES = 1 << 20  # times of smaller sizes do not predict those of larger ones
+PACE_BYTES = 1 << 20  # times of smaller sizes do not predict the times of larger sizes
 
 Reduce = Callable[[Any], object]  # sums a tensor over all ranks in place
 

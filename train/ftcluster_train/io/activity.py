@@ -141,7 +141,7 @@ def sockets_of(pids: Iterable[int]) -> set[int]:
     """Return the inodes of the sockets that processes have open."""
     inodes = set()
     for pid in pids:
-        with contextlib.suppress(OSError):  # the process has ended, or is another user's
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             for path in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):  # the socket is closed by now
                     if match := SOCKET.fullmatch(str(path.readlink())):

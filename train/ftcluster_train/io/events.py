@@ -89,7 +89,7 @@ class EventWriter:
 
 
 class EventTail:
-    """A reader of the events that a run appends; if many are new, it skips those in the middle.
+    """A reader of the events that a run appends; if many are new, it skips the middle ones.
 
     Args:
         from_end: True to skip events that exist already.

@@ -128,7 +128,7 @@ class Splitter:
     def _take(self, text: bytes, pieces: list[tuple[int | None, bytes]]) -> None:
         line_end = text.find(b"\n") + 1
         if self._rank is not None and line_end:
-            # the next line of a rank has a label of its own
+            # the next line of a rank has its own label
             pieces.append((self._rank, text[:line_end]))
             self._rank, text = None, text[line_end:]
         if text:

@@ -35,7 +35,7 @@ def run_of(process: Path) -> str:
     """Return the id of a process's run, read from its folder in /proc; "" if it has none.
 
     Raises:
-        OSError: the process has ended, or is another user's.
+        OSError: the process has ended, or belongs to another user.
     """
     match = MARK.search((process / "environ").read_bytes())
     return match[1].decode(errors="replace") if match else ""

@@ -97,7 +97,7 @@ def read_sender(info: Any, ancestors: Collection[int]) -> Received:
     pid, number = info.si_pid, info.si_signo
     process = Path(f"/proc/{pid}")
     internal, program = pid in ancestors, ""
-    with contextlib.suppress(OSError):  # it has ended, or is another user's
+    with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
         text = (process / "comm").read_text(encoding="utf-8", errors="replace").strip()
         program = "".join(letter if letter.isprintable() else "?" for letter in text)
         run = os.environ.get(RUN_VARIABLE)

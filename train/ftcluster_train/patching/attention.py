@@ -223,7 +223,7 @@ def _fits(
     causal: bool,
     shared: bool,
 ) -> bool:
-    """Return True if the kernel supports the shapes, given those of the queries.
+    """Return True if the kernel supports the shapes, given the shapes of the queries.
 
     All tensors have four dimensions. Keys and values have the batch size and heads of the queries,
     or size 1 there. If `shared`, several heads of queries may also share a head of keys. A mask

@@ -158,7 +158,7 @@ def parts_without_kernel(model: nn.Module, used: Collection[str]) -> str:
     Args:
         used: result of `kernels_in_use`.
     """
-    if not simd.is_available():  # another notice says so
+    if not simd.is_available():  # another notice reports this
         return ""
     return "; ".join(dict.fromkeys(_own_code(model, used)))
 

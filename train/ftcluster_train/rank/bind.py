@@ -117,7 +117,7 @@ def torchrun_place(placement: Mapping[str, Any], environ: Mapping[str, str]) -> 
 
 
 def variables(place: Place, threads: int) -> dict[str, str]:
-    """Return variables for the program: its host's variables, and those that torchrun sets."""
+    """Return variables for the program: its host's variables, and the variables of torchrun."""
     return {
         **place.env,
         "OMP_NUM_THREADS": str(threads),

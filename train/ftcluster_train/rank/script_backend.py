@@ -31,7 +31,8 @@ def use_planned_backend() -> None:
 def _torch() -> None:
     """Set torch's default for CPUs, which Lightning also uses."""
     groups: Any = importlib.import_module("torch.distributed.distributed_c10d")
-    importlib.import_module("ftcluster_train.mpi")  # torch before 2.5 does not load it by itself
+    # torch before 2.5 does not load the backend automatically
+    importlib.import_module("ftcluster_train.mpi")
     defaults = getattr(groups.Backend, "default_device_backend_map", {})
     if os.environ.get(BACKEND_VARIABLE) == IMPI:
         defaults["cpu"] = IMPI
@@ -63,7 +64,7 @@ def _accelerate() -> None:
     def prepared(
         self: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None
     ) -> tuple[str | None, Any]:
-        # PartialState alone ignores the variable: each rank would train by itself
+        # PartialState alone ignores the variable, so each rank would train alone
         cpu = cpu or os.environ.get(ACCELERATE_CPU_VARIABLE) == "true"
         chosen, kind = prepare(self, cpu, sagemaker_dp, backend)
         if chosen == GLOO and not backend and groups.is_initialized():

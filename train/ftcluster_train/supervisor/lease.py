@@ -68,7 +68,7 @@ class LeaseHolder:
 
     Attributes:
         by: user and machine that started the run; "" if unknown.
-        share: True if the run starts without the lease, and takes it when it is free.
+        share: True if the run starts without the lease, and takes the lease when it is free.
         ends: expected end in seconds since 1970; 0 if it is not known.
         held: True while this process has the lease.
     """

@@ -42,7 +42,7 @@ ALL_REACH = "all hosts reach each other"
 
 @dataclass(frozen=True)
 class Gap:
-    """A host that cannot connect to another one.
+    """A host that cannot connect to another host.
 
     Attributes:
         port: TCP port at which `other` listened.

@@ -16,9 +16,9 @@ from ftcluster_common.protocol.rank_times import Interval, interval_between
 from ftcluster_train.io.events import EventTail, EventWriter
 from ftcluster_train.supervisor.rank_life import RankLife
 
-SLOWER = 1 / 0.85  # 15 % fewer steps a second than the others, or than itself before
-WINDOW_SECONDS = 30.0  # over which times are compared
-WINDOWS = 2  # a host is reported after so many slow windows in a row
+SLOWER = 1 / 0.85  # 15 % fewer steps per second than other hosts, or than earlier
+WINDOW_SECONDS = 30.0  # length of the windows that are compared
+WINDOWS = 2  # number of consecutive slow windows after which a host is reported
 LEAST_EARLIER = 3  # earlier windows that a comparison of a host with itself needs
 LOOK_SECONDS = 5.0
 STOLEN, SLOW_CLOCK = 0.03, 0.9  # the same limits as in a check, see `health.outliers`
@@ -89,7 +89,7 @@ class SlowHosts:
         relative, compared = {}, {}
         for name, host in self._hosts.items():
             rest = [other for other_name, other in seconds.items() if other_name != name]
-            # batches differ in length, but for all hosts alike
+            # batches differ in length, but equally for all hosts
             now = seconds[name] / (median_low(rest) if rest else tokens)
             alone = now / median(host.earlier) if len(host.earlier) >= LEAST_EARLIER else 0.0
             beside = now if rest else 0.0

@@ -43,7 +43,7 @@ class Tickets:
             os.close(self._descriptor)
             self._descriptor = None
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
-        # an earlier process of the same run may still have the file, or another one removes it
+        # an earlier process of the same run may still have the file, or another process removes it
         if try_lock(descriptor, EXCLUSIVE) and _is_at(descriptor, path):
             self._descriptor = descriptor
         else:

@@ -157,7 +157,7 @@ def check_source(folder: Path, trained: TrainedFields, kind: str) -> None:
         InputError, UsageError: the model cannot be exported, or a file may run as code.
     """
     if not trained.task:
-        raise InputError(f"{folder} has no {trained.missing}, which says what the model is for")
+        raise InputError(f"{folder} has no {trained.missing}, which names the model's task")
     if (folder / "adapter_config.json").is_file():
         raise InputError(
             f"{folder} has adapters only", "train with merge_adapters=true, or merge them with peft"

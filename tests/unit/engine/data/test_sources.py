@@ -45,8 +45,8 @@ def test_rows_of_a_folder(tmp_path: Path) -> None:
     found = load_rows(str(tmp_path), None)
     assert list(found) == ["train", "validation_matched"]
     assert list(found["train"]) == [{"a": 1}, {"a": 2}]
-    assert list(found["train"]) == list(found["train"])  # can be gone through again
-    # a line that is no row
+    assert list(found["train"]) == list(found["train"])  # the rows can be iterated again
+    # an invalid line
     (tmp_path / "train.jsonl").write_text('{"a": 1}\n\n[]\n')
     with pytest.raises(DataError, match=r"train\.jsonl:3: not a JSON object"):
         list(load_rows(str(tmp_path), None)["train"])
@@ -120,7 +120,7 @@ def test_a_set_that_is_not_labelled() -> None:
         (["pos", "neg ", "pos"], ["neg", "pos"], {"neg": 0, " pos": 1}),
         ([True, False], ["false", "true"], {True: 1}),
         (["0", "2", "1"], ["0", "1", "2"], {"2": 2, 0: 0}),
-        ([0.0, 1.0], ["0", "1"], {1.0: 1}),  # of pandas
+        ([0.0, 1.0], ["0", "1"], {1.0: 1}),  # written by pandas
         ([1, 2], ["1", "2"], {1: 0, "2": 1}),
         ([7372, 6021], ["6021", "7372"], {6021: 0, 7372: 1}),
         (["01", "1"], ["01", "1"], {"01": 0, "1": 1}),

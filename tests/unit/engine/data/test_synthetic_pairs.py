@@ -37,12 +37,12 @@ def test_validation_speaks_of_what_training_never_names() -> None:
 
 def test_they_are_varied() -> None:
     rows = generate(1, 4000, "train")
-    assert len({row["sentence1"] for row in rows}) > 1990  # twins have one in common
+    assert len({row["sentence1"] for row in rows}) > 1990  # twin pairs share a sentence
     assert len({word for row in rows for word in words(row["sentence2"])}) > 75
 
 
 def bag_of_words(row: Row) -> dict[str, float]:
-    """Words of each sentence, those in one only, those in both, overlap and lengths."""
+    """Return words of each sentence, words in one only, words in both, overlap and lengths."""
     one, two = words(row["sentence1"]), words(row["sentence2"])
     found = {f"1:{word}": 1.0 for word in one} | {f"2:{word}": 1.0 for word in two}
     found |= {f"only:{word}": 1.0 for word in (one - two) + (two - one)}
@@ -54,14 +54,14 @@ def bag_of_words(row: Row) -> dict[str, float]:
 
 
 def word_pairs(row: Row) -> dict[str, float]:
-    """Every word of the first sentence with every word of the second: synonyms by heart."""
+    """Return each pair of a word of the first and a word of the second sentence."""
     one, two = words(row["sentence1"]), words(row["sentence2"])
     return {f"{a}>{b}": 1.0 for a in one - two for b in two - one} | {"bias": 1.0}
 
 
 @pytest.mark.parametrize("features", [bag_of_words, word_pairs])
 def test_counting_words_is_chance(features: Callable[[Row], dict[str, float]]) -> None:
-    """Logistic regression, trained on the training rows, does not get far on validation."""
+    """Logistic regression on the training rows performs like chance on the validation rows."""
     train = [(features(row), int(row["label"])) for row in generate(7, 3000, "train")]
     validation = [(features(row), int(row["label"])) for row in generate(7, 400, "validation")]
     weights: dict[str, float] = defaultdict(float)

@@ -1,4 +1,4 @@
-"""Token samples of earlier runs are found again, and only where nothing differs."""
+"""Token samples of earlier runs are reused only if nothing has changed."""
 
 import os
 import time
@@ -71,7 +71,7 @@ def test_the_longest_unused_go(tmp_path: Path) -> None:
     for number in range(KEPT_SETS):
         folder, _ = cached_tokens(cache, f"k{number}", lambda _: [])
         os.utime(folder, (number, number))
-    cached_tokens(cache, "k0", lambda _: [])  # used again
+    cached_tokens(cache, "k0", lambda _: [])  # the samples are used again
     cached_tokens(cache, "new", lambda _: [])
     assert {path.name for path in cache.iterdir()} == {
         "new", "k0", *(f"k{number}" for number in range(2, KEPT_SETS))

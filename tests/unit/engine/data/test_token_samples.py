@@ -1,4 +1,4 @@
-"""Token samples: packed, stored, shared by ranks."""
+"""Token samples: packed, stored, and divided among ranks."""
 
 import io
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     rows = [[i % 1000] * 700 for i in range(300)]
     many = write(tmp_path / "many", rows)
     assert [sample["input_ids"] for sample in many] == rows
-    # the digest is that of the values
+    # the digest depends on the values
     one, same, other = (
         write(tmp_path / name, [[1, 2], [last]]).about["sha256"]
         for name, last in (("a", 3), ("b", 3), ("c", 4))

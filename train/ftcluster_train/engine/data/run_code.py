@@ -26,7 +26,7 @@ from ftcluster_common.user_code import (
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io.fsync import write_atomically
 
-NOT_INSTALLED = "the hosts have only the packages of the stack: use what it has (ftcluster stacks)"
+NOT_INSTALLED = "the hosts have only the packages of the stack, so use only them (ftcluster stacks)"
 CORRECT = "correct the file, and start again as a new run"
 
 Metrics = Callable[[Sequence[Any], Sequence[Any]], dict[str, float]]

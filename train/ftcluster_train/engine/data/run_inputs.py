@@ -1,4 +1,4 @@
-"""The file RUN_DIR/inputs.json, which tells the ranks where a host has model and data."""
+"""The file RUN_DIR/inputs.json, with the locations of model and data on a host, for the ranks."""
 
 import json
 from dataclasses import asdict, dataclass, field

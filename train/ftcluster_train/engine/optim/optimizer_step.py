@@ -119,7 +119,7 @@ def _check_names(kind: str, extra: dict[str, Any]) -> None:
         raise TrainError(
             f"transformers {transformers_version} has no schedule {kind}; it has "
             f"{', '.join(schedules)}",
-            "use another one: training.lr_scheduler_type=NAME; or set up a newer stack: "
+            "use another schedule: training.lr_scheduler_type=NAME; or set up a newer stack: "
             "ftcluster stacks",
         )
     parameters = inspect.signature(schedules[kind]).parameters

@@ -25,13 +25,13 @@ ENDS: Message = {"role": "assistant", "content": "Bye."}
 
 
 def chatml(messages: Sequence[Message], prompt: bool) -> str:
-    """Return a conversation in the format that Qwen uses."""
+    """Return a conversation in the format of Qwen."""
     written = [f"<|{m['role']}|>{m['content']}<|end|>\n" for m in messages]
     return "".join(written) + ("<|assistant|>" if prompt else "")
 
 
 def thinking(messages: Sequence[Message], prompt: bool) -> str:
-    """Thoughts are asked for, and those of answers before the last one are left out."""
+    """Keep the last answer's thoughts, and omit the thoughts of earlier answers."""
     last = len(messages) - 1
     short = [
         {**m, "content": m["content"].rpartition("</think>")[2] if i < last else m["content"]}
@@ -49,10 +49,10 @@ def test_every_answer_of_a_conversation_is_learned() -> None:
     [text] = marked_texts(conversation, chatml)
     assert text.text == chatml(conversation.messages, False)
     assert learned([text]) == [["Four.<|end|>\n", "Bye.<|end|>\n"]]
-    # of a prompt with answers only the completion is
+    # in a prompt with answers, only the completion is a target
     prompted = Conversation([ASKS, ANSWERS, THANKS, ENDS], first=3)
     assert learned(marked_texts(prompted, chatml)) == [["Bye.<|end|>\n"]]
-    # a function that is called
+    # a function call
     calls: Message = {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}
     found = marked_texts(Conversation([ASKS, calls, ANSWERS]), chatml)
     assert learned(found) == [["None<|end|>\n", "Four.<|end|>\n"]]
@@ -69,7 +69,7 @@ def test_an_answer_that_changes_once_others_follow_is_a_text_of_its_own() -> Non
 
 
 def writes_thoughts(messages: Sequence[Message], prompt: bool) -> str:
-    """Thoughts are written again, with other spaces around them."""
+    """Write thoughts again with other spaces around them."""
     written = [
         {**m, "content": m["content"].replace("<think>", "<think>\n").replace("</", "\n</")}
         for m in messages
@@ -85,7 +85,7 @@ def knows(*roles: str) -> Render:
 
 
 def test_every_message_is_written_or_refused() -> None:
-    """Templates leave out messages of roles that they do not know and say nothing."""
+    """Templates silently omit messages of roles that they do not know."""
     rule: Message = {"role": "developer", "content": "Be brief."}
     conversation = Conversation([rule, ASKS, ANSWERS])
     knows_all = knows("developer", "user", "assistant")
@@ -100,7 +100,7 @@ def test_every_message_is_written_or_refused() -> None:
 
 
 def test_a_message_is_missed_though_another_has_its_words() -> None:
-    """A tool's result, for example, may be repeated by the answer."""
+    """For example, the answer may repeat a tool's result."""
     result = {"role": "function", "content": "4"}
     told = Conversation([ASKS, result, {"role": "assistant", "content": "It is 4."}])
     known = with_known_roles(told, knows("user", "tool", "assistant"))
@@ -143,5 +143,5 @@ def test_without_a_template() -> None:
 def test_a_token_is_learned_where_it_begins_in_an_answer() -> None:
     offsets = [(0, 0), (0, 3), (3, 6), (6, 8), (8, 9), (9, 12)]
     assert target_tokens(offsets, [(4, 8), (9, 12)]) == [3, 5]
-    assert target_tokens(offsets[1:], [(0, 6)]) == [1]  # nothing predicts the first token
+    assert target_tokens(offsets[1:], [(0, 6)]) == [1]  # no token predicts the first token
     assert target_tokens(offsets, []) == []

@@ -1,4 +1,4 @@
-"""Fields of messages beside templates that write them, or not; the conversations are OpenAI's."""
+"""Fields of messages that templates write or omit; the conversations are OpenAI's."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ PLAIN = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-# as Hermes and Qwen: tools before, calls as JSON, thoughts of every answer
+# like Hermes and Qwen: tools first, calls as JSON, thoughts of every answer
 WHOLE = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}"
     "<|{{ m.role }}|>{% if m.name %}{{ m.name }}: {% endif %}"
@@ -28,7 +28,7 @@ WHOLE = (
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 FIRST_CALL = WHOLE.replace("in m.tool_calls", "in (m.tool_calls or [])[:1]")
-STRICT = WHOLE.replace(  # as Mistral: ids of nine letters
+STRICT = WHOLE.replace(  # like Mistral: ids of nine characters
     "<call>",
     "{% if c.id | length != 9 %}{{ raise_exception('ids have nine letters') }}{% endif %}<call>",
 )

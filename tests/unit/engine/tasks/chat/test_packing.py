@@ -1,4 +1,4 @@
-"""Whole documents in bins."""
+"""Packing of whole documents into bins."""
 
 import random
 
@@ -17,7 +17,7 @@ def test_each_document_is_in_one_bin_that_has_room(open_bins: int) -> None:
     assert sorted(i for found in bins for i in found) == list(range(500))
     assert all(sum(lengths[i] for i in found) <= 100 for found in bins)
     assert list(packer.close()) == []
-    if open_bins > 1:  # no more than a tenth is room that is left
+    if open_bins > 1:  # at most a tenth of the space is unused
         assert len(bins) * 100 <= 1.1 * sum(lengths)
 
 

@@ -34,7 +34,8 @@ def test_no_other_threshold_gives_a_better_f1() -> None:
     draw = random.Random(7)
     for _ in range(50):
         labels = [draw.random() < 0.3 for _ in range(20)]
-        values = [round(draw.random() * 0.7 + 0.3 * label, 2) for label in labels]  # with ties
+        # values with ties
+        values = [round(draw.random() * 0.7 + 0.3 * label, 2) for label in labels]
 
         def f1_at(limit: float) -> float:
             found = [value >= limit for value in values]  # noqa: B023
@@ -45,12 +46,12 @@ def test_no_other_threshold_gives_a_better_f1() -> None:
 
 
 @pytest.mark.parametrize(
-    ("predictions", "labels", "value"),  # the values are those of scikit-learn 1.7
+    ("predictions", "labels", "value"),  # expected values from scikit-learn 1.7
     [
         ([1, 0, 1, 1], [1, 1, 1, 0], -0.3333333333333333),
         ([0, 0, 1, 2, 2, 2], [0, 0, 1, 1, 2, 2], 0.7833494518006403),
         ([1, 0, 1], [1, 0, 1], 1.0),
-        ([1, 1, 1], [1, 0, 1], 0.0),  # always the same class: not defined
+        ([1, 1, 1], [1, 0, 1], 0.0),  # always the same class: undefined
     ],
 )
 def test_matthews(predictions: list[int], labels: list[int], value: float) -> None:

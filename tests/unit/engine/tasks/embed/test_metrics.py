@@ -7,8 +7,8 @@ from ftcluster_train.engine.tasks.embed.metrics import retrieval_metrics
 
 def test_metrics_of_three_queries() -> None:
     found = [
-        [7, 1, 2],  # the only text first
-        [1, 8, 9],  # two texts, second and third
+        [7, 1, 2],  # the only relevant text is first
+        [1, 8, 9],  # two relevant texts, second and third
         [*range(10, 20), 4],  # behind the tenth place
     ]
     metrics = retrieval_metrics(found, [[7], [8, 9], [4]])

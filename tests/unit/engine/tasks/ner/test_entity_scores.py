@@ -1,4 +1,4 @@
-"""Entities are counted as seqeval counts them; its figures are of tests/seqeval_figures.py."""
+"""Entities are counted as in seqeval; the expected values come from tests/seqeval_figures.py."""
 
 import json
 from typing import Any
@@ -21,7 +21,7 @@ def test_entities_of_tags_of_no_scheme_are_those_of_seqeval(scheme: Any) -> None
     for one in report.classes:
         ours = (one.precision, one.recall, one.f1, one.support)
         assert ours == pytest.approx(tuple(figures[one.name].values()))
-        assert one.right  # the figures say something
+        assert one.right  # otherwise the values would prove nothing
     for name in AVERAGES:
         of_average = tuple(figures[f"{name} avg"].values())[:3]
         assert report.averages[name] == pytest.approx(of_average)

@@ -1,11 +1,11 @@
-"""ROUGE, chrF and BLEU are those of rouge-score and sacrebleu."""
+"""ROUGE, chrF and BLEU equal rouge-score's and sacrebleu's results."""
 
 import pytest
 
 from ftcluster_train.engine.tasks.seq2seq.text_overlap import overlap
 
-# texts, references, and what rouge-score 0.1.2 and sacrebleu 2.6.0 say of them, in percent:
-# ROUGE-1, -2 and -L, chrF and BLEU. The first texts are of sacrebleu's own page
+# texts, references, and the results of rouge-score 0.1.2 and sacrebleu 2.6.0 in percent: ROUGE-1,
+# -2 and -L, chrF and BLEU. The first texts are from sacrebleu's own page
 CASES = {
     "page": (
         ["The dog bit the man.", "It wasn't surprising.", "The man had just bitten him."],

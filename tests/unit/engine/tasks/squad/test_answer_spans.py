@@ -1,4 +1,4 @@
-"""Answers as spans, with words as tokens and windows over them as features."""
+"""Answers as spans, with words as tokens and windows of words as features."""
 
 import re
 
@@ -14,7 +14,7 @@ from ftcluster_train.engine.tasks.squad.answer_spans import (
 
 CONTEXT = "In October 1973 the oil crisis began; it ended in March 1974."
 WORDS = [match.span() for match in re.finditer(r"\w+", CONTEXT)]
-FIRST = 5  # [CLS] two words of a question [SEP] ... stand before the context
+FIRST = 5  # the context comes after [CLS], two words of a question, [SEP] ...
 
 
 def windows(size: int, shared: int) -> list[list[tuple[int, int]]]:
@@ -55,7 +55,7 @@ def test_the_best_span_ends_after_its_start_and_is_not_too_long() -> None:
     assert best == AnswerSpan(16.0, WORDS[1][0], WORDS[3][1])
     short = best_span(starts, ends, offsets, 20, 2)
     assert short == AnswerSpan(12.0, WORDS[3][0], WORDS[3][1])
-    assert best_span(starts, ends, offsets, 1, 2) is None  # the best start with the best end only
+    assert best_span(starts, ends, offsets, 1, 2) is None  # the best start has only this end
     assert best_span([], [], [], 20, 30) is None
 
 
@@ -68,10 +68,10 @@ def test_the_best_span_of_all_features_of_a_context_is_the_answer() -> None:
     found = features_of([(0, 9.0, one), (0, 9.0, other), (1, 0.0, None)])
     assert choose_answers(found, [CONTEXT, CONTEXT], None) == ["March 1974", ""]
     assert choose_answers(found[::-1], [CONTEXT, CONTEXT], None) == ["March 1974", ""]
-    # no answer where every feature says so
+    # no answer if every feature says so
     span = AnswerSpan(3.0, *place("1974"))
     sure, unsure = features_of([(0, 5.0, span)]), features_of([(0, 5.0, span), (0, 1.0, None)])
     assert choose_answers(sure, [CONTEXT], None) == ["1974"]
     assert choose_answers(sure, [CONTEXT], 0.0) == [""]
     assert choose_answers(sure, [CONTEXT], 2.5) == ["1974"]
-    assert choose_answers(unsure, [CONTEXT], 0.0) == ["1974"]  # one of them saw it
+    assert choose_answers(unsure, [CONTEXT], 0.0) == ["1974"]  # one feature contains the answer

@@ -13,7 +13,7 @@ from ftcluster_train.engine.tasks.squad.metrics import (
     [
         ("The  Eiffel-Tower!", "eiffeltower"),
         ("an A. the\tÉtat", "état"),
-        ("«the» x's", "« » xs"),  # only ASCII's punctuation, as in SQuAD's script
+        ("«the» x's", "« » xs"),  # only ASCII punctuation, as in SQuAD's script
         ("theatre", "theatre"),
     ],
 )
@@ -25,8 +25,9 @@ def test_the_best_of_several_true_answers_counts() -> None:
     true = ["in October 1973", "October", "1973"]
     assert exact_match("the 1973.", true) == 1.0
     assert exact_match("1974", true) == 0.0
-    assert squad_f1("October 1973", true) == pytest.approx(0.8)  # P 1, R 2/3
-    assert squad_f1("to be to be", ["be be quick"]) == pytest.approx(4 / 7)  # bags of words
+    assert squad_f1("October 1973", true) == pytest.approx(0.8)  # precision 1, recall 2/3
+    # compared as bags of words
+    assert squad_f1("to be to be", ["be be quick"]) == pytest.approx(4 / 7)
 
 
 def test_squad_1_in_percent() -> None:
@@ -36,7 +37,7 @@ def test_squad_1_in_percent() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "true", "exact", "f1"),
-    [  # what evaluate-v1.1.py gives
+    [  # results of evaluate-v1.1.py
         ("", ["the"], 100.0, 0.0),
         ("The", ["a"], 100.0, 0.0),
         ("!", ["..."], 100.0, 0.0),

@@ -69,7 +69,7 @@ class EmbeddingTask(Task):
         notices = [f"prompts: {', '.join(written)}{apart}"] if written else []
         if self._prompted:
             notices.append(
-                f"{self._prompted} texts already begin with their prompt, and get another one"
+                f"{self._prompted} texts already begin with their prompt, and get it a second time"
             )
         return [*super().notices(), *notices]
 
