@@ -18,13 +18,12 @@ from ftcluster_common.data.columns import (
     named_column,
 )
 from ftcluster_common.data.data_files import (
-    PARQUET,
     DataError,
     Files,
     Row,
     Table,
     found_columns,
-    kind_of,
+    read_on_hosts,
     short,
 )
 from ftcluster_common.data.numbers import as_number, why_no_number
@@ -206,7 +205,7 @@ def _classification_problem(
 
 def _check_labels(files: Files, options: TextClassification, trains: bool) -> list[str]:
     """Return the problem of a whole column of labels; the head would reject the column too."""
-    if not files or options.label_columns or any(kind_of(file) == PARQUET for file in files):
+    if not files or options.label_columns or any(map(read_on_hosts, files)):
         return []
     labels: list[Any] = []
     column = options.label_column
@@ -223,9 +222,12 @@ def _check_labels(files: Files, options: TextClassification, trains: bool) -> li
 
 
 def _check_scores(files: Files, options: TextClassification) -> list[str]:
-    """Return the first label that is a score, if all labels are numbers; skip Parquet files."""
+    """Return the first label that is a score, if all labels are numbers.
+
+    Files that only hosts can read are skipped.
+    """
     scores: list[str] = []
-    if options.label_columns or any(kind_of(file) == PARQUET for file in files):
+    if options.label_columns or any(map(read_on_hosts, files)):
         return scores
     for where, row in Table(files).with_places():
         assert not isinstance(row, DataError), "the rows have been checked"

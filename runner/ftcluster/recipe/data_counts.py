@@ -13,16 +13,14 @@ from ftcluster_common.data.class_names import as_word
 from ftcluster_common.data.column_uses import UNREAD, Columns, unread_texts
 from ftcluster_common.data.columns import as_flag, is_incomplete
 from ftcluster_common.data.data_files import (
-    PARQUET,
     TRAIN,
     DataError,
-    Files,
     Row,
     Table,
     files_of,
-    kind_of,
+    read_on_hosts,
 )
-from ftcluster_common.protocol.job import Purpose
+from ftcluster_common.protocol.job import PREDICT, Purpose
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.row_review import RowReview
 
@@ -41,15 +39,15 @@ def count_rows(
         For each data set a dict, and a list of notes. The dict has the name `set`, the number of
         `rows`, and `classes` with the number of rows of each class. Except for the training set, it
         also has `duplicates`: the number of rows that also occur in the training set. There is no
-        dict for Parquet files, text files and data from the Hub, because hosts read these.
+        dict for texts and for data that only hosts read: Parquet, Arrow, and data from the Hub.
     """
     path = Path(recipe.data)
     files = files_of(path) if path.exists() and header(recipe, purpose) else {}
     used = used_splits(files, recipe.options, purpose) if files else ()
     readable = {
-        name: files[name]
+        name: Table(files[name], purpose != PREDICT)
         for name in used
-        if name in files and all(kind_of(file) != PARQUET for file in files[name])
+        if name in files and not any(map(read_on_hosts, files[name]))
     }
     if not readable or not columns:
         return [], []
@@ -58,8 +56,8 @@ def count_rows(
     label = columns.get("label", ()) if recipe.spec.counts_classes(recipe.options) else ()
     reviews = {name: RowReview(recipe.options, columns) for name in readable}
     sets = [
-        _set(name, files, columns, label, known, skips, reviews[name])
-        for name, files in readable.items()
+        _set(name, table, columns, label, known, skips, reviews[name])
+        for name, table in readable.items()
     ]
     notes = [
         f"NOT READ, although it holds texts: column {name}"
@@ -78,14 +76,14 @@ def count_rows(
 
 
 def _set(
-    name: str, files: Files, columns: Mapping[str, tuple[str, ...]], label: Sequence[str],
+    name: str, table: Table, columns: Mapping[str, tuple[str, ...]], label: Sequence[str],
     known: set[bytes], skips: bool, reviewed: RowReview,
 ) -> dict[str, Any]:  # fmt: skip
     read = [
         name for use, names in columns.items() if use not in (UNREAD, "label") for name in names
     ]
     rows, left_out, duplicates, classes = 0, 0, 0, Counter[str]()
-    for row in _rows(files):
+    for row in _rows(table):
         rows += 1
         if skips and is_incomplete(row, [*read, *label]):
             left_out += 1
@@ -110,7 +108,7 @@ def _classes(row: Row, label: Sequence[str]) -> list[str]:
     return [*dict.fromkeys(map(as_word, classes))]  # the same class twice counts once
 
 
-def _rows(files: Files) -> Iterator[Row]:
-    for _, row in Table(files).with_places():
+def _rows(table: Table) -> Iterator[Row]:
+    for _, row in table.with_places():
         if not isinstance(row, DataError):
             yield row

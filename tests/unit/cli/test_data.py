@@ -68,11 +68,11 @@ def test_dirty_labels_are_noted_and_lists_as_text_refused(shell: Shell, tmp_path
     arguments = ("data", "classify", "--model", "model", "--here", "--data")
     refused = shell([*arguments, "lists.csv"], code=1).err
     assert "labels in column label are lists written as texts, such as ['a', 'b']" in refused
-    rows = 'text,label,answer\nso,a,accept\nno,"a, b",reject\nyes,A,accept\nup,N/A,ignore\n'
+    rows = 'text,label,status\nso,a,done\nno,"a, b",rejected\nyes,A,done\nup,N/A,ignored\n'
     (tmp_path / "cells.csv").write_text(rows)
     text = shell([*arguments, "cells.csv"]).out
     for note in (
-        "train: 2 rows that an annotator rejected, used like all others: 'answer: reject' 1",
+        "train: 2 rows that an annotator rejected, used like all others: 'status: rejected' 1",
         "train: 2 rows with classes that look alike, trained as different classes: 'a' 1, 'A' 1",
         "train: 1 row with a class that looks like no label: 'N/A' 1",
         "train: 1 row with several classes in one text, trained as a separate class: 'a, b' 1",
@@ -132,4 +132,4 @@ def test_rows_that_only_hosts_read_are_not_passed_over_in_silence(
 ) -> None:
     (tmp_path / "notes.txt").write_text("A text without rows.\n" * 9)
     shown = shell(["data", "clm", "--here", "--data", "notes.txt", "--model", "model"])
-    assert "notes.txt has been read: only hosts read Parquet and texts" in shown.err + shown.out
+    assert "notes.txt has been read: only hosts read Parquet, Arrow and texts" in shown.err + shown.out
