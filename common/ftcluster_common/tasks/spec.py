@@ -245,6 +245,13 @@ class TaskSpec(ABC, Generic[Fields]):
         """Return True if rows without a text or a label are ignored."""
         return False
 
+    def skip_reason(self, options: Fields, uses: Columns, row: Row) -> str:
+        """Return the reason why a valid row is skipped, or "".
+
+        Rows without a text or a label are not included, see `skips_incomplete`.
+        """
+        return ""
+
     def smooths_labels(self, options: Fields) -> bool:
         """Return True if the loss supports label smoothing: it is over classes or tokens."""
         return True

@@ -83,12 +83,16 @@ def _set(
         name for use, names in columns.items() if use not in (UNREAD, "label") for name in names
     ]
     rows, left_out, duplicates, classes = 0, 0, 0, Counter[str]()
-    for row in _rows(table):
+    for place, row in table.with_places():
+        if isinstance(row, DataError):
+            continue
         rows += 1
         if skips and is_incomplete(row, [*read, *label]):
             left_out += 1
             continue
-        reviewed.add(row)
+        if not reviewed.add(row, place):
+            left_out += 1
+            continue
         cells = json.dumps([row.get(name) for name in read])
         mark = hashlib.blake2b(cells.encode(), digest_size=16).digest()
         duplicates += name != TRAIN and mark in known

@@ -132,4 +132,38 @@ def test_rows_that_only_hosts_read_are_not_passed_over_in_silence(
 ) -> None:
     (tmp_path / "notes.txt").write_text("A text without rows.\n" * 9)
     shown = shell(["data", "clm", "--here", "--data", "notes.txt", "--model", "model"])
-    assert "notes.txt has been read: only hosts read Parquet, Arrow and texts" in shown.err + shown.out
+    assert (
+        "notes.txt has been read: only hosts read Parquet, Arrow and texts" in shown.err + shown.out
+    )
+
+
+NOTES = "Ada wrote the notes in 1843. In 1852 Ada, the author of the notes, died."
+ANSWERED = [
+    {"question": "Who wrote?", "context": NOTES, "answer": "Ada"},
+    {"question": "When?", "context": NOTES, "answer": "1843"},
+    {"question": "Where?", "context": NOTES, "answer": "London"},
+    {"question": "Died when?", "context": NOTES, "answer": "1852"},
+]
+
+
+def test_rows_without_a_position_are_refused_or_skipped_by_their_lines(
+    shell: Shell, tmp_path: Path
+) -> None:
+    (tmp_path / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ANSWERED))
+    command = "data squad --here --data qa.jsonl --model model"
+    refused = shell(command, 1).err
+    assert "qa.jsonl:1: answer 'Ada' is 2 times in the context, at the characters 0, 37" in refused
+    assert "qa.jsonl:3: answer 'London' is not in the context: correct it, or skip" in refused
+    assert "qa.jsonl:2" not in refused
+    shown = shell(f"{command} repeated_answers=skip missing_answers=skip").out
+    assert "columns: question (question), context (context), answer (answers)" in shown
+    assert (
+        "train: 1 row skipped, because the context has the answer several times (qa.jsonl:1)"
+        in shown
+    )
+    assert (
+        "train: 1 row skipped, because the context does not have the answer (qa.jsonl:3)" in shown
+    )
+    assert "train: 4 rows, 2 LEFT OUT" in shown
+    first = shell(f"{command} repeated_answers=first missing_answers=skip").out
+    assert "train: 4 rows, 1 LEFT OUT" in first

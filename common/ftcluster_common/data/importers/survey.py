@@ -9,16 +9,15 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ftcluster_common.data.columns import LABELS, SPAN_COLUMNS, TEXTS
 from ftcluster_common.data.importers.record import LABEL, SPANS, Annotated, Classes, Importer
-from ftcluster_common.data.rows import DataError, Row, short
+from ftcluster_common.data.rows import DataError, Places, Row, short
 
 AGAIN = "that annotate the text of another row"
 UNLABELLED = "without a class"
-SHOWN_PLACES = 5
 SHOWN_TEXT, SHOWN_CHARACTERS = 80, 400  # maximum characters of a text and a row in a note
 # columns of answers that other tasks read by their names
 OTHER_ANSWERS = ("answer", "answers", "answer_text", "target", "summary", "completion", "response",
@@ -33,24 +32,6 @@ class Skipped:
 
     reason: str
     fields: Row
-
-
-@dataclass
-class Places:
-    """The number of rows, and the places of the first ones."""
-
-    count: int = 0
-    first: list[str] = field(default_factory=list)
-
-    def add(self, place: str) -> None:
-        """Count a row."""
-        self.count += 1
-        if len(self.first) < SHOWN_PLACES:
-            self.first.append(place.rpartition("/")[2])
-
-    def __str__(self) -> str:
-        """Return the places as a list for a message."""
-        return ", ".join(self.first) + (", ..." if self.count > len(self.first) else "")
 
 
 def _kind_of(answer: Any) -> Kind:

@@ -26,6 +26,7 @@ from ftcluster_train.engine.data.sources import (
     columns_of,
     host_export_notes,
     load_rows,
+    places,
 )
 from ftcluster_train.engine.data.token_samples import Sample, Samples
 from ftcluster_train.engine.models import call_model
@@ -282,9 +283,9 @@ class Task(ABC):
             return []
         skips = spec_of(self.options).skips_incomplete(self.options)
         read = [name for use, some in self.uses.items() if use != UNREAD for name in some]
-        for row in rows:
+        for place, row in places(rows, split):
             if not (skips and is_incomplete(row, read)):
-                reviewed.add(row)
+                reviewed.add(row, place)
         return reviewed.notes(split)
 
     def inspect_rows(self, rows: Rows) -> None:
