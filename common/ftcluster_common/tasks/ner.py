@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ftcluster_common.data.cells import read_cell
 from ftcluster_common.data.column_uses import Columns
 from ftcluster_common.data.columns import SPAN_COLUMNS, TEXTS
 from ftcluster_common.data.data_files import CONLL, DataError, Row, found_columns
@@ -96,7 +97,7 @@ def _tagging_problem(
         tagged = read_tagged(row, columns, options.tag_names)
     except DataError as error:
         return str(error)
-    words = row[columns.tokens] if columns.tokens else []
+    words = read_cell(row[columns.tokens]) if columns.tokens else []
     return "" if options.repair_tags else check.problem(tagged.tags, lambda n: str(words[n]))
 
 

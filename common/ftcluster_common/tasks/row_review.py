@@ -37,7 +37,10 @@ FLAGS = re.compile(
 )
 MEDIA = re.compile(r"(image|audio|video|picture|photo)s?(_(path|url|file)s?)?", re.IGNORECASE)
 ALIKE = "with classes that look alike, trained as different classes"
-LISTS = "a row's classes are a list in JSON, JSONL or Parquet, or columns of 0 and 1"
+LISTS = (
+    "if a row may have several classes, set label_separator, or use lists in JSON, JSONL or "
+    "Parquet, or columns of 0 and 1"
+)
 
 
 class RowReview:
@@ -59,6 +62,7 @@ class RowReview:
         self._media: Counter[str] = Counter()
         self._padded: Counter[str] = Counter()
         self._repeated: Counter[str] = Counter()
+        self._unlabelled = 0
         self._skipped: defaultdict[str, Places] = defaultdict(Places)
         self._skips = type(self._spec).skip_reason is not TaskSpec.skip_reason
 
@@ -85,6 +89,9 @@ class RowReview:
             return True
         labels = self._spec.labels_of(self._options, self._uses, row)
         labels = [label for label in labels if as_word(label)]
+        label_columns = self._uses.get("label", ())
+        if not labels and len(label_columns) == 1 and row.get(label_columns[0]) in ("", None):
+            self._unlabelled += 1
         class_names = [self._name(label) for label in labels]
         self._classes.update({*class_names})
         padded = {
@@ -150,11 +157,16 @@ class RowReview:
                 "remove the second",
             ),
         ]
-        skipped = [
+        rows_notes = [
             f"{split}: {_rows(places.count)} {reason} ({places})"
             for reason, places in self._skipped.items()
         ]
-        return skipped + [
+        if self._unlabelled:
+            rows_notes.append(
+                f"{split}: {_rows(self._unlabelled)} with an empty cell, read as none of the "
+                "classes; to skip them: skip_incomplete=true"
+            )
+        return rows_notes + [
             f"{split}: {_rows(counts.total())} {what}: {_shown(counts)}; {remedy}"
             for counts, what, remedy in kinds
             if counts

@@ -206,6 +206,15 @@ class TaskSpec(ABC, Generic[Fields]):
         """
         return options
 
+    def reading_notes(self, asked: Fields, options: Fields, uses: Columns) -> list[str]:
+        """Return notes on values that the data determine, see `with_rows`.
+
+        Args:
+            asked: options as the recipe has them.
+            options: options with the values of the data.
+        """
+        return []
+
     def file_problems(self, options: Fields, files: Files, trains: bool) -> list[str]:
         """Return problems of whole files whose rows are all valid.
 

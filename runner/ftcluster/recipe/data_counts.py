@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.recipe.data_columns import header
-from ftcluster.recipe.dataset_checks import used_splits
+from ftcluster.recipe.dataset_checks import options_for, used_splits
 from ftcluster_common.data.class_names import as_word
 from ftcluster_common.data.column_uses import UNREAD, Columns, unread_texts
-from ftcluster_common.data.columns import as_flag, is_incomplete
+from ftcluster_common.data.columns import is_incomplete
 from ftcluster_common.data.data_files import (
     TRAIN,
     DataError,
@@ -22,7 +22,9 @@ from ftcluster_common.data.data_files import (
 )
 from ftcluster_common.protocol.job import PREDICT, Purpose
 from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.registry import spec_of
 from ftcluster_common.tasks.row_review import RowReview
+from ftcluster_common.tasks.spec import Options
 
 
 def count_rows(
@@ -54,15 +56,17 @@ def count_rows(
     known: set[bytes] = set()
     skips = recipe.spec.skips_incomplete(recipe.options)
     label = columns.get("label", ()) if recipe.spec.counts_classes(recipe.options) else ()
-    reviews = {name: RowReview(recipe.options, columns) for name in readable}
+    options = options_for(files, recipe.options, purpose)
+    reviews = {name: RowReview(options, columns) for name in readable}
     sets = [
-        _set(name, table, columns, label, known, skips, reviews[name])
+        _set(name, table, columns, (options, label), known, skips, reviews[name])
         for name, table in readable.items()
     ]
     notes = [
         f"NOT READ, although it holds texts: column {name}"
         for name in unread_texts(columns, _rows(next(iter(readable.values()))))
     ]
+    notes += recipe.spec.reading_notes(recipe.options, options, columns)
     notes += [note for name, reviewed in reviews.items() for note in reviewed.notes(name)]
     if label and len(sets[0]["classes"]) == 1:
         notes.append(
@@ -76,9 +80,11 @@ def count_rows(
 
 
 def _set(
-    name: str, table: Table, columns: Mapping[str, tuple[str, ...]], label: Sequence[str],
+    name: str, table: Table, columns: Mapping[str, tuple[str, ...]],
+    labelled: tuple[Options, Sequence[str]],
     known: set[bytes], skips: bool, reviewed: RowReview,
 ) -> dict[str, Any]:  # fmt: skip
+    options, label = labelled
     read = [
         name for use, names in columns.items() if use not in (UNREAD, "label") for name in names
     ]
@@ -98,18 +104,14 @@ def _set(
         duplicates += name != TRAIN and mark in known
         if name == TRAIN:
             known.add(mark)
-        classes.update(_classes(row, label))
+        if label:
+            labels = spec_of(options).labels_of(options, columns, row)
+            classes.update(
+                [*dict.fromkeys(map(as_word, labels))]
+            )  # the same class twice counts once
     found = {"set": name, "rows": rows, "classes": dict(classes.most_common())}
     found |= {"left_out": left_out} if left_out else {}
     return found if name == TRAIN else {**found, "duplicates": duplicates}
-
-
-def _classes(row: Row, label: Sequence[str]) -> list[str]:
-    if len(label) > 1:
-        return [name for name in label if as_flag(row[name])]
-    found = [row[name] for name in label]
-    classes = found[0] if found and isinstance(found[0], list) else found
-    return [*dict.fromkeys(map(as_word, classes))]  # the same class twice counts once
 
 
 def _rows(table: Table) -> Iterator[Row]:

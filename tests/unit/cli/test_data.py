@@ -62,12 +62,35 @@ def test_rows_classes_and_duplicates_without_a_cluster(shell: Shell) -> None:
     assert "validation: 2 rows, 2 classes (good 1, bad 1), 2 OF THEM ALSO IN TRAIN" in text
 
 
-def test_dirty_labels_are_noted_and_lists_as_text_refused(shell: Shell, tmp_path: Path) -> None:
-    """The files are those that pandas writes of lists, and a person of two classes in a cell."""
-    (tmp_path / "lists.csv").write_text("text,label\nso,\"['a']\"\nno,\"['a', 'b']\"\n")
+def test_several_classes_in_a_cell_are_noted(shell: Shell, tmp_path: Path) -> None:
+    """The files are those that pandas and json.dumps write of lists, and a person of tags."""
+    arguments = ["data", "classify", "--model", "model", "--here", "--json", "--data", "tags.csv"]
+    for form, cells in {
+        "list": ["\"['a']\"", "\"['a', 'b']\"", "[]"],
+        "comma": ["a", '"a, b"', '"b,a"', "b", ""],
+        "pipe": ["a", "a|b", "b|a", "b", ""],
+    }.items():
+        rows = "".join(f"text {number},{cell}\n" for number, cell in enumerate(cells))
+        (tmp_path / "tags.csv").write_text(f"text,label\n{rows}")
+        found = shell(arguments).document
+        assert f"(label_separator={form}); to keep each cell as one class" in found["notes"][0]
+        assert found["sets"][0]["classes"] == (
+            {"a": 2, "b": 1} if form == "list" else {"a": 3, "b": 3}
+        )
+        assert any("1 row with an empty cell, read as none" in note for note in found["notes"]) == (
+            form != "list"
+        )
+    whole = shell([*arguments, "label_separator=none"], code=1).err
+    assert "tags.csv:6: label is empty" in whole
+    (tmp_path / "tags.csv").write_text("text,label\nso,c\nno,a#b\n")
+    named = shell([*arguments, "label_separator=hash"]).document
+    assert named["sets"][0]["classes"] == {"c": 1, "a": 1, "b": 1}
+    assert named["notes"] == []
+
+
+def test_dirty_labels_are_noted(shell: Shell, tmp_path: Path) -> None:
+    """One of four rows has two classes, which a person wrote into a cell."""
     arguments = ("data", "classify", "--model", "model", "--here", "--data")
-    refused = shell([*arguments, "lists.csv"], code=1).err
-    assert "labels in column label are lists written as texts, such as ['a', 'b']" in refused
     rows = 'text,label,status\nso,a,done\nno,"a, b",rejected\nyes,A,done\nup,N/A,ignored\n'
     (tmp_path / "cells.csv").write_text(rows)
     text = shell([*arguments, "cells.csv"]).out
