@@ -54,8 +54,7 @@ class TextClassification(Options):
         label_column: column with the class, or with a list of classes; a number for regression. If
             it is missing, a column with a usual name of labels is used.
         label_separator: text between the classes in a cell: `comma`, `semicolon`, `pipe` or `hash`;
-            `list` for lists as text, such as `["a", "b"]` or pandas' `['a', 'b']`; `none` if each
-            cell is one class. Default: found in the data.
+            `list` for lists as text; `none` if each cell is one class. Default: found in the data.
         label_columns: columns of 0 and 1, one for each of several classes that a row may have.
             Default: three or more such columns, if no column with the class is found.
         glue_task: task of GLUE. It sets text_columns, regression, metrics, validation_splits and

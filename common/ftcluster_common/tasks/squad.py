@@ -32,13 +32,10 @@ class QuestionAnswering(Options):
     """Finds the answer to a question as a span of a context, as in SQuAD.
 
     Attributes:
-        question_column: column with questions. If it is missing, a column with a usual name is
-            used.
-        context_column: column with the texts that hold the answers. If it is missing, a column with
-            a usual name is used.
-        answers_column: column with the answers: objects with `text` and `answer_start`, a list
-            each; or texts, which are searched in the context. If it is missing, a column with a
-            usual name is used.
+        question_column: column with questions, or a column with a usual name.
+        context_column: column with the texts that hold the answers, or a column with a usual name.
+        answers_column: column with the answers, or a column with a usual name: objects with `text`
+            and `answer_start`, a list each; or texts, which are searched in the context.
         repeated_answers: what to do if the context has an answer without a position several times:
             `refuse` the data, use the `first` place, or `skip` the row.
         missing_answers: what to do if the context does not have an answer: `refuse` the data, or
