@@ -47,12 +47,9 @@ def _split_folders(path: Path) -> list[Path]:
 def _arrow_files(folder: Path) -> tuple[Path, ...]:
     state = _object(folder / STATE)
     listed = state.get("_data_files")
-    names = (
-        [item.get("filename") for item in listed if isinstance(item, dict)]
-        if isinstance(listed, list)
-        else []
-    )
-    if not names or len(names) != len(listed or ()) or not all(map(_is_name, names)):
+    items = listed if isinstance(listed, list) else []
+    names = [str(item.get("filename")) for item in items if isinstance(item, dict)]
+    if not names or len(names) != len(items) or not all(map(_is_name, names)):
         raise DataError(f"{folder / STATE}: _data_files is {short(listed)}, not a list of files")
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise DataError(

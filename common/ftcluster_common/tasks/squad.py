@@ -36,10 +36,10 @@ class QuestionAnswering(Options):
         context_column: column with the texts that hold the answers, or a column with a usual name.
         answers_column: column with the answers, or a column with a usual name: objects with `text`
             and `answer_start`, a list each; or texts, which are searched in the context.
-        repeated_answers: what to do if the context has an answer without a position several times:
-            `refuse` the data, use the `first` place, or `skip` the row.
-        missing_answers: what to do if the context does not have an answer: `refuse` the data, or
-            `skip` the row.
+        repeated_answers: treatment of an answer without a position that the context has several
+            times: `refuse` the data, use the `first` place, or `skip` the row.
+        missing_answers: treatment of an answer without a position that the context does not have:
+            `refuse` the data, or `skip` the row.
         max_length: tokens of a window, which holds the question and a part of the context. A longer
             context has several windows.
         doc_stride: tokens that neighbouring windows of a context share.

@@ -7,7 +7,6 @@ from pathlib import Path
 from ftcluster.errors import InputError, raise_together
 from ftcluster_common.data.compressed import open_text, unpack_hint
 from ftcluster_common.data.data_files import (
-    ARROW,
     PARQUET,
     TABLES,
     TEXT,
@@ -22,6 +21,7 @@ from ftcluster_common.data.data_files import (
     texts_of,
 )
 from ftcluster_common.data.row_checks import CheckRow
+from ftcluster_common.data.saved_datasets import ARROW
 from ftcluster_common.protocol.job import EVALUATE, PREDICT, Purpose
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.registry import spec_of

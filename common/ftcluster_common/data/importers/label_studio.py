@@ -113,10 +113,9 @@ def _span(value: Row, labels: Any, data: Row, wanted: str) -> tuple[dict[str, An
     if not isinstance(labels, list) or len(labels) != 1:
         raise DataError(f"an entity has the labels {short(labels)}; it needs exactly one")
     place = value.get("globalOffsets", value)
-    span = span_of(
-        *(place.get(name) if isinstance(place, Mapping) else None for name in ("start", "end")),
-        labels[0],
-    )
+    if not isinstance(place, Mapping):
+        raise DataError(f"an entity has the place {short(place)}, not its start and end")
+    span = span_of(place.get("start"), place.get("end"), labels[0])
     texts = {name: text for name, text in data.items() if isinstance(text, str)}
     if wanted in texts:
         texts = {wanted: texts[wanted]}

@@ -64,9 +64,10 @@ def _read(row: Row) -> Annotated:
 
 
 def _list(row: Row, column: str) -> list[Any]:
-    if not isinstance(row[column], list):
-        raise DataError(f"{column} is {short(row[column])}, not a list")
-    return row[column]
+    cell = row[column]
+    if not isinstance(cell, list):
+        raise DataError(f"{column} is {short(cell)}, not a list")
+    return cell
 
 
 def _span(item: Any, text: str) -> dict[str, Any]:
