@@ -244,7 +244,7 @@ class Survey:
             for reason, places in sorted(self.skipped.items())
         ]
         if self.unmarked.count:
-            parts.append(f"{self.unmarked.count} have no entity")
+            parts.append(f"{self.unmarked.count} of them without an entity")
         if columns := self.columns_text():
             parts.append(columns)
         if self.ignored:
@@ -252,7 +252,7 @@ class Survey:
         notes = ["; ".join([head, *parts])]
         if self.disagreeing.count:
             notes.append(
-                f"{name}: annotators DISAGREE about {self.disagreeing.count} texts "
+                f"{name}: annotators DISAGREE about {self.disagreeing.count} of the texts "
                 f"({self.disagreeing}): of several annotations, {self.importer.choice}"
             )
         if self.sample:

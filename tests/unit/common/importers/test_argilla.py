@@ -85,8 +85,8 @@ def test_only_submitted_responses_count_and_the_first_is_used(tmp_path: Path, fo
     first, second, _ = notes(path)
     assert "skipped: 2 without a submitted response (a.jsonl:2, a.jsonl:3)" in first
     assert second == (
-        "a.jsonl: annotators DISAGREE about 1 texts (a.jsonl:4): of several annotations, the first "
-        "submitted response is used"
+        "a.jsonl: annotators DISAGREE about 1 of the texts (a.jsonl:4): of several annotations, "
+        "the first submitted response is used"
     )
 
 

@@ -37,7 +37,7 @@ def test_entities_of_each_release(tmp_path: Path, row: dict[str, Any], column: s
     assert first[column] == [CITY, PERSON]
     assert second[column] == []
     assert (
-        "all.jsonl is an export of doccano: 2 of 2 rows are read; 1 have no entity"
+        "all.jsonl is an export of doccano: 2 of 2 rows are read; 1 of them without an entity"
         in notes(path)[0]
     )
     assert ("; not read: relations" in notes(path)[0]) == bool(row.get("relations"))
@@ -84,7 +84,9 @@ def test_files_of_two_annotators(tmp_path: Path) -> None:
     first, second, _ = notes(ada, bob)
     assert "3 of 5 rows are read; skipped: 2 that annotate the text of another row" in first
     assert "(bob.jsonl:1, bob.jsonl:2)" in first
-    assert second.startswith("train: annotators DISAGREE about 1 texts (bob.jsonl:2): of several")
+    assert second.startswith(
+        "train: annotators DISAGREE about 1 of the texts (bob.jsonl:2): of several"
+    )
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_entities_of_all_three_formats_are_equal(tmp_path: Path) -> None:
         assert [row["label"] for row in read(path)] == [[CITY], []], path.name
         assert {row["text"] for row in read(path)} == {TEXT}
         assert "is an export of Label Studio (JSON" in notes(path)[0]
-        assert "2 of 2 rows are read; 1 have no entity" in notes(path)[0]
+        assert "2 of 2 rows are read; 1 of them without an entity" in notes(path)[0]
 
 
 def test_choices_of_all_three_formats_are_equal(tmp_path: Path) -> None:
@@ -122,7 +122,9 @@ def test_which_of_several_annotations_is_used(tmp_path: Path) -> None:
     first, second, _ = notes(path)
     assert "skipped: 1 whose annotations were cancelled (full.json: row 4)" in first
     assert "skipped: 1 without an annotation (full.json: row 5)" in first
-    assert second.startswith("full.json: annotators DISAGREE about 2 texts (full.json: row 1, full")
+    assert second.startswith(
+        "full.json: annotators DISAGREE about 2 of the texts (full.json: row 1, full"
+    )
     assert "ground truth is used, or else the one that was created first" in second
     # to predict, each task has a row
     assert len(read(path, labelled=False)) == 6
@@ -133,7 +135,7 @@ def test_which_of_several_annotations_is_used(tmp_path: Path) -> None:
     ]
     for path in (write(tmp_path / "min.json", rows), write(tmp_path / "rows.csv", rows)):
         assert [row["label"] for row in read(path)] == ["early", "late"]
-        assert "annotators DISAGREE about 1 texts" in notes(path)[1]
+        assert "annotators DISAGREE about 1 of the texts" in notes(path)[1]
 
 
 def test_results_of_other_controls(tmp_path: Path) -> None:

@@ -69,7 +69,9 @@ def test_two_sessions_disagree(tmp_path: Path) -> None:
     ]
     path = write(tmp_path / "a.jsonl", rows)
     assert [row["label"] for row in read(path)] == ["GOOD", "BAD"]
-    assert notes(path)[1].startswith("a.jsonl: annotators DISAGREE about 1 texts (a.jsonl:2)")
+    assert notes(path)[1].startswith(
+        "a.jsonl: annotators DISAGREE about 1 of the texts (a.jsonl:2)"
+    )
 
 
 @pytest.mark.parametrize(
