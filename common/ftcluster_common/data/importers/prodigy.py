@@ -84,7 +84,7 @@ def _span(item: Any, text: str) -> dict[str, Any]:
     return span
 
 
-def _chosen(identifiers: list[Any], options: Any) -> Classes:
+def _chosen(identifiers: list[Any], choices: Any) -> Classes:
     """Return the chosen classes.
 
     Prodigy names classes by the options' identifiers. If these are numbers, the options' texts name
@@ -92,7 +92,7 @@ def _chosen(identifiers: list[Any], options: Any) -> Classes:
     """
     texts = {
         option["id"]: str(option["text"])
-        for option in (options if isinstance(options, list) else [])
+        for option in (choices if isinstance(choices, list) else [])
         if isinstance(option, Mapping) and {"id", "text"} <= option.keys()
         and isinstance(option["id"], int)
     }  # fmt: skip
