@@ -184,7 +184,7 @@ def test_lists_and_columns_are_the_same_samples(tmp_path: Path) -> None:
             "some rows have a list of labels",
         ),
         (
-            lambda: [{**row, "label": f"['{row['label']}']"} for row in classes(20, 1)], {},
+            lambda: [{**row, "label": f"[0.{row['label']}, 0.5]"} for row in classes(20, 1)], {},
             "are lists written as texts",
         ),
     ],

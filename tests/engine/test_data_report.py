@@ -118,11 +118,12 @@ def test_the_end_of_text_in_a_text_that_is_classified_at_it(tmp_path: Path) -> N
 
 
 def test_dirty_labels_are_noted_as_the_control_node_notes_them(tmp_path: Path) -> None:
-    """Both sides count with RowReview; the rows have labels by people and a Prodigy column."""
-    labels = ["good", "Good", "N/A", "bad", "good, bad", "bad\u00a0", "['good']", "go\u200bod"]
+    """Both count with RowReview; one of the rows has two classes in a cell."""
+    labels = ["good", "Good", "N/A", "bad", "bad", "bad\u00a0", "['good']", "go\u200bod"] * 4
+    labels[4] = "good, bad"
     rows: list[Row] = [
-        {"text": f"w{n + 5}", "label": label, "answer": "reject" if n == 3 else "accept"}
-        for n, label in enumerate(labels * 4)
+        {"text": f"w{n + 5}", "label": label, "status": "rejected" if n == 3 else "done"}
+        for n, label in enumerate(labels)
     ]
     data = write_data(tmp_path / "data", {"train": rows, "validation": rows})
     model = write_model(tmp_path / "model", "bert", "text-classification")

@@ -60,7 +60,7 @@ def test_named_data_are_tokenised_once(tmp_path: Path, monkeypatch: pytest.Monke
     make_model("bert").save_pretrained(model)
     make_tokenizer().save_pretrained(model)
     found = []
-    for run in ("a", "b", "c", "d"):
+    for run in ("a", "b", "c", "d", "e"):
         job = make_job(tmp_path / run, "text-classification")
         recipe = replace(job.recipe, model=str(model), data="someone/texts@v1", from_scratch=False)
         found.append(prepare(replace(job, recipe=recipe, prefix=tmp_path / "prefix")).samples)
@@ -69,8 +69,12 @@ def test_named_data_are_tokenised_once(tmp_path: Path, monkeypatch: pytest.Monke
         if run == "c":  # another build of the package may need more files
             (tmp_path / "package").mkdir()
             monkeypatch.setattr(prepare_module, "__file__", str(tmp_path / "package/prepare.py"))
-    assert found[0] == found[1] != found[2] != found[3]
-    assert len(encoded) == 3
+        if run == "d":  # another version may read rows in another way
+            (tmp_path / "readers").mkdir()
+            (tmp_path / "readers/importer.py").touch()
+            monkeypatch.setattr(prepare_module, "READERS", (tmp_path / "readers",))
+    assert found[0] == found[1] != found[2] != found[3] != found[4]
+    assert len(encoded) == 4
     first, second = (Samples(Path(samples) / "train")[0]["input_ids"] for samples in found[1:3])
     assert list(first) != list(second)
 

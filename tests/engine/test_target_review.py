@@ -137,5 +137,25 @@ def test_unknown_tokens_are_counted_in_what_is_learned_alone(
     data = write_data(tmp_path / "data", {"train": rows, "validation": rows[:20]})
     options = {"chat_template": False} if task == "instruction-tuning" else {}
     notices = prepare(make_whole_job(tmp_path / "run", task, data, model, options)).notices
-    [notice] = [line for line in notices if line.startswith("train: NOT KNOWN to the tokenizer")]
+    found = [line for line in notices if line.startswith("train: NOT KNOWN to the tokenizer")]
+    [notice] = [line for line in found if " sources " not in line]
     assert "40 " in notice.partition(" unknown")[0]
+    if task == "seq2seq-lm":
+        assert "40 of 40 targets have 40 unknown tokens ('{' 40)" in notice
+        assert "40 of 40 sources have 40 unknown tokens ('so' 40), which are all" in found[0]
+
+
+def test_examples_of_unknown_tokens_are_also_those_of_truncated_texts(tmp_path: Path) -> None:
+    """Characters that a tokenizer loses are only counted in whole texts."""
+    model = write_model(tmp_path / "model", "bart", TASK, head=True)
+    rows = [
+        {"document": f"w{n + 5} {'café ' * (n % 2)}", "summary": f"w{n + 9} {{ w7 w8 w9 }}"}
+        for n in range(20)
+    ]
+    data = write_data(tmp_path / "data", {"train": rows, "validation": rows[:2]})
+    job = make_whole_job(tmp_path / "run", TASK, data, model, {"max_target_length": 4})
+    sources, targets = [
+        line for line in prepare(job).notices if line.startswith("train: NOT KNOWN to the")
+    ]
+    assert "10 of 20 sources have 10 unknown tokens ('caf\\xe9' 10)" in sources
+    assert "20 of 20 targets have 20 unknown tokens ('{' 20, '}' 20)" in targets

@@ -1,6 +1,7 @@
 """Readers of foreign input, with good inputs and the errors that each may raise."""
 
 import contextlib
+import gzip
 import io
 import json
 import os
@@ -71,7 +72,7 @@ from ftcluster_common.data.conversations import (
     read_conversation,
     read_preference,
 )
-from ftcluster_common.data.data_files import DataError, Table
+from ftcluster_common.data.data_files import DataError, Table, files_of
 from ftcluster_common.given_files import GivenFileError, read_given, read_json
 from ftcluster_common.models.sentence_modules import MODULES, read_modules
 from ftcluster_common.protocol.cpu_list import parse_cpus
@@ -475,7 +476,90 @@ def rows(suffix: str) -> Parser:
     )  # fmt: skip
 
 
+ENTITY = {"start": 0, "end": 1, "label": "A", "text": "a"}
+# rows as the tools write them: an annotation, another annotator's, and a row without one
+EXPORTS: dict[str, list[Any]] = {
+    "doccano": [
+        {"id": 1, "text": "a b", "label": [[0, 1, "A"]], "Comments": []},
+        {"id": 1, "text": "a b", "label": [[2, 3, "A"]], "Comments": []},
+        {"id": 2, "text": "a b", "entities": [{"label": "A", "start_offset": 0, "end_offset": 1}],
+         "relations": [{"id": 1}], "label": [], "Comments": []},
+    ],
+    "Label Studio": [
+        {"id": 1, "data": {"text": "a b"}, "annotations": [
+            {"id": 7, "result": [
+                {"from_name": "n", "to_name": "text", "type": "labels",
+                 "value": {"start": 0, "end": 1, "text": "a", "labels": ["A"]}},
+                {"from_name": "c", "type": "choices", "value": {"choices": ["x", "y"]}},
+                {"type": "relation", "from_id": "p", "to_id": "q"}]},
+            {"id": 8, "was_cancelled": True, "result": []}]},
+        {"id": 2, "data": {"text": "b"}, "annotations": []},
+    ],
+    "Label Studio JSON-MIN": [
+        {"id": 1, "text": "a b", "annotator": 1, "annotation_id": 7, "created_at": "2026",
+         "n": [{"start": 0, "end": 1, "text": "a", "labels": ["A"]}], "c": {"choices": ["x"]}},
+        {"id": 1, "text": "a b", "annotator": 2, "annotation_id": 8, "created_at": "2025",
+         "n": '[{"start": 0, "end": 1, "text": "a", "labels": ["A"]}]', "c": "y"},
+    ],
+    "Prodigy": [
+        {"text": "a b", "_task_hash": 1, "answer": "accept", "spans": [ENTITY], "tokens": []},
+        {"text": "a b", "_task_hash": 2, "answer": "accept", "accept": [1],
+         "options": [{"id": 1, "text": "x"}]},
+        {"text": "a b", "_task_hash": 2, "answer": "reject", "label": "x"},
+    ],
+    "Argilla": [
+        {"id": "1", "fields": {"text": "a b"}, "suggestions": {}, "responses": {
+            "q": [{"value": [ENTITY], "user_id": "u", "status": "submitted"}]}},
+        {"fields": {"text": "a b"}, "responses": [
+            {"user_id": "u", "status": "submitted", "values": {"c": {"value": ["x", "y"]}}}]},
+    ],
+    "Argilla, flattened": [
+        {"text": "a b", "q.responses": ["x"], "q.responses.users": ["u"],
+         "q.responses.status": ["submitted"]},
+    ],
+    "Argilla, before feedback": [
+        {"text": "a b", "prediction": None, "annotation": [["A", 0, 1]], "tokens": ["a", "b"],
+         "status": "Validated"},
+        {"text": "a b", "prediction": None, "annotation": "x", "status": "Default",
+         "multi_label": False},
+    ],
+    "OpenAI's preferences": [
+        {"input": {"messages": [{"role": "user", "content": "a"}], "tools": []},
+         "preferred_output": [{"role": "assistant", "content": "b"}],
+         "non_preferred_output": [{"role": "assistant", "content": "c"}]},
+    ],
+}  # fmt: skip
+
+
+def export(tool: str) -> Parser:
+    """A reader of a tool's export, with its notes."""
+
+    def read(path: Path) -> object:
+        table = Table((path,))
+        found = list(table.with_places())
+        table.export_notes(path.name)
+        list(Table((path,), labelled=False).with_places())
+        return found
+
+    lines = b"".join(dumped(row) + b"\n" for row in EXPORTS[tool])
+    return Parser(
+        of_file(read, "train.jsonl"), (lines,), (DataError,),
+        lambda found: found and not any(isinstance(row, DataError) for _, row in found),
+    )  # fmt: skip
+
+
 PARSERS = {
+    "gzip of rows": Parser(
+        of_file(lambda path: list(Table((path,)).with_places()), "train.jsonl.gz"),
+        (gzip.compress(b'{"text": "a", "label": 0}\n' * 3, mtime=0),),
+        (DataError,),
+    ),
+    "folder of save_to_disk": Parser(
+        of_file(lambda path: files_of(path.parent), "state.json"),
+        (dumped({"_data_files": [{"filename": "state.json"}], "_split": None}),),
+        (DataError,),
+    ),
+    **{f"export of {tool}": export(tool) for tool in EXPORTS},
     "heartbeats of a stranger": Parser(heard(b""), (HELLO, HELLO + dumped(BEAT))),
     "heartbeats of a guardian": Parser(heard(HELLO), (dumped(BEAT),)),
     "hello of a guardian": Parser(

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ftcluster_common.data.data_files import DataError
 from ftcluster_common.data.numbers import is_decimal
+from ftcluster_common.data.rows import DataError
 
 MOST_CLASSES = 1000
 SHOWN = 8

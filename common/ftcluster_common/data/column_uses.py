@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from ftcluster_common.data.columns import LOOKED_AT
-from ftcluster_common.data.data_files import Row
+from ftcluster_common.data.rows import Row
 
 UNREAD = "not read"
 WORDS = 3  # minimum mean number of words in cells of text; numbers, dates, ids and names have fewer

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ftcluster_common.data.data_files import DataError, Row, found_columns, short
 from ftcluster_common.data.numbers import as_number, why_no_number
+from ftcluster_common.data.rows import DataError, Row, found_columns, short
 
 PAIRS = (
     ("sentence1", "sentence2"), ("question1", "question2"), ("premise", "hypothesis"),
@@ -30,6 +30,8 @@ LABELS = (
     "label", "labels", "class", "category", "target", "sentiment", "intent", "emotion", "topic",
     "score", "rating", "stars",
 )  # fmt: skip
+
+SPAN_COLUMNS = ("spans", "entities", "labels", "label", "annotations")
 
 
 def as_flag(cell: Any) -> bool | None:

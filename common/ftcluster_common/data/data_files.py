@@ -1,6 +1,6 @@
 """Finds the data files of each split, and reads their rows. Standard library only.
 
-Parquet files are read in `ftcluster_train.engine.data.sources`.
+Parquet and Arrow files are read in `ftcluster_train.engine.data.sources`.
 """
 
 import codecs
@@ -8,18 +8,28 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from string import ascii_letters
 from typing import Any
 
+from ftcluster_common.data.compressed import kind_of as kind_of
+from ftcluster_common.data.compressed import open_bytes, open_text, stem_of
 from ftcluster_common.data.conll import looks_like_conll, sentences
+from ftcluster_common.data.importers.exports import Source, converted, export_notes
+from ftcluster_common.data.rows import DataError as DataError
+from ftcluster_common.data.rows import Row as Row
+from ftcluster_common.data.rows import found_columns as found_columns
+from ftcluster_common.data.rows import short as short
+from ftcluster_common.data.saved_datasets import ARROW, is_saved, saved_files
 from ftcluster_common.given_files import parse_json
 
 PARQUET, TEXT = ".parquet", ".txt"
+HOSTS_ONLY = (PARQUET, ARROW)  # extensions of files that only hosts can read
 CONLL = ".conll"
-TABLES = (".csv", ".tsv", ".json", ".jsonl", PARQUET)
+TABLES = (".csv", ".tsv", ".json", ".jsonl", PARQUET, ARROW)
 SENTENCES = (TEXT, ".tsv", ".bio", ".iob", ".iob2")  # extensions that may hold CoNLL
 TRAIN, VALIDATION = "train", "validation"
 WORDS = {  # words in file names, as in `datasets`
@@ -45,36 +55,12 @@ LETTERS = ascii_letters.encode()
 MOST_ACCENTED = 0.25  # maximum share of all letters; French and German texts are below 0.05
 CONVERT = "convert it: iconv -f ENCODING -t UTF-8 FILE > NEW"
 
-SHOWN = 60  # maximum characters of a value in a message
-
-Row = Mapping[str, Any]
 Files = tuple[Path, ...]
 
 
-class DataError(ValueError):
-    """A file or a row cannot be used; the message names the file, its line, and the reason."""
-
-
-def short(value: Any) -> str:
-    """Return a value shortened for a message, because a cell may hold a whole file."""
-    text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
-
-
-def found_columns(columns: Iterable[Any]) -> str:
-    """Return a list of the columns in one line, for a message.
-
-    >>> print(found_columns(["id", "a\\nb"]), found_columns([]))
-    found id, 'a\\nb' found none
-    """
-    names = map(str, columns)
-    shown = [name if name.isprintable() else ascii(name) for name in names]
-    return f"found {', '.join(shown) or 'none'}"
-
-
-def kind_of(path: Path) -> str:
-    """Return the lowercase extension of a file's name."""
-    return path.suffix.lower()
+def read_on_hosts(path: Path) -> bool:
+    """Return True if only hosts can read a file."""
+    return kind_of(path) in HOSTS_ONLY
 
 
 def files_of(path: Path) -> dict[str, Files]:
@@ -87,15 +73,16 @@ def files_of(path: Path) -> dict[str, Files]:
         path: a file, or a folder that has the files in it or in its subfolder `data`.
 
     Raises:
-        DataError: a split has files of several formats.
+        DataError: a split has files of several formats, or a folder of save_to_disk is damaged.
     """
     if path.is_file():
         return {TRAIN: (path,)} if _has_rows(path) or is_conll(path) else {}
-    if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
-        raise DataError(
-            f"{path} was written by save_to_disk of datasets, which is not read: write each split "
-            "with to_parquet instead"
-        )
+    if is_saved(path):
+        saved: dict[str, Files] = {}
+        for name, files in saved_files(path).items():
+            split = WORDS.get(name.lower(), name) or TRAIN
+            saved[split] = (*saved.get(split, ()), *files)
+        return saved
     tables = sorted(file for file in path.glob("*") if file.is_file() and _has_rows(file))
     if not tables and (path / "data").is_dir():
         return files_of(path / "data")
@@ -135,7 +122,7 @@ def texts_of(path: Path) -> dict[str, Files]:
         texts = []
     splits: dict[str, Files] = {}
     for file in texts:
-        split = WORDS.get(file.stem.lower().rpartition(".")[2], TRAIN)
+        split = WORDS.get(stem_of(file).lower().rpartition(".")[2], TRAIN)
         splits[split] = (*splits.get(split, ()), file)
     return splits
 
@@ -148,7 +135,7 @@ def _split_of(file: Path) -> str:
     >>> [_split_of(Path(name)) for name in ("validation_matched.jsonl", "reviews.csv")]
     ['validation_matched', 'reviews']
     """
-    name = SHARD.sub("", file.stem)
+    name = SHARD.sub("", stem_of(file))
     if name.startswith((f"{VALIDATION}_", "test_")):
         return name
     splits = {WORDS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in WORDS}
@@ -157,9 +144,16 @@ def _split_of(file: Path) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of files other than Parquet; can be iterated several times."""
+    """The rows of files that every machine can read; can be iterated several times.
+
+    Rows of annotation tools' exports are converted, see `importers.exports`.
+
+    Attributes:
+        labelled: False to include rows of exports that have no answer to train on.
+    """
 
     paths: Files
+    labelled: bool = True
 
     def __iter__(self) -> Iterator[Row]:
         for _, row in self.with_places():
@@ -173,16 +167,38 @@ class Table:
         Raises:
             DataError: a file cannot be read.
         """
-        for path in self.paths:
-            try:
-                for where, row in _reader_of(path)(path):
-                    usable = isinstance(row, dict | DataError)
-                    yield where, row if usable else DataError(f"{where}: not a JSON object")
-            except UnicodeDecodeError as error:
-                what = f"not UTF-8: {error.reason} at byte {error.start}"
-                raise DataError(f"{path}: {what}; {CONVERT}") from error
-            except OSError as error:
-                raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+        yield from converted(self._sources(), self.labelled)
+
+    def export_notes(self, name: str) -> list[str]:
+        """Return notes on exports of annotation tools among the files.
+
+        Args:
+            name: name of the set, for the notes.
+
+        Raises:
+            DataError: a file cannot be read.
+        """
+        return export_notes(self._sources(), name)
+
+    def _sources(self) -> list[Source]:
+        return [partial(_raw_rows, path) for path in self.paths]
+
+
+def _raw_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the rows of a file, or their problems, with their places.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        for where, row in _reader_of(path)(path):
+            usable = isinstance(row, dict | DataError)
+            yield where, row if usable else DataError(f"{where}: not a JSON object")
+    except UnicodeDecodeError as error:
+        what = f"not UTF-8: {error.reason} at byte {error.start}"
+        raise DataError(f"{path}: {what}; {CONVERT}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def encoding_of(path: Path) -> str:
@@ -198,7 +214,7 @@ def encoding_of(path: Path) -> str:
     """
     lines = 1
     decoders = {name: codecs.getincrementaldecoder(name)() for name in ("utf-8-sig", WESTERN)}
-    with path.open("rb") as content:
+    with open_bytes(path) as content:
         if content.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             return "utf-16"
         content.seek(0)
@@ -220,7 +236,7 @@ def encoding_of(path: Path) -> str:
 def _accented(path: Path) -> float:
     """Return the share of accented letters among the letters of a file in Windows-1252."""
     counts = {ACCENTED: 0, LETTERS: 0}
-    with path.open("rb") as content:
+    with open_bytes(path) as content:
         while block := content.read(BLOCK):
             for letters in counts:
                 counts[letters] += len(block) - len(block.translate(None, letters))
@@ -233,7 +249,7 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
     In TSV files a quote is an ordinary character, as in GLUE's files.
     """
     csv.field_size_limit(sys.maxsize)
-    with path.open(encoding=encoding_of(path), newline="") as lines:
+    with open_text(path, encoding_of(path), newline="") as lines:
         first = lines.readline()
         separator = SEPARATOR.match(first)  # the line `sep=;`, which Excel reads
         if not separator:
@@ -285,7 +301,7 @@ def _header(cells: Sequence[str], where: str) -> list[str]:
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open(encoding="utf-8-sig") as lines:
+    with open_text(path, "utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield f"{path}:{number}", _json_value(line, path, number)
@@ -293,7 +309,8 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the rows of JSON lines, or of a document: its list, or the only list in its object."""
-    text = path.read_text(encoding="utf-8-sig")
+    with open_text(path, "utf-8-sig") as content:
+        text = content.read()
     try:
         document = parse_json(text)
     except ValueError as error:
@@ -411,14 +428,14 @@ def _has_rows(path: Path) -> bool:
 def is_conll(path: Path) -> bool:
     """Return True if a file has sentences in CoNLL format, judged by its first lines."""
     try:
-        with path.open(encoding="utf-8-sig") as lines:
+        with open_text(path, "utf-8-sig") as lines:
             return looks_like_conll(lines)
     except (OSError, ValueError):
         return False
 
 
 def _conll(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open(encoding="utf-8-sig") as lines:
+    with open_text(path, "utf-8-sig") as lines:
         for number, found in sentences(lines):
             where = f"{path}:{number}"
             yield where, DataError(f"{where}: {found}") if isinstance(found, str) else found

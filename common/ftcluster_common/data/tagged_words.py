@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from ftcluster_common.data.data_files import DataError, Row, found_columns, short
+from ftcluster_common.data.cells import read_cell
+from ftcluster_common.data.rows import DataError, Row, found_columns, short
 
 OUTSIDE = "O"
 PREFIXED = re.compile(r"([BILOUESM])-(.+)")
@@ -67,8 +68,10 @@ def read_tagged(row: Row, columns: TaggedColumns, names: Sequence[str] = ()) -> 
         text = row[columns.text]
         if not isinstance(text, str):
             raise DataError(f"{columns.text} is {short(text)}, not a text")
-        return Tagged(text, spans=_spans(row[columns.label], text) if columns.label else ())
-    words, tags = row[columns.tokens], row[columns.label] if columns.label else []
+        return Tagged(
+            text, spans=_spans(read_cell(row[columns.label]), text) if columns.label else ()
+        )
+    words, tags = (read_cell(row[name]) if name else [] for name in (columns.tokens, columns.label))
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise DataError(f"{columns.tokens} is {short(words)}, not a list of words")
     if not isinstance(tags, list):

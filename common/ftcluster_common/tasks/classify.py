@@ -4,9 +4,15 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Literal
 
+from ftcluster_common.data.class_lists import (
+    Separator,
+    find_separator,
+    separator_note,
+    split_classes,
+)
 from ftcluster_common.data.class_names import WHOLE, find_labels
 from ftcluster_common.data.column_uses import Columns
 from ftcluster_common.data.columns import (
@@ -18,13 +24,12 @@ from ftcluster_common.data.columns import (
     named_column,
 )
 from ftcluster_common.data.data_files import (
-    PARQUET,
     DataError,
     Files,
     Row,
     Table,
     found_columns,
-    kind_of,
+    read_on_hosts,
     short,
 )
 from ftcluster_common.data.numbers import as_number, why_no_number
@@ -48,6 +53,8 @@ class TextClassification(Options):
         text_columns: one or two columns with text. Default: found by their names.
         label_column: column with the class, or with a list of classes; a number for regression. If
             it is missing, a column with a usual name of labels is used.
+        label_separator: text between the classes in a cell: `comma`, `semicolon`, `pipe` or `hash`;
+            `list` for lists as text; `none` if each cell is one class. Default: found in the data.
         label_columns: columns of 0 and 1, one for each of several classes that a row may have.
             Default: three or more such columns, if no column with the class is found.
         glue_task: task of GLUE. It sets text_columns, regression, metrics, validation_splits and
@@ -69,6 +76,7 @@ class TextClassification(Options):
 
     text_columns: tuple[str, ...] = limited((), at_most=2)
     label_column: str = "label"
+    label_separator: Separator | None = None
     label_columns: tuple[str, ...] = ()
     glue_task: GlueTask | None = None
     regression: bool = False
@@ -165,6 +173,22 @@ def with_label_columns(options: TextClassification, rows: Iterable[Row]) -> Text
     return replace(options, label_columns=tuple(flags)) if len(flags) > 2 else options
 
 
+def with_separator(options: TextClassification, rows: Iterable[Row]) -> TextClassification:
+    """Return the options with the separator of several classes in the cells of these rows, if any.
+
+    The options stay unchanged if the recipe sets the separator, and if labels are numbers.
+    """
+    if options.label_separator or options.label_columns or options.regression:
+        return options
+    every = iter(rows)
+    first = next(every, {})
+    column = named_column(options.label_column, LABELS, list(first))
+    if not column:
+        return options
+    separator = find_separator(row.get(column) for row in chain([first], every))
+    return options if separator == "none" else replace(options, label_separator=separator)
+
+
 def _classification(
     options: TextClassification, labelled: bool, columns: Sequence[str]
 ) -> CheckRow:
@@ -188,7 +212,7 @@ def _classification_problem(
         wrong = [name for name in labels if as_flag(row[name]) is None]
         return f"{wrong[0]} is {short(row[wrong[0]])}, not 0 or 1" if wrong else ""
     [column] = labels
-    label = row[column]
+    label = split_classes(row[column], options.label_separator)
     if options.regression:
         if as_number(label) is None:
             return f"{column} is {short(label)}, {why_no_number(label)}"
@@ -206,7 +230,7 @@ def _classification_problem(
 
 def _check_labels(files: Files, options: TextClassification, trains: bool) -> list[str]:
     """Return the problem of a whole column of labels; the head would reject the column too."""
-    if not files or options.label_columns or any(kind_of(file) == PARQUET for file in files):
+    if not files or options.label_columns or any(map(read_on_hosts, files)):
         return []
     labels: list[Any] = []
     column = options.label_column
@@ -214,7 +238,7 @@ def _check_labels(files: Files, options: TextClassification, trains: bool) -> li
         assert not isinstance(row, DataError), "the rows have been checked"
         texts, [column] = classification_columns(options, list(row))
         if not (options.skip_incomplete and is_incomplete(row, [*texts, column])):
-            labels.append(row[column])
+            labels.append(split_classes(row[column], options.label_separator))
     try:
         find_labels(labels, column, trains=trains)
     except DataError as error:
@@ -223,9 +247,13 @@ def _check_labels(files: Files, options: TextClassification, trains: bool) -> li
 
 
 def _check_scores(files: Files, options: TextClassification) -> list[str]:
-    """Return the first label that is a score, if all labels are numbers; skip Parquet files."""
+    """Return the first label that is a score, if all labels are numbers.
+
+    Files that only hosts can read are skipped.
+    """
     scores: list[str] = []
-    if options.label_columns or any(kind_of(file) == PARQUET for file in files):
+    separated = options.label_separator not in (None, "none")
+    if separated or options.label_columns or any(map(read_on_hosts, files)):
         return scores
     for where, row in Table(files).with_places():
         assert not isinstance(row, DataError), "the rows have been checked"
@@ -319,8 +347,25 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
         return {**vars(GLUE[glue]), "data_config": glue} if glue else {}
 
     def with_rows(self, options: TextClassification, rows: Iterable[Row]) -> TextClassification:
-        """Return the options with label_columns set to the columns of 0 and 1."""
-        return with_label_columns(options, rows)
+        """Return the options with the columns of 0 and 1, or the separator of several classes."""
+        every = iter(rows)
+        first = [*islice(every, LOOKED_AT)]
+        return with_separator(with_label_columns(options, first), chain(first, every))
+
+    def labels_of(self, options: TextClassification, uses: Columns, row: Row) -> list[Any]:
+        """Return the labels of a row; several classes in a cell are separated."""
+        columns = uses.get("label", ())
+        if len(columns) == 1:
+            row = {**row, columns[0]: split_classes(row.get(columns[0]), options.label_separator)}
+        return super().labels_of(options, uses, row)
+
+    def reading_notes(
+        self, asked: TextClassification, options: TextClassification, uses: Columns
+    ) -> list[str]:
+        """Return a note on the separator of several classes if the recipe does not set it."""
+        if options.label_separator is None or asked.label_separator is not None:
+            return []
+        return [separator_note(", ".join(uses.get("label", ())), options.label_separator)]
 
     def file_problems(self, options: TextClassification, files: Files, trains: bool) -> list[str]:
         """Find labels that are scores instead of classes, and too many different labels."""

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ftcluster_common.data.cells import read_cell
 from ftcluster_common.data.column_uses import Columns
+from ftcluster_common.data.columns import SPAN_COLUMNS, TEXTS
 from ftcluster_common.data.data_files import CONLL, DataError, Row, found_columns
 from ftcluster_common.data.row_checks import CheckRow
 from ftcluster_common.data.tagged_words import OUTSIDE, TagCheck, TaggedColumns, parts, read_tagged
@@ -16,8 +18,6 @@ from ftcluster_common.tasks.spec import SPECIAL_TOKENS, Contradiction, Options, 
 ENTITY_METRICS = ("precision", "recall", "f1", "accuracy", "f1_macro", "f1_weighted", "loss")
 TOKENS = ("tokens", "words")
 TAGS = ("ner_tags", "tags", "labels", "ner", "tag")
-TEXT = ("text", "sentence", "content", "document")
-SPANS = ("spans", "entities", "labels", "label", "annotations")
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def tagged_columns(
             return wanted if wanted in columns else ""
         return next((names[name] for name in known if name in names), "")
 
-    tokens, text = find(options.tokens_column, TOKENS), find(options.text_column, TEXT)
-    tags, spans = find(options.tags_column, TAGS), find(options.spans_column, SPANS)
+    tokens, text = find(options.tokens_column, TOKENS), find(options.text_column, TEXTS)
+    tags, spans = find(options.tags_column, TAGS), find(options.spans_column, SPAN_COLUMNS)
     of_words, of_text = TaggedColumns(tokens, "", tags), TaggedColumns("", text, spans)
     prefers_text = options.text_column or options.spans_column
     for candidate in (of_text, of_words) if prefers_text else (of_words, of_text):
@@ -97,7 +97,7 @@ def _tagging_problem(
         tagged = read_tagged(row, columns, options.tag_names)
     except DataError as error:
         return str(error)
-    words = row[columns.tokens] if columns.tokens else []
+    words = read_cell(row[columns.tokens]) if columns.tokens else []
     return "" if options.repair_tags else check.problem(tagged.tags, lambda n: str(words[n]))
 
 

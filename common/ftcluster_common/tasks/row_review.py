@@ -15,10 +15,10 @@ from ftcluster_common.data.class_names import (
 )
 from ftcluster_common.data.column_uses import UNREAD, Columns
 from ftcluster_common.data.columns import as_flag
-from ftcluster_common.data.data_files import Row
 from ftcluster_common.data.numbers import has_comma
+from ftcluster_common.data.rows import Places, Row
 from ftcluster_common.tasks.registry import spec_of
-from ftcluster_common.tasks.spec import Options
+from ftcluster_common.tasks.spec import Options, TaskSpec
 
 SHOWN = 4  # number of examples in a note
 NO_LABEL = frozenset(
@@ -37,7 +37,10 @@ FLAGS = re.compile(
 )
 MEDIA = re.compile(r"(image|audio|video|picture|photo)s?(_(path|url|file)s?)?", re.IGNORECASE)
 ALIKE = "with classes that look alike, trained as different classes"
-LISTS = "a row's classes are a list in JSON, JSONL or Parquet, or columns of 0 and 1"
+LISTS = (
+    "if a row may have several classes, set label_separator, or use lists in JSON, JSONL or "
+    "Parquet, or columns of 0 and 1"
+)
 
 
 class RowReview:
@@ -59,23 +62,36 @@ class RowReview:
         self._media: Counter[str] = Counter()
         self._padded: Counter[str] = Counter()
         self._repeated: Counter[str] = Counter()
+        self._unlabelled = 0
+        self._skipped: defaultdict[str, Places] = defaultdict(Places)
+        self._skips = type(self._spec).skip_reason is not TaskSpec.skip_reason
 
     @property
     def is_needed(self) -> bool:
-        """True if the rows have classes, or columns that the task ignores."""
-        return bool(self._unread) or self._has_classes
+        """True if rows have classes or columns that the task ignores, or may be skipped."""
+        return bool(self._unread) or self._has_classes or self._skips
 
-    def add(self, row: Row) -> None:
-        """Count a row."""
+    def add(self, row: Row, place: str = "") -> bool:
+        """Count a row, and return False if the task skips it.
+
+        Args:
+            place: file and line of the row, for the notes.
+        """
+        if reason := self._spec.skip_reason(self._options, self._uses, row):
+            self._skipped[reason].add(place)
+            return False
         rejections = (name for name in self._unread if _is_rejection(name, row.get(name)))
         self._rejected.update(f"{name}: {as_word(row[name])}" for name in [*rejections][:1])
         for name in self._unread:
             if MEDIA.fullmatch(name) and row.get(name) not in (None, "", [], {}):
                 self._media[name] += 1
         if not self._has_classes:
-            return
+            return True
         labels = self._spec.labels_of(self._options, self._uses, row)
         labels = [label for label in labels if as_word(label)]
+        label_columns = self._uses.get("label", ())
+        if not labels and len(label_columns) == 1 and row.get(label_columns[0]) in ("", None):
+            self._unlabelled += 1
         class_names = [self._name(label) for label in labels]
         self._classes.update({*class_names})
         padded = {
@@ -86,6 +102,7 @@ class RowReview:
         self._padded.update(sorted(padded)[:1])  # count each row once
         repeated = sorted(word for word, count in Counter(class_names).items() if count > 1)
         self._repeated.update(repeated[:1])
+        return True
 
     def _name(self, label: Any) -> str:
         word = as_word(label)
@@ -140,7 +157,16 @@ class RowReview:
                 "remove the second",
             ),
         ]
-        return [
+        rows_notes = [
+            f"{split}: {_rows(places.count)} {reason} ({places})"
+            for reason, places in self._skipped.items()
+        ]
+        if self._unlabelled:
+            rows_notes.append(
+                f"{split}: {_rows(self._unlabelled)} with an empty cell, read as none of the "
+                "classes; to skip them: skip_incomplete=true"
+            )
+        return rows_notes + [
             f"{split}: {_rows(counts.total())} {what}: {_shown(counts)}; {remedy}"
             for counts, what, remedy in kinds
             if counts

@@ -206,6 +206,15 @@ class TaskSpec(ABC, Generic[Fields]):
         """
         return options
 
+    def reading_notes(self, asked: Fields, options: Fields, uses: Columns) -> list[str]:
+        """Return notes on values that the data determine, see `with_rows`.
+
+        Args:
+            asked: options as the recipe has them.
+            options: options with the values of the data.
+        """
+        return []
+
     def file_problems(self, options: Fields, files: Files, trains: bool) -> list[str]:
         """Return problems of whole files whose rows are all valid.
 
@@ -244,6 +253,13 @@ class TaskSpec(ABC, Generic[Fields]):
     def skips_incomplete(self, options: Fields) -> bool:
         """Return True if rows without a text or a label are ignored."""
         return False
+
+    def skip_reason(self, options: Fields, uses: Columns, row: Row) -> str:
+        """Return the reason why a valid row is skipped, or "".
+
+        Rows without a text or a label are not included, see `skips_incomplete`.
+        """
+        return ""
 
     def smooths_labels(self, options: Fields) -> bool:
         """Return True if the loss supports label smoothing: it is over classes or tokens."""

@@ -3,14 +3,28 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Literal
 
+from ftcluster_common.data.answers import (
+    ANSWERS,
+    CONTEXTS,
+    QUESTIONS,
+    START,
+    AnswerColumns,
+    UnplacedAnswerError,
+    read_answers,
+)
 from ftcluster_common.data.column_uses import Columns
-from ftcluster_common.data.data_files import Row, short
-from ftcluster_common.data.row_checks import CheckRow, check_columns
+from ftcluster_common.data.columns import named_column
+from ftcluster_common.data.row_checks import CheckRow, check_by_reading, check_columns
+from ftcluster_common.data.rows import DataError, Row
 from ftcluster_common.limits import limited
 from ftcluster_common.tasks.spec import SPECIAL_TOKENS, Contradiction, Options, TaskSpec
 
-ANSWERING = ("question", "context", "answers")
+SKIPPED = {
+    "repeated": "skipped, because the context has the answer several times",
+    "missing": "skipped, because the context does not have the answer",
+}
 
 
 @dataclass(frozen=True)
@@ -18,10 +32,14 @@ class QuestionAnswering(Options):
     """Finds the answer to a question as a span of a context, as in SQuAD.
 
     Attributes:
-        question_column: column with questions.
-        context_column: column with the texts that hold the answers.
-        answers_column: column with the answers: objects with `text` and `answer_start`, a list
-            each.
+        question_column: column with questions, or a column with a usual name.
+        context_column: column with the texts that hold the answers, or a column with a usual name.
+        answers_column: column with the answers, or a column with a usual name: objects with `text`
+            and `answer_start`, a list each; or texts, which are searched in the context.
+        repeated_answers: treatment of an answer without a position that the context has several
+            times: `refuse` the data, use the `first` place, or `skip` the row.
+        missing_answers: treatment of an answer without a position that the context does not have:
+            `refuse` the data, or `skip` the row.
         max_length: tokens of a window, which holds the question and a part of the context. A longer
             context has several windows.
         doc_stride: tokens that neighbouring windows of a context share.
@@ -39,6 +57,8 @@ class QuestionAnswering(Options):
     question_column: str = "question"
     context_column: str = "context"
     answers_column: str = "answers"
+    repeated_answers: Literal["refuse", "first", "skip"] = "refuse"
+    missing_answers: Literal["refuse", "skip"] = "refuse"
     max_length: int = limited(384, at_least=16)
     doc_stride: int = limited(128, at_least=0)
     max_query_length: int = limited(64, at_least=1)
@@ -49,38 +69,49 @@ class QuestionAnswering(Options):
     validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
 
 
-def answering_columns(options: QuestionAnswering, answered: bool = True) -> tuple[str, ...]:
-    """Return the columns with question and context, and with answers if they are needed."""
-    columns = (options.question_column, options.context_column, options.answers_column)
-    return columns if answered else columns[:2]
+def answering_columns(
+    options: QuestionAnswering, columns: Sequence[str], answered: bool = True
+) -> AnswerColumns:
+    """Return the columns with question and context, and with answers if they are needed.
+
+    A column that the data lack keeps the name that the recipe has for it.
+    """
+    question = named_column(options.question_column, QUESTIONS, columns)
+    context = named_column(options.context_column, CONTEXTS, columns)
+    answers = named_column(options.answers_column, ANSWERS, columns)
+    named = AnswerColumns(question or options.question_column, context or options.context_column)
+    if not answered:
+        return named
+    start = START if START in columns and answers else ""
+    return named._replace(answers=answers or options.answers_column, start=start)
 
 
-def _answering(options: QuestionAnswering, columns: Sequence[str]) -> CheckRow:
-    if options.answers_column in columns:
-        return partial(_answering_problem, options)
-    return partial(check_columns, columns, [])
+def answers_of(row: Row, columns: AnswerColumns, options: QuestionAnswering) -> dict[str, Any]:
+    """Return the answers of a row, see `read_answers`.
 
-
-def _answering_problem(options: QuestionAnswering, row: Row) -> str:
-    """Return a row's problem, such as an answer that is not at its place; "" if there is none."""
-    column = options.answers_column
-    problem = check_columns([options.question_column, options.context_column], [column], row)
+    Raises:
+        UnplacedAnswerError: the position of an answer cannot be found.
+        DataError: the row is not valid.
+    """
+    problem = check_columns([columns.question, columns.context], [columns.answers], row)
     if problem:
-        return problem
-    answers, context = row[column], row[options.context_column]
-    if not isinstance(answers, dict) or not {"text", "answer_start"} <= set(answers):
-        return f"{column} is {short(answers)}, not an object with text and answer_start"
-    texts, starts = answers["text"], answers["answer_start"]
-    if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
-        return f"text and answer_start of {column} are not two lists of the same length"
-    for text, start in zip(texts, starts, strict=True):
-        if not isinstance(text, str) or not isinstance(start, int) or start < 0:
-            has = f"{column} has {short(text)} at {short(start)}"
-            return f"{has}, not a text at the number of a character"
-        actual = context[start : start + len(text)]
-        if actual != text:
-            there = f"character {start} of the context, but {short(actual)}"
-            return f"answer {short(text)} is not at {there}"
+        raise DataError(problem)
+    return read_answers(row, columns, first=options.repeated_answers == "first")
+
+
+def skip_reason(row: Row, columns: AnswerColumns, options: QuestionAnswering) -> str:
+    """Return the reason why the options skip a row, or "".
+
+    Raises:
+        DataError: the row is not valid.
+    """
+    try:
+        answers_of(row, columns, options)
+    except UnplacedAnswerError as error:
+        wanted = {"repeated": options.repeated_answers, "missing": options.missing_answers}
+        if wanted[error.cause] != "skip":
+            raise
+        return SKIPPED[error.cause]
     return ""
 
 
@@ -101,9 +132,9 @@ class QuestionAnsweringSpec(TaskSpec[QuestionAnswering]):
         columns: Sequence[str],
         answered: bool,
     ) -> Columns:
-        """Return the columns that the recipe names."""
-        read = zip(ANSWERING, answering_columns(options, answered), strict=False)
-        return {use: (name,) for use, name in read}
+        """Return the columns that the recipe names, or columns with usual names."""
+        named = answering_columns(options, columns, answered)._asdict()
+        return {use: (name,) for use, name in named.items() if name}
 
     def row_check(
         self,
@@ -112,18 +143,34 @@ class QuestionAnsweringSpec(TaskSpec[QuestionAnswering]):
         columns: Sequence[str],
     ) -> CheckRow:
         """Return a check that a row's answers are at their places in the context."""
-        return _answering(options, answering_columns(options, answered))
+        named = answering_columns(options, columns, answered)
+        if named.answers not in columns:
+            return partial(check_columns, [name for name in named if name], [])
+        return check_by_reading(partial(skip_reason, columns=named, options=options))
 
     def row_form(self, options: QuestionAnswering, answered: bool) -> str:
         """Describe a row with a question, a context and answers."""
         texts = f"{options.question_column}, {options.context_column} (text)"
-        form = '{"text": [...], "answer_start": [...]}, empty lists where there is no answer'
+        form = (
+            '{"text": [...], "answer_start": [...]}, empty lists where there is no answer; or a '
+            "text that the context has once"
+        )
         answers = f" and {options.answers_column} ({form})" if answered else ""
         return f"each row has {texts}{answers}"
 
     def has_references(self, options: QuestionAnswering) -> bool:
         """Return True."""
         return True
+
+    def skip_reason(self, options: QuestionAnswering, uses: Columns, row: Row) -> str:
+        """Return the reason why an answer has no position, if such rows are skipped."""
+        columns = AnswerColumns(
+            **{use: "".join(uses.get(use, ())) for use in AnswerColumns._fields}
+        )
+        try:
+            return skip_reason(row, columns, options) if columns.answers else ""
+        except DataError:  # reading the rows reports the error
+            return ""
 
     def metric_names(self, options: QuestionAnswering) -> tuple[str, ...]:
         """Return the metrics of SQuAD 1.1 or 2.0."""

@@ -5,15 +5,16 @@ from pathlib import Path
 from ftcluster.recipe.dataset_checks import options_for, used_splits
 from ftcluster_common.data.column_uses import UNREAD, Columns
 from ftcluster_common.data.data_files import (
-    PARQUET,
     TEXT,
     TRAIN,
     VALIDATION,
     DataError,
+    Files,
     Table,
     encoding_of,
     files_of,
     kind_of,
+    read_on_hosts,
     texts_of,
 )
 from ftcluster_common.protocol.job import PREDICT, Purpose
@@ -46,8 +47,8 @@ def header(recipe: Recipe, purpose: Purpose = "train") -> list[str]:
     try:
         files = files_of(path)
         splits = [name for name in used_splits(files, options, purpose) if name in files]
-        readable = [f for name in splits[:1] for f in files[name] if kind_of(f) != PARQUET]
-        for _, row in Table(tuple(readable)).with_places():
+        readable = [f for name in splits[:1] for f in files[name] if not read_on_hosts(f)]
+        for _, row in Table(tuple(readable), purpose != PREDICT).with_places():
             return [] if isinstance(row, DataError) else list(map(str, row))
     except DataError:
         pass
@@ -55,7 +56,7 @@ def header(recipe: Recipe, purpose: Purpose = "train") -> list[str]:
 
 
 def file_notes(recipe: Recipe, purpose: Purpose = "train") -> tuple[str, ...]:
-    """Return notes on files that are not in UTF-8, and on text files that are not read."""
+    """Return notes on exports of annotation tools, encodings, and text files that are not read."""
     if TEXT in recipe.spec.file_kinds and (texts := texts_of(Path(recipe.data))):
         left = [file.name for split in texts.keys() - {TRAIN, VALIDATION} for file in texts[split]]
         return (f"not read, because of their names: {', '.join(left)}",) if left else ()
@@ -64,13 +65,25 @@ def file_notes(recipe: Recipe, purpose: Purpose = "train") -> tuple[str, ...]:
         splits = used_splits(files, recipe.options, purpose) if files else ()
         tables = [f for name in splits for f in files.get(name, ()) if kind_of(f) in DELIMITED]
         encodings = [(file.name, encoding_of(file)) for file in tables]
+        exports = [
+            note
+            for name in splits
+            if purpose != PREDICT and name in files and not any(map(read_on_hosts, files[name]))
+            for note in Table(files[name]).export_notes(_name_of(files[name], name))
+        ]
     except DataError:  # check_data reports the details
         return ()
-    return tuple(
+    converted = (
         f"{name} is not UTF-8 and is read as {ENCODINGS[encoding]}"
         for name, encoding in encodings
         if encoding in ENCODINGS
     )
+    return (*exports, *converted)
+
+
+def _name_of(files: Files, split: str) -> str:
+    """Return the name of a set in notes: its file's name, or the split's if it has several."""
+    return files[0].name if len(files) == 1 else split
 
 
 def columns_line(columns: Columns) -> str:

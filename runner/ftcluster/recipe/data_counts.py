@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.recipe.data_columns import header
-from ftcluster.recipe.dataset_checks import used_splits
+from ftcluster.recipe.dataset_checks import options_for, used_splits
 from ftcluster_common.data.class_names import as_word
 from ftcluster_common.data.column_uses import UNREAD, Columns, unread_texts
-from ftcluster_common.data.columns import as_flag, is_incomplete
+from ftcluster_common.data.columns import is_incomplete
 from ftcluster_common.data.data_files import (
-    PARQUET,
     TRAIN,
     DataError,
-    Files,
     Row,
     Table,
     files_of,
-    kind_of,
+    read_on_hosts,
 )
-from ftcluster_common.protocol.job import Purpose
+from ftcluster_common.protocol.job import PREDICT, Purpose
 from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.registry import spec_of
 from ftcluster_common.tasks.row_review import RowReview
+from ftcluster_common.tasks.spec import Options
 
 
 def count_rows(
@@ -41,30 +41,32 @@ def count_rows(
         For each data set a dict, and a list of notes. The dict has the name `set`, the number of
         `rows`, and `classes` with the number of rows of each class. Except for the training set, it
         also has `duplicates`: the number of rows that also occur in the training set. There is no
-        dict for Parquet files, text files and data from the Hub, because hosts read these.
+        dict for texts and for data that only hosts read: Parquet, Arrow, and data from the Hub.
     """
     path = Path(recipe.data)
     files = files_of(path) if path.exists() and header(recipe, purpose) else {}
     used = used_splits(files, recipe.options, purpose) if files else ()
     readable = {
-        name: files[name]
+        name: Table(files[name], purpose != PREDICT)
         for name in used
-        if name in files and all(kind_of(file) != PARQUET for file in files[name])
+        if name in files and not any(map(read_on_hosts, files[name]))
     }
     if not readable or not columns:
         return [], []
     known: set[bytes] = set()
     skips = recipe.spec.skips_incomplete(recipe.options)
     label = columns.get("label", ()) if recipe.spec.counts_classes(recipe.options) else ()
-    reviews = {name: RowReview(recipe.options, columns) for name in readable}
+    options = options_for(files, recipe.options, purpose)
+    reviews = {name: RowReview(options, columns) for name in readable}
     sets = [
-        _set(name, files, columns, label, known, skips, reviews[name])
-        for name, files in readable.items()
+        _set(name, table, columns, (options, label), known, skips, reviews[name])
+        for name, table in readable.items()
     ]
     notes = [
         f"NOT READ, although it holds texts: column {name}"
         for name in unread_texts(columns, _rows(next(iter(readable.values()))))
     ]
+    notes += recipe.spec.reading_notes(recipe.options, options, columns)
     notes += [note for name, reviewed in reviews.items() for note in reviewed.notes(name)]
     if label and len(sets[0]["classes"]) == 1:
         notes.append(
@@ -78,39 +80,41 @@ def count_rows(
 
 
 def _set(
-    name: str, files: Files, columns: Mapping[str, tuple[str, ...]], label: Sequence[str],
+    name: str, table: Table, columns: Mapping[str, tuple[str, ...]],
+    labelled: tuple[Options, Sequence[str]],
     known: set[bytes], skips: bool, reviewed: RowReview,
 ) -> dict[str, Any]:  # fmt: skip
+    options, label = labelled
     read = [
         name for use, names in columns.items() if use not in (UNREAD, "label") for name in names
     ]
     rows, left_out, duplicates, classes = 0, 0, 0, Counter[str]()
-    for row in _rows(files):
+    for place, row in table.with_places():
+        if isinstance(row, DataError):
+            continue
         rows += 1
         if skips and is_incomplete(row, [*read, *label]):
             left_out += 1
             continue
-        reviewed.add(row)
+        if not reviewed.add(row, place):
+            left_out += 1
+            continue
         cells = json.dumps([row.get(name) for name in read])
         mark = hashlib.blake2b(cells.encode(), digest_size=16).digest()
         duplicates += name != TRAIN and mark in known
         if name == TRAIN:
             known.add(mark)
-        classes.update(_classes(row, label))
+        if label:
+            labels = spec_of(options).labels_of(options, columns, row)
+            classes.update(
+                [*dict.fromkeys(map(as_word, labels))]
+            )  # the same class twice counts once
     found = {"set": name, "rows": rows, "classes": dict(classes.most_common())}
     found |= {"left_out": left_out} if left_out else {}
     return found if name == TRAIN else {**found, "duplicates": duplicates}
 
 
-def _classes(row: Row, label: Sequence[str]) -> list[str]:
-    if len(label) > 1:
-        return [name for name in label if as_flag(row[name])]
-    found = [row[name] for name in label]
-    classes = found[0] if found and isinstance(found[0], list) else found
-    return [*dict.fromkeys(map(as_word, classes))]  # the same class twice counts once
-
-
-def _rows(files: Files) -> Iterator[Row]:
-    for _, row in Table(files).with_places():
+def _rows(table: Table) -> Iterator[Row]:
+    for _, row in table.with_places():
         if not isinstance(row, DataError):
             yield row

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from ftcluster.errors import InputError, raise_together
+from ftcluster_common.data.compressed import open_text, unpack_hint
 from ftcluster_common.data.data_files import (
     PARQUET,
     TABLES,
@@ -16,26 +17,28 @@ from ftcluster_common.data.data_files import (
     Table,
     files_of,
     kind_of,
+    read_on_hosts,
     texts_of,
 )
 from ftcluster_common.data.row_checks import CheckRow
+from ftcluster_common.data.saved_datasets import ARROW
 from ftcluster_common.protocol.job import EVALUATE, PREDICT, Purpose
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.registry import spec_of
 from ftcluster_common.tasks.spec import Options
 
 MAX_PROBLEMS = 10  # maximum number of problems to show per file
-PARQUET_MARK = b"PAR1"  # first bytes of a Parquet file
+# first bytes of Parquet files, and of Arrow files with and without a footer
+MARKS = {PARQUET: (b"PAR1",), ARROW: (b"ARRO", b"\xff\xff\xff\xff")}
+MARK_BYTES = 4
 
 MakeCheck = Callable[[Sequence[str]], CheckRow]  # makes a check for the columns of a file
-
-PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".7z")
 
 
 def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
     """Check that a file or a folder holds data in the format that the recipe's task needs.
 
-    Only hosts can read Parquet files, so the hosts check their rows.
+    Only hosts can read Parquet and Arrow files, so the hosts check their rows.
 
     Raises:
         InputError: the data have problems; lists each problem with file and line.
@@ -62,7 +65,7 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
         if split not in files:
             problems.append(f"{path} has no file for {split}; it has {', '.join(files)}")
         for file in files.get(split, ()):
-            problems += _check_text(file) if texts else _check_rows(file, make_check)
+            problems += _check_text(file) if texts else _check_rows(file, make_check, answered)
     if answered and not problems:
         rows = next((files[split] for split in used if split in files), ())
         problems = recipe.spec.file_problems(options, rows, purpose == "train")
@@ -74,7 +77,7 @@ def options_for(files: Mapping[str, Files], options: Options, purpose: Purpose) 
     if purpose == PREDICT or not files:
         return options
     split = next((name for name in used_splits(files, options, purpose) if name in files), "")
-    readable = tuple(file for file in files.get(split, ()) if kind_of(file) != PARQUET)
+    readable = tuple(file for file in files.get(split, ()) if not read_on_hosts(file))
     rows = (row for _, row in Table(readable).with_places() if not isinstance(row, DataError))
     try:
         decided: Options = spec_of(options).with_rows(options, rows)
@@ -86,8 +89,13 @@ def options_for(files: Mapping[str, Files], options: Options, purpose: Purpose) 
 def _no_data(path: Path, file_kinds: Sequence[str]) -> str:
     kinds = ", ".join((*TABLES, *file_kinds))
     listed = f"; the folder has: {_listing(path)}" if path.is_dir() else ""
-    packed = "; unpack it first" if kind_of(path) in PACKED else ""
-    return f"{path} has no data in {kinds}{listed}{packed}"
+    hint = unpack_hint(path) or (path.is_dir() and _archive_hint(path)) or ""
+    return f"{path} has no data in {kinds}{listed}{hint and '; '}{hint}"
+
+
+def _archive_hint(folder: Path) -> str:
+    """Return the command that unpacks the first archive in a folder, or ""."""
+    return next(filter(None, map(unpack_hint, sorted(folder.iterdir()))), "")
 
 
 def used_splits(files: Mapping[str, Files], options: Options, purpose: Purpose) -> tuple[str, ...]:
@@ -105,7 +113,7 @@ def used_splits(files: Mapping[str, Files], options: Options, purpose: Purpose) 
 
 def _check_text(file: Path) -> list[str]:
     try:
-        with file.open(encoding="utf-8") as lines:
+        with open_text(file, "utf-8") as lines:
             blank = True
             for line in lines:
                 blank = blank and not line.strip()
@@ -113,6 +121,8 @@ def _check_text(file: Path) -> list[str]:
         return [f"{file}: not UTF-8: {error.reason}"]
     except OSError as error:
         return [f"{file}: cannot be read: {error.strerror}"]
+    except DataError as error:
+        return [str(error)]
     return [f"{file} is empty"] if blank else []
 
 
@@ -120,16 +130,22 @@ def _listing(folder: Path) -> str:
     return ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
 
 
-def _check_rows(file: Path, make_check: MakeCheck) -> list[str]:
-    """Return the problems of a table or JSON file, with their lines."""
-    if kind_of(file) == PARQUET:
+def _check_rows(file: Path, make_check: MakeCheck, labelled: bool) -> list[str]:
+    """Return the problems of a table or JSON file, with their lines.
+
+    Args:
+        labelled: True if rows need labels or answers.
+    """
+    if read_on_hosts(file):
+        kind = kind_of(file)
         with file.open("rb") as content:
-            good = content.read(len(PARQUET_MARK)) == PARQUET_MARK
-        return [] if good else [f"{file} is not a Parquet file"]
+            good = content.read(MARK_BYTES) in MARKS[kind]
+        name = "a Parquet" if kind == PARQUET else "an Arrow"
+        return [] if good else [f"{file} is not {name} file"]
     problems: list[str] = []
     check: CheckRow | None = None
     try:
-        for where, row in Table((file,)).with_places():
+        for where, row in Table((file,), labelled).with_places():
             if isinstance(row, DataError):
                 problems.append(str(row))
             else:

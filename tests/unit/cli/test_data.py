@@ -62,17 +62,40 @@ def test_rows_classes_and_duplicates_without_a_cluster(shell: Shell) -> None:
     assert "validation: 2 rows, 2 classes (good 1, bad 1), 2 OF THEM ALSO IN TRAIN" in text
 
 
-def test_dirty_labels_are_noted_and_lists_as_text_refused(shell: Shell, tmp_path: Path) -> None:
-    """Cells have lists as pandas writes them, or two classes by hand."""
-    (tmp_path / "lists.csv").write_text("text,label\nso,\"['a']\"\nno,\"['a', 'b']\"\n")
+def test_several_classes_in_a_cell_are_noted(shell: Shell, tmp_path: Path) -> None:
+    """The files are those that pandas and json.dumps write of lists, and a person of tags."""
+    arguments = ["data", "classify", "--model", "model", "--here", "--json", "--data", "tags.csv"]
+    for form, cells in {
+        "list": ["\"['a']\"", "\"['a', 'b']\"", "[]"],
+        "comma": ["a", '"a, b"', '"b,a"', "b", ""],
+        "pipe": ["a", "a|b", "b|a", "b", ""],
+    }.items():
+        rows = "".join(f"text {number},{cell}\n" for number, cell in enumerate(cells))
+        (tmp_path / "tags.csv").write_text(f"text,label\n{rows}")
+        found = shell(arguments).document
+        assert f"(label_separator={form}); to keep each cell as one class" in found["notes"][0]
+        assert found["sets"][0]["classes"] == (
+            {"a": 2, "b": 1} if form == "list" else {"a": 3, "b": 3}
+        )
+        assert any("1 row with an empty cell, read as none" in note for note in found["notes"]) == (
+            form != "list"
+        )
+    whole = shell([*arguments, "label_separator=none"], code=1).err
+    assert "tags.csv:6: label is empty" in whole
+    (tmp_path / "tags.csv").write_text("text,label\nso,c\nno,a#b\n")
+    named = shell([*arguments, "label_separator=hash"]).document
+    assert named["sets"][0]["classes"] == {"c": 1, "a": 1, "b": 1}
+    assert named["notes"] == []
+
+
+def test_dirty_labels_are_noted(shell: Shell, tmp_path: Path) -> None:
+    """One of four rows has two classes, which a person wrote into a cell."""
     arguments = ("data", "classify", "--model", "model", "--here", "--data")
-    refused = shell([*arguments, "lists.csv"], code=1).err
-    assert "labels in column label are lists written as texts, such as ['a', 'b']" in refused
-    rows = 'text,label,answer\nso,a,accept\nno,"a, b",reject\nyes,A,accept\nup,N/A,ignore\n'
+    rows = 'text,label,status\nso,a,done\nno,"a, b",rejected\nyes,A,done\nup,N/A,ignored\n'
     (tmp_path / "cells.csv").write_text(rows)
     text = shell([*arguments, "cells.csv"]).out
     for note in (
-        "train: 2 rows that an annotator rejected, used like all others: 'answer: reject' 1",
+        "train: 2 rows that an annotator rejected, used like all others: 'status: rejected' 1",
         "train: 2 rows with classes that look alike, trained as different classes: 'a' 1, 'A' 1",
         "train: 1 row with a class that looks like no label: 'N/A' 1",
         "train: 1 row with several classes in one text, trained as a separate class: 'a, b' 1",
@@ -132,4 +155,38 @@ def test_rows_that_only_hosts_read_are_not_passed_over_in_silence(
 ) -> None:
     (tmp_path / "notes.txt").write_text("A text without rows.\n" * 9)
     shown = shell(["data", "clm", "--here", "--data", "notes.txt", "--model", "model"])
-    assert "notes.txt has been read: only hosts read Parquet and texts" in shown.err + shown.out
+    assert (
+        "notes.txt has been read: only hosts read Parquet, Arrow and texts" in shown.err + shown.out
+    )
+
+
+NOTES = "Ada wrote the notes in 1843. In 1852 Ada, the author of the notes, died."
+ANSWERED = [
+    {"question": "Who wrote?", "context": NOTES, "answer": "Ada"},
+    {"question": "When?", "context": NOTES, "answer": "1843"},
+    {"question": "Where?", "context": NOTES, "answer": "London"},
+    {"question": "Died when?", "context": NOTES, "answer": "1852"},
+]
+
+
+def test_rows_without_a_position_are_refused_or_skipped_by_their_lines(
+    shell: Shell, tmp_path: Path
+) -> None:
+    (tmp_path / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ANSWERED))
+    command = "data squad --here --data qa.jsonl --model model"
+    refused = shell(command, 1).err
+    assert "qa.jsonl:1: answer 'Ada' is 2 times in the context, at the characters 0, 37" in refused
+    assert "qa.jsonl:3: answer 'London' is not in the context: correct it, or skip" in refused
+    assert "qa.jsonl:2" not in refused
+    shown = shell(f"{command} repeated_answers=skip missing_answers=skip").out
+    assert "columns: question (question), context (context), answer (answers)" in shown
+    assert (
+        "train: 1 row skipped, because the context has the answer several times (qa.jsonl:1)"
+        in shown
+    )
+    assert (
+        "train: 1 row skipped, because the context does not have the answer (qa.jsonl:3)" in shown
+    )
+    assert "train: 4 rows, 2 LEFT OUT" in shown
+    first = shell(f"{command} repeated_answers=first missing_answers=skip").out
+    assert "train: 4 rows, 1 LEFT OUT" in first

@@ -19,14 +19,6 @@ def names_of(folder: Path, *files: str) -> dict[str, list[str]]:
     return {split: [path.name for path in paths] for split, paths in files_of(folder).items()}
 
 
-def test_a_folder_of_save_to_disk_is_refused_with_what_to_write_instead(tmp_path: Path) -> None:
-    single = ("data-00000-of-00001.arrow", "dataset_info.json", "state.json")
-    for files in (single, ("dataset_dict.json", *(f"train/{name}" for name in single))):
-        folder = tmp_path / str(len(files))
-        with pytest.raises(DataError, match=r"save_to_disk .* to_parquet"):
-            names_of(folder, *files)
-
-
 @pytest.mark.parametrize(
     ("files", "splits"),
     [

@@ -39,6 +39,7 @@ import transformers
 from transformers import AutoModelForSequenceClassification, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
+from ftcluster_common.data import data_files
 from ftcluster_common.data.data_files import TRAIN, DataError
 from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.models.trained_model import hash_of, read_rows
@@ -71,6 +72,8 @@ from ftcluster_train.io.stack import hold_stack, own_stack
 
 VOCABULARY = 50257  # GPT-2's size
 SHOWN_CHARACTERS = 200
+COMMON = Path(data_files.__file__).parents[1]
+READERS = (COMMON / "data", COMMON / "tasks")  # folders with the code that reads rows
 REPORT = "report.json"  # file with the report on the data, in the folder of the samples
 
 
@@ -133,8 +136,8 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     version = _data_version(recipe)
     settings = _token_settings(job, task, trained, longest, version, earlier)
     paths = [Path(name) for name in (folder, recipe.data, teacher) if name and Path(name).exists()]
-    # hash this package too: another version may write other columns
-    key = token_key(settings, [Path(__file__).parent, *paths])
+    # hash the code too: another version may read rows in another way, or write other columns
+    key = token_key(settings, [Path(__file__).parent, *READERS, *paths])
     samples, more = cached_tokens(job.prefix / "cache" / "tokens", key, encode)
     vocabulary = getattr(config.get_text_config(), "vocab_size", None)
     if isinstance(vocabulary, int):  # otherwise the ranks check the token ids

@@ -19,7 +19,14 @@ from ftcluster.progress.view import View
 from ftcluster.recipe.model_code import code_problems
 from ftcluster.recipe.trained_fields import TrainedFields, trained_fields
 from ftcluster_common.data.columns import find_texts
-from ftcluster_common.data.data_files import VALIDATION, DataError, Row, Table, files_of, kind_of
+from ftcluster_common.data.data_files import (
+    VALIDATION,
+    DataError,
+    Row,
+    Table,
+    files_of,
+    read_on_hosts,
+)
 from ftcluster_common.given_files import read_json
 from ftcluster_common.models.trained_model import FILE
 from ftcluster_common.tasks.registry import TASKS
@@ -217,8 +224,8 @@ def rows_of(data: str, trained: TrainedFields, folder: Path) -> Compared:
             splits, key=lambda name: (not name.startswith(VALIDATION), "test" not in name)
         )
         files = splits[names[0]] if names else ()
-        if any(kind_of(path) == ".parquet" for path in files):
-            raise DataError("only hosts can read Parquet; give CSV, TSV or JSON lines")
+        if any(map(read_on_hosts, files)):
+            raise DataError("only hosts can read Parquet and Arrow; give CSV, TSV or JSON lines")
         rows = list(islice(Table(files), MOST_ROWS))
         if not rows:
             raise DataError("there are no rows")

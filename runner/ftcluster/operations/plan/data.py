@@ -108,7 +108,7 @@ def _described(request: DataRequest, code: UserCode, view: View) -> DataResult:
     sets, notes = count_rows(recipe, columns)
     known = {use: list(names) for use, names in columns.items()}
     if not sets and Path(recipe.data).exists():
-        notes = [f"no row of {recipe.data} has been read: only hosts read Parquet and texts"]
+        notes = [f"no row of {recipe.data} has been read: only hosts read Parquet, Arrow and texts"]
     about = (*hub_notes(recipe), *file_notes(recipe), *notes)
     return DataResult(recipe, "", known, sets, notes=about)
 

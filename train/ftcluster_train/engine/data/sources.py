@@ -4,10 +4,13 @@ import io
 import itertools
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ftcluster_common.data.compressed import open_text
 from ftcluster_common.data.data_files import (
     PARQUET,
     TABLES,
@@ -20,8 +23,10 @@ from ftcluster_common.data.data_files import (
     files_of,
     found_columns,
     kind_of,
+    read_on_hosts,
     texts_of,
 )
+from ftcluster_common.data.importers.exports import Source, converted, export_notes
 from ftcluster_common.data.row_checks import CheckRow
 from ftcluster_common.given_files import parse_json
 from ftcluster_common.recipe import GENERATED, split_revision
@@ -40,37 +45,44 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class ParquetRows:
-    """The rows of Parquet files."""
+class ArrowRows:
+    """The rows of Parquet or Arrow files.
+
+    Attributes:
+        labelled: False to include rows of annotation tools' exports without an answer.
+    """
 
     paths: Files
+    labelled: bool = True
 
     def __iter__(self) -> Iterator[Row]:
         return (row for _, row in self.with_places())
 
     def with_places(self) -> Iterator[tuple[str, Row]]:
         """Yield each row with its place, such as `train.parquet: row 7`."""
-        from pyarrow import ArrowException, parquet  # comes with datasets
+        yield from converted(self._sources(), self.labelled)
 
-        for path in self.paths:
-            try:
-                with parquet.ParquetFile(path) as file:
-                    batches = (batch.to_pylist() for batch in file.iter_batches(BATCH_ROWS))
-                    rows = itertools.chain.from_iterable(batches)
-                    for number, row in enumerate(rows, start=1):
-                        yield f"{path.name}: row {number}", row
-            except (ArrowException, OSError) as error:
-                raise DataError(f"{path}: {first_line(error)}") from error
+    def export_notes(self, name: str) -> list[str]:
+        """Return notes on exports of annotation tools among the files.
+
+        Args:
+            name: name of the set, for the notes.
+        """
+        return export_notes(self._sources(), name)
+
+    def _sources(self) -> list[Source]:
+        return [partial(_arrow_rows, path) for path in self.paths]
 
     def class_names(self, column: str) -> list[str]:
         """Return the class names of a column, or [] if the files do not have them.
 
-        `datasets` writes class names into the Parquet files that it creates.
+        `datasets` writes class names into the files that it creates.
         """
-        from pyarrow import ArrowException, parquet
+        from pyarrow import ArrowException  # comes with datasets
 
         try:
-            metadata = parquet.read_schema(self.paths[0]).metadata or {}
+            with _opened(self.paths[0]) as (schema, _):
+                metadata = schema.metadata or {}
             features = parse_json(metadata[b"huggingface"].decode())["info"]["features"]
             kind = features[column]
             names = kind.get("feature", kind)["names"]  # lists of classes have a "feature"
@@ -79,10 +91,49 @@ class ParquetRows:
         return [*map(str, names)] if isinstance(names, list) else []
 
 
-def load_rows(data: str, config: str | None) -> dict[str, Rows]:
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, Iterable[Any]]]:
+    """Open a Parquet or Arrow file, and return its schema and its batches."""
+    import pyarrow
+    from pyarrow import ipc, parquet
+
+    if kind_of(path) == PARQUET:
+        with parquet.ParquetFile(path) as file:
+            yield file.schema_arrow, file.iter_batches(BATCH_ROWS)
+        return
+    with pyarrow.memory_map(str(path)) as memory:
+        try:  # save_to_disk writes streams; other programs write files with a footer
+            stream = ipc.open_stream(memory)
+        except pyarrow.ArrowInvalid:
+            file = ipc.open_file(memory)
+            stream = (file.get_batch(number) for number in range(file.num_record_batches))
+            yield file.schema, stream
+        else:
+            yield stream.schema, stream
+
+
+def _arrow_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """Yield the rows of a Parquet or Arrow file with their places.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    from pyarrow import ArrowException
+
+    try:
+        with _opened(path) as (_, batches):
+            rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+            for number, row in enumerate(rows, start=1):
+                yield f"{path.name}: row {number}", row
+    except (ArrowException, OSError) as error:
+        raise DataError(f"{path}: {first_line(error)}") from error
+
+
+def load_rows(data: str, config: str | None, labelled: bool = True) -> dict[str, Rows]:
     """Return the rows of each split of a data set.
 
     Args:
+        labelled: False to include rows of annotation tools' exports without an answer.
         data: file, folder, `generated:train=N,validation=N,seed=N`, or name for
             `datasets.load_dataset`, see `split_revision`.
 
@@ -94,7 +145,7 @@ def load_rows(data: str, config: str | None) -> dict[str, Rows]:
     if not Path(data).exists():
         return _from_hub(data, config)
     rows: dict[str, Rows] = {
-        split: ParquetRows(files) if kind_of(files[0]) == PARQUET else Table(files)
+        split: (ArrowRows if read_on_hosts(files[0]) else Table)(files, labelled)
         for split, files in files_of(Path(data)).items()
     }
     if not rows:
@@ -148,12 +199,12 @@ def dataset_version(name: str, config: str | None) -> dict[str, list[str]]:
 def class_names(rows: Rows, label: str) -> list[str]:
     """Return the class names of a column, or [] if the data do not have them.
 
-    Data sets on the Hub and Parquet files can have class names.
+    Data sets on the Hub, Parquet files and Arrow files can have class names.
 
     Raises:
         TrainError: several classes have the same name.
     """
-    if isinstance(rows, ParquetRows):
+    if isinstance(rows, ArrowRows):
         names = rows.class_names(label)
     else:
         kind = getattr(rows, "features", {}).get(label)
@@ -161,6 +212,11 @@ def class_names(rows: Rows, label: str) -> list[str]:
     if len(set(names)) < len(names):
         raise TrainError(f"classes of column {label} have the same name: {', '.join(names)}")
     return names
+
+
+def host_export_notes(rows: Rows, split: str) -> list[str]:
+    """Return notes on exports of annotation tools in files that only hosts read."""
+    return rows.export_notes(split) if isinstance(rows, ArrowRows) else []
 
 
 def columns_of(rows: Rows) -> list[str]:
@@ -262,7 +318,7 @@ class TextFiles:
     def __iter__(self) -> Iterator[Piece]:
         for path in self.paths:
             try:
-                with path.open(encoding="utf-8") as lines:
+                with open_text(path, "utf-8") as lines:
                     yield from pieces(lines)
             except UnicodeDecodeError as error:
                 raise TrainError(f"{path}: not UTF-8: {error.reason}") from error
@@ -275,7 +331,7 @@ class TextFiles:
         """
         for path in self.paths:
             try:
-                with path.open(encoding="utf-8") as lines:
+                with open_text(path, "utf-8") as lines:
                     for is_text, group in itertools.groupby(lines, lambda line: bool(line.strip())):
                         if is_text and paragraphs:
                             yield "".join(group)

@@ -24,7 +24,9 @@ from ftcluster_train.engine.data.sources import (
     check_rows,
     class_names,
     columns_of,
+    host_export_notes,
     load_rows,
+    places,
 )
 from ftcluster_train.engine.data.token_samples import Sample, Samples
 from ftcluster_train.engine.models import call_model
@@ -258,7 +260,7 @@ class Task(ABC):
         Raises:
             TrainError: the data cannot be loaded, or lack a set that the task needs.
         """
-        found = load_rows(data, self.recipe.data_config)
+        found = load_rows(data, self.recipe.data_config, self.purpose != PREDICT)
         sets = choose_sets(found, self.purpose, self.validation_splits, data)
         self.inspect_rows(next(iter(sets.values())))
         for split, rows in sets.items():
@@ -266,7 +268,9 @@ class Task(ABC):
         self.inspect_columns(next(iter(sets.values())))
         if self.purpose != PREDICT:
             self._reviewed = [
-                note for split, rows in sets.items() for note in self._review(rows, split)
+                note
+                for split, rows in sets.items()
+                for note in [*host_export_notes(rows, split), *self._review(rows, split)]
             ]
         return sets
 
@@ -279,9 +283,9 @@ class Task(ABC):
             return []
         skips = spec_of(self.options).skips_incomplete(self.options)
         read = [name for use, some in self.uses.items() if use != UNREAD for name in some]
-        for row in rows:
+        for place, row in places(rows, split):
             if not (skips and is_incomplete(row, read)):
-                reviewed.add(row)
+                reviewed.add(row, place)
         return reviewed.notes(split)
 
     def inspect_rows(self, rows: Rows) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
+from ftcluster_common.data.class_lists import split_classes
 from ftcluster_common.data.class_names import as_word, few, find_labels, flat_labels
 from ftcluster_common.data.columns import LOOKED_AT
 from ftcluster_common.data.data_files import TRAIN, DataError, short
@@ -20,8 +21,8 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.classify import (
     TextClassification,
     classification_columns,
-    with_label_columns,
 )
+from ftcluster_common.tasks.registry import spec_of
 from ftcluster_train.engine.data.sets import Complete, draw_rows
 from ftcluster_train.engine.data.sources import Rows, class_names, column_batches, columns_of
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
@@ -71,7 +72,7 @@ class TextClassificationTask(Task):
 
     def inspect_rows(self, rows: Rows) -> None:
         if self.purpose != PREDICT:
-            self.options = with_label_columns(self.options, rows)
+            self.options = spec_of(self.options).with_rows(self.options, rows)
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
         self._check_trained()
@@ -86,6 +87,8 @@ class TextClassificationTask(Task):
             sets = {name: Complete(rows, name, read) for name, rows in sets.items()}
         left_out, whole = 0, sets
         labels = self._labels(next(iter(sets.values())), names)
+        asked: Any = self.recipe.options
+        notices += spec_of(self.options).reading_notes(asked, self.options, self.uses)
         if self.trained and labelled and not self.options.regression and not labels.numbers:
             shown = few([f"{n} is {name}" for n, name in enumerate(names_of_model(self.trained))])
             notices.append(f"labels are the numbers of the model's classes: {shown}")
@@ -103,6 +106,8 @@ class TextClassificationTask(Task):
             read_as: dict[str, Any] = {"text_columns": texts, "label_columns": labelled_by}
             if not labelled_by and self._label:
                 read_as["label_column"] = self._label[0]
+                one_class = None if self.several else "none"
+                read_as["label_separator"] = self.options.label_separator or one_class
             about = {"names": names, "columns": read_as, "rows": len(writer), "cut": cut}
             count = self._count(classes[split], names, split)
             writer.close(classes=count, several=self.several, left_out=left_out, **about)
@@ -167,7 +172,12 @@ class TextClassificationTask(Task):
 
     def _values(self, rows: Rows) -> Iterator[Any]:
         [column] = self._label
-        return (value for batch in column_batches(rows, [column], TRAIN) for value in batch[column])
+        separator = self.options.label_separator
+        return (
+            split_classes(value, separator)
+            for batch in column_batches(rows, [column], TRAIN)
+            for value in batch[column]
+        )
 
     def _count(self, found: Collection[int], names: Sequence[str], split: str) -> int:
         if self.options.regression:
@@ -193,7 +203,10 @@ class TextClassificationTask(Task):
             tokens, too_long = self.reader.tokenize([batch[name] for name in texts], limit)
             cut += too_long
             for i in range(len(batch[texts[0]])):
-                cells = [batch[name][i] for name in self._label]
+                cells = [
+                    split_classes(batch[name][i], self.options.label_separator)
+                    for name in self._label
+                ]
                 answer: Sequence[float] = [0]  # placeholder, because rows to predict have no label
                 if cells:
                     number = self.options.regression

@@ -30,6 +30,7 @@ from ftcluster_train.engine.tasks.seq2seq.target_review import (
     read_generation_settings,
 )
 from ftcluster_train.engine.tasks.seq2seq.text_overlap import overlap
+from ftcluster_train.engine.tasks.seq2seq.unknown_tokens import UnknownTokens
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.batch_context import sums_for
 from ftcluster_train.patching.kernel_mode import KernelMode
@@ -134,10 +135,12 @@ class Seq2SeqLmTask(Task):
         first = split == TRAIN or self.purpose != "train"  # notices about settings: only once
         settings = self.inherited | self._forced if first else {}
         reviewed = TargetReview(self.tokenizer, settings, self._most_written)
+        unknown = UnknownTokens(self.tokenizer)
         while batch := list(islice(pairs, BATCH_ROWS)):
             sources = [options.source_prefix + source for source, _ in batch]
             targets = [target for _, target in batch]
             read = self._tokens(sources, limit, lengths[0])
+            unknown.add(read, sources)
             written: list[list[int]] = [[] for _ in batch]
             if answered:
                 written = self._tokens(targets, self._target_limit, lengths[1], "text_target")
@@ -159,7 +162,8 @@ class Seq2SeqLmTask(Task):
             for what, of, most, n in kinds_of_text
             if n
         ]
-        return [*cut_notices, *reviewed.notices(split, self.recipe.model)]
+        targets_notices = reviewed.notices(split, self.recipe.model)
+        return [*cut_notices, *unknown.notice(split, "sources"), *targets_notices]
 
     def _tokens(
         self, texts: list[str], limit: int, lengths: list[int], kind: str = "text"

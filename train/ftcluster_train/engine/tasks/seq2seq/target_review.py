@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from ftcluster_common.given_files import read_json
-from ftcluster_train.engine.models import unknown_id
+from ftcluster_train.engine.tasks.seq2seq.unknown_tokens import UnknownTokens
 
 SHOWN = 6  # maximum number of characters in a notice
 LINES = "\n\t"  # white space that must stay the same; tokenizers change other white space
@@ -42,7 +42,7 @@ class TargetReview:
         self, tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any], limit: int
     ) -> None:
         self._tokenizer, self._settings, self._limit = tokenizer, settings, limit
-        self._unknown = unknown_id(tokenizer)
+        self._unknown = UnknownTokens(tokenizer, "text_target")
         self._lengths: list[int] = []
         self._counts: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
@@ -63,11 +63,11 @@ class TargetReview:
             longest: targets with at least this number of tokens are truncated, so their texts are
                 not compared with their tokens.
         """
+        self._unknown.add(targets, texts)
         decoded = self._tokenizer.batch_decode([*map(list, targets)], skip_special_tokens=True)
         for source, target, text, written in zip(sources, targets, texts, decoded, strict=True):
             self._lengths.append(len(target))
-            unknown = sum(token == self._unknown for token in target)
-            self._counts["unknown tokens"] += unknown
+            unknown = self._unknown.token in target
             lost = _letters(text) - _letters(written) if len(target) < longest else Counter()
             self._lost.update(lost)
             self._counts["targets with unknown"] += bool(unknown or lost)
@@ -104,11 +104,13 @@ class TargetReview:
         notices = []
         if count := self._counts["targets with unknown"]:
             letters = ", ".join(f"{c!a} {n}" for c, n in self._lost.most_common(SHOWN))
-            more = ", ..." if len(self._lost) > SHOWN else ""
+            letters += ", ..." if len(self._lost) > SHOWN else ""
+            examples = self._unknown.examples()
             notices.append(
                 f"{split}: NOT KNOWN to the tokenizer: {count} of {every} targets have "
-                f"{self._counts['unknown tokens']} unknown tokens"
-                + (f" or lost characters ({letters}{more})" if letters else "")
+                f"{self._unknown.tokens} unknown tokens"
+                + f" ({examples})" * bool(examples)
+                + (f" or lost characters ({letters})" if letters else "")
                 + ", which the model cannot write; use a model whose tokenizer knows them, or "
                 "write the targets without them"
             )

@@ -6,17 +6,26 @@ these features, as in run_qa (transformers, examples/pytorch/question-answering)
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
+from ftcluster_common.data.answers import AnswerColumns
+from ftcluster_common.data.row_checks import check_columns
+from ftcluster_common.data.rows import DataError, Row
 from ftcluster_common.protocol.job import PREDICT
-from ftcluster_common.tasks.squad import QuestionAnswering, answering_columns
+from ftcluster_common.tasks.squad import (
+    QuestionAnswering,
+    answering_columns,
+    answers_of,
+    skip_reason,
+)
 from ftcluster_train.engine.data.sets import PREDICTED
-from ftcluster_train.engine.data.sources import Rows, column_batches
+from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, columns_of, read_rows
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.engine.tasks.class_numbers import numbered
@@ -34,6 +43,14 @@ from ftcluster_train.errors import TrainError
 
 CONTEXT = 1  # index of the context in `sequence_ids`
 POSITIONS = ("start", "end", "null", "first", "question")
+
+
+class Question(NamedTuple):
+    """A question, its context, and its answers in the form of SQuAD."""
+
+    question: str
+    context: str
+    answers: Mapping[str, list[Any]]
 
 
 class FeatureWriter:
@@ -66,22 +83,20 @@ class FeatureWriter:
         columns = dict.fromkeys((*POSITIONS, "begins", "ends"), "i")
         self._writer = SampleWriter(folder, {**kinds, **columns})
         self._questions: list[dict[str, Any]] = []
-        self._kept = self._left_out = self._cut = 0
+        self._kept = self._left_out = self._skipped = self._cut = 0
 
-    def add(self, questions: list[Any], contexts: list[Any], answers: list[Any]) -> None:
-        """Write the features of a batch of questions.
-
-        Raises:
-            TrainError: a row is not a question with context and answers.
-        """
-        rows = list(zip(questions, contexts, answers, strict=True))
-        for row in rows:
-            self._check(*row)
+    def add(self, batch: Sequence[Question]) -> None:
+        """Write the features of a batch of questions."""
+        rows = list(batch)
         if not self._options.version_2_with_negative and self._split != PREDICTED:
-            rows = [row for row in rows if row[2]["text"]]
-        self._left_out += len(questions) - len(rows)
+            rows = [row for row in rows if row.answers["text"]]
+        self._left_out += len(batch) - len(rows)
         if rows:
             self._write(*(list(column) for column in zip(*rows, strict=True)))
+
+    def skip(self) -> None:
+        """Count a question that the options skip."""
+        self._skipped += 1
 
     def close(self) -> list[str]:
         """Close the files and return notices for the user.
@@ -96,8 +111,9 @@ class FeatureWriter:
                 "to train on these questions too: version_2_with_negative=true"
                 * bool(self._left_out),
             )
-        rows = self._kept + self._left_out
-        self._writer.close(questions=self._questions, rows=rows, left_out=self._left_out)
+        left_out = self._left_out + self._skipped
+        rows = self._kept + left_out
+        self._writer.close(questions=self._questions, rows=rows, left_out=left_out)
         notices = [f"{split}: {self._kept} questions, {len(self._writer)} features"]
         if self._left_out:
             notices.append(f"{split}: {unanswered} are omitted (version_2_with_negative is false)")
@@ -105,14 +121,6 @@ class FeatureWriter:
             limit = self._options.max_query_length
             notices.append(f"{split}: {self._cut} questions were truncated to {limit} tokens")
         return notices
-
-    def _check(self, question: Any, context: Any, answers: Any) -> None:
-        if not isinstance(question, str) or not isinstance(context, str):
-            raise TrainError(f"{self._split} has a question or context that is not a text")
-        if not isinstance(answers, Mapping) or not {"text", "answer_start"} <= set(answers):
-            raise TrainError(
-                f"{self._split} has answers that are not an object with text and answer_start"
-            )
 
     def _write(self, questions: list[str], contexts: list[str], answers: list[Any]) -> None:
         encoded = self._tokenizer(
@@ -185,7 +193,21 @@ def _answer_positions(
     return tokens_of_answer(offsets, first, begin, begin + len(answers["text"][0]))
 
 
-NO_ANSWER: dict[str, list[Any]] = {"text": [], "answer_start": []}
+def _question(row: Row, columns: AnswerColumns, options: QuestionAnswering) -> Question | None:
+    """Return the question of a row, or None if the options skip the row.
+
+    Raises:
+        DataError: the row is not valid.
+    """
+    if not columns.answers:
+        if problem := check_columns(columns[:2], [], row):
+            raise DataError(problem)
+        answers: dict[str, list[Any]] = {"text": [], "answer_start": []}
+    elif skip_reason(row, columns, options):
+        return None
+    else:
+        answers = answers_of(row, columns, options)
+    return Question(row[columns.question], row[columns.context], answers)
 
 
 @register
@@ -223,15 +245,18 @@ class QuestionAnsweringTask(Task):
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
         answered = self.purpose != PREDICT
-        columns = answering_columns(self.options, answered)
+        columns = answering_columns(self.options, columns_of(rows), answered)
         writer = FeatureWriter(
             self.options, self.tokenizer, self.reader.token_kinds(), folder, split, limit
         )
-        for batch in column_batches(rows, columns, split):
-            answers = [] if answered else [[NO_ANSWER] * len(batch[columns[0]])]
-            writer.add(*(batch[name] for name in columns), *answers)
-            for name in columns[:2]:
-                self.reader.count_special(batch[name])
+        questions = read_rows(rows, split, lambda row: _question(row, columns, self.options))
+        while batch := list(islice(questions, BATCH_ROWS)):
+            kept = [question for _, question in batch if question is not None]
+            for _ in range(len(batch) - len(kept)):
+                writer.skip()
+            writer.add(kept)
+            for question in kept:
+                self.reader.count_special(question[:2])
         return writer.close()
 
     def documents(self, sample: Sample, samples: Samples) -> list[Document]:  # noqa: ARG002

@@ -1,0 +1,180 @@
+"""The answers to a question, with their positions in the context. Standard library only.
+
+Forms of a cell: SQuAD's object of two lists, a list of objects with text and answer_start, entities
+of an annotation tool, and texts without positions, which are searched in the context.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from ftcluster_common.data.cells import read_cell
+from ftcluster_common.data.rows import DataError, Row, short
+
+QUESTIONS = ("question", "query")
+CONTEXTS = ("context", "passage", "paragraph", "text", "document")
+ANSWERS = ("answers", "answer", "answer_text", "label", "spans", "entities", "labels")
+START = "answer_start"
+SHOWN = 4  # number of positions in a message
+
+Cause = Literal["repeated", "missing"]
+
+
+class AnswerColumns(NamedTuple):
+    """The columns of question, context and answers; unused columns are "".
+
+    Attributes:
+        start: column with the position of an answer that is a text.
+    """
+
+    question: str
+    context: str
+    answers: str = ""
+    start: str = ""
+
+
+class UnplacedAnswerError(DataError):
+    """An answer without a position that the context has several times, or does not have.
+
+    Attributes:
+        cause: reason why the answer has no position.
+    """
+
+    def __init__(self, cause: Cause, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+def read_answers(row: Row, columns: AnswerColumns, first: bool = False) -> dict[str, list[Any]]:
+    """Return the answers of a row as SQuAD has them: lists `text` and `answer_start`.
+
+    The context of the row must be a text.
+
+    Args:
+        first: True to use the first of several places of an answer.
+
+    Raises:
+        UnplacedAnswerError: the position of an answer cannot be found.
+        DataError: the cell has another form, or an answer is not at its position.
+
+    >>> columns = AnswerColumns("question", "context", "answer")
+    >>> read_answers({"question": "Who?", "context": "Ada did.", "answer": "Ada"}, columns)
+    {'text': ['Ada'], 'answer_start': [0]}
+    """
+    context, column = row[columns.context], columns.answers
+    cell = read_cell(row[column])
+    if isinstance(cell, float) and cell != cell:  # NaN of pandas
+        cell = None
+    if isinstance(cell, Mapping):
+        pairs = _of_object(cell, column)
+    elif isinstance(cell, list):
+        pairs = [_of_item(item, context, column) for item in cell]
+    elif isinstance(cell, str) or cell is None:
+        start = row.get(columns.start)
+        pairs = [(cell, _number(start))] if cell and cell.strip() else []
+    else:
+        raise DataError(f"{column} is {short(cell)}, not an answer: a text, or text and {START}")
+    placed = [_placed(text, start, context, column, first) for text, start in pairs]
+    return {"text": [text for text, _ in placed], START: [start for _, start in placed]}
+
+
+def _number(start: Any) -> Any:
+    """Return a position that may be written as text; None if there is none."""
+    text = str(start).strip()
+    if start is None or text in ("", "nan", "None"):
+        return None
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else start
+
+
+def _of_object(cell: Row, column: str) -> list[tuple[Any, Any]]:
+    """Return the texts and positions of an object in SQuAD's form."""
+    if "text" not in cell:
+        raise DataError(f"{column} is {short(cell)}, not an object with text and {START}")
+    texts, starts = cell["text"], cell.get(START)
+    if isinstance(texts, str):
+        texts, starts = [texts], starts if isinstance(starts, list | None) else [starts]
+    if starts is None and isinstance(texts, list):
+        starts = [None] * len(texts)
+    if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+        raise DataError(f"text and {START} of {column} are not two lists of the same length")
+    return [*zip(texts, starts, strict=True)]
+
+
+def _of_item(item: Any, context: str, column: str) -> tuple[Any, Any]:
+    """Return the text and the position of an answer in a list."""
+    if isinstance(item, str):
+        return item, None
+    if isinstance(item, Mapping) and "text" in item:
+        return item["text"], item.get(START, item.get("start"))
+    if isinstance(item, Mapping) and {"start", "end"} <= item.keys():
+        start, end = item["start"], item["end"]
+        if isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= len(context):
+            return context[start:end], start
+        raise DataError(f"{column} has {short(item)}, which is outside the context")
+    raise DataError(f"{column} has {short(item)}, not an answer: a text, or text and {START}")
+
+
+def _placed(text: Any, start: Any, context: str, column: str, first: bool) -> tuple[str, int]:
+    """Return an answer with its position, after a check of both.
+
+    Raises:
+        DataError: the answer is not at its position, or the context does not have it once.
+    """
+    if start is None and isinstance(text, str):
+        return _searched(text.strip(), context, column, first)
+    if not isinstance(text, str) or not isinstance(start, int) or start < 0:
+        has = f"{column} has {short(text)} at {short(start)}"
+        raise DataError(f"{has}, not a text at the number of a character")
+    actual = context[start : start + len(text)]
+    if actual != text:
+        there = f"character {start} of the context, but {short(actual)}"
+        raise DataError(f"answer {short(text)} is not at {there}")
+    return text, start
+
+
+def _searched(text: str, context: str, column: str, first: bool) -> tuple[str, int]:
+    """Return an answer with the position at which the context has it.
+
+    A place that is a whole word counts more than a place within a word.
+    """
+    if not text:
+        raise DataError(f"{column} has an empty answer; a question without an answer has none")
+    places = occurrences(text, context)
+    words = [place for place in places if _is_word(context, place, place + len(text))]
+    if len(places) == 1 or len(words) == 1 or (places and first):
+        return text, words[0] if words else places[0]
+    if not places:
+        like = context.lower().find(text.lower())
+        hint = f"; it has {short(context[like : like + len(text)])}" if like >= 0 else ""
+        raise UnplacedAnswerError(
+            "missing",
+            f"answer {short(text)} is not in the context{hint}: correct it, or skip such rows with "
+            "missing_answers=skip",
+        )
+    shown = ", ".join(map(str, places[:SHOWN])) + ", ..." * (len(places) > SHOWN)
+    raise UnplacedAnswerError(
+        "repeated",
+        f"answer {short(text)} is {len(places)} times in the context, at the characters {shown}: "
+        f"add its position as {START}, or set repeated_answers=first or repeated_answers=skip",
+    )
+
+
+def occurrences(text: str, context: str) -> Sequence[int]:
+    """Return the positions of a text in a context, also overlapping ones.
+
+    >>> occurrences("aa", "aaa b aa")
+    [0, 1, 6]
+    """
+    places, place = [], context.find(text)
+    while place >= 0:
+        places.append(place)
+        place = context.find(text, place + 1)
+    return places
+
+
+def _is_word(context: str, start: int, end: int) -> bool:
+    """Return True if no letter or digit continues a part of a text before or after it."""
+    before = context[start - 1 : start] if start else ""
+    return not (
+        (before.isalnum() and context[start].isalnum())
+        or (context[end : end + 1].isalnum() and context[end - 1].isalnum())
+    )
