@@ -26,7 +26,10 @@ PROGRAMS = (
     "ftcluster_train.host.supervisor",
 )
 # of the hosts' package: its own helpers may have any name
-WITHIN_HOSTS = ("ftcluster_train.engine.tracker_packages",)
+WITHIN_HOSTS = (
+    "ftcluster_train.engine.tracker_packages",
+    "ftcluster_train.supervisor.notification",
+)
 NEEDS_TORCH = ("ftcluster_train.engine", "ftcluster_train.health.bench_all_reduce")
 NAMED = re.compile(r"-m[\"', ]+(ftcluster_(?:train|common)[\w.]*)")
 
