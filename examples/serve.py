@@ -77,7 +77,7 @@ def predict(request: Request) -> list[Any]:
         weights = arrays["attention_mask"][..., None]
         is_cls = POOLING.get("pooling_mode_cls_token")
         pooled = output[:, 0] if is_cls else (output * weights).sum(1) / weights.sum(1)
-        if (FOLDER / "2_Normalize").is_dir():
+        if any(module["type"].endswith("Normalize") for module in read("modules.json")):
             pooled /= np.linalg.norm(pooled, axis=1, keepdims=True)
         return pooled.tolist()
     if TASK == "text-ranking":
@@ -87,14 +87,19 @@ def predict(request: Request) -> list[Any]:
         numbers = output.argmax(-1)
         firsts = [{w: t for t, w in reversed([*enumerate(one.word_ids)])} for one in encoded]
         return [
-            [NAMES[str(row[first[w]])] if w in first else "O" for w in range(len(words))]
+            [name_of(row[first[w]]) if w in first else "O" for w in range(len(words))]
             for row, first, words in zip(numbers, firsts, request.inputs, strict=True)
         ]
     if len(NAMES) == 1 or CONFIG.get("problem_type") == "multi_label_classification":
         return output.tolist()
     shares = np.exp(output - output.max(1, keepdims=True))
     shares /= shares.sum(1, keepdims=True)
-    return [{"class": NAMES[str(row.argmax())], "probability": float(row.max())} for row in shares]
+    return [{"class": name_of(row.argmax()), "probability": float(row.max())} for row in shares]
+
+
+def name_of(number: Any) -> str:
+    """Return the name of a class or tag; transformers does not save its own names."""
+    return str(NAMES.get(str(number), f"LABEL_{number}"))
 
 
 def _input(given: str | list[str]) -> Any:

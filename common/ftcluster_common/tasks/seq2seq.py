@@ -43,9 +43,9 @@ class Seq2SeqLm(Options):
             generation_config.json.
         max_new_tokens: maximum tokens of a generated text. Default: max_target_length.
         min_length: minimum tokens of a generated text, including the decoder's first one. Default:
-            as in the model's generation_config.json.
-        no_repeat_ngram_size: generated texts repeat no sequence of this many tokens; 0 allows all.
-            Default: as in the model's generation_config.json.
+            the value in the model's generation_config.json.
+        no_repeat_ngram_size: length of token sequences that a generated text never repeats; 0
+            allows every repetition. Default: the value in the model's generation_config.json.
         reset_generation: True to drop the other generation settings of the model, such as forced
             and suppressed tokens, also from the trained model's generation_config.json.
         validation_split_percentage: share in percent of the rows that become the validation set if
