@@ -151,6 +151,20 @@ def test_a_run_that_waits_for_its_host_notifies_once(run_dir: Path, tmp_path: Pa
     assert delivered(run_dir) == [("waiting", "command"), ("done", "command")]
 
 
+def test_slurm_ends_no_job_before_its_notification(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURMD_NODENAME", "node1")
+    command, kept = kept_by(tmp_path)
+    launch(run_dir, "exit 3", notify=command, slurm_job="7")
+    until_end(run_dir)
+    assert [event["event"] for event in events(run_dir)][-2:] == ["notified", "end"]
+    document = json.loads(json.loads(kept.read_text())["stdin"])
+    assert (document["event"], document["state"], document["doing"]) == ("failed", "failed", "")
+    assert "exit code 3" in document["why"]
+
+
 def test_a_failed_notification_is_a_notice_and_the_run_is_done(run_dir: Path, server: Any) -> None:
     server.status = 302
     with_webhook(run_dir, server.url)
