@@ -4,6 +4,7 @@ import contextlib
 import json
 import platform
 import re
+import shlex
 import socket
 import subprocess
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 from tests.cluster.cluster import FEW_PAIRS
 from tests.cluster.conftest import Machine
 from tests.programs import HANG_SECONDS, wait_for
+from tests.unit.supervisor.test_notifier import kept_by
+from tests.unit.supervisor.test_notifier import server as server
 from tests.unit.supervisor.test_supervisor import processes_of
 
 PAIRS = "data=generated:train=480,validation=40,seed=1"  # a training that takes some seconds
@@ -101,6 +104,28 @@ def test_a_detached_run_among_strangers_is_followed_read_and_fetched(
     # refused, because the folder is not empty
     assert machine.home.run("fetch", run, str(model)).returncode == 1
     assert "[1] " in machine.home.run("logs", run).stdout
+
+
+def test_the_end_of_a_detached_run_is_sent(machine: Machine, tmp_path: Path, server: Any) -> None:
+    """Of a failed script: nothing on this machine waits for it."""
+    command, kept = kept_by(tmp_path)
+    webhook = tmp_path / "webhook"
+    webhook.write_text(f"{server.url}\n")
+    script = ("--", str(SCRIPTS / "ends.py"), "3", "0")
+    options = ("--notify", shlex.join(command), "--webhook", str(webhook), "--tag", "team=`id`")
+    run = detached(machine, "run", "--detach", "--ranks-per-host", "1", *options, *script)
+    folder = machine.home.prefix / "runs" / run
+    wait_for(lambda: kept.exists() and server.bodies)
+    heard = json.loads(kept.read_text())
+    document = json.loads(heard["stdin"])
+    assert (document["run"], document["event"], document["tags"]) == (run, "failed", "team=`id`")
+    assert "exit code 3" in document["why"]
+    assert server.bodies[0]["text"] == document["text"]
+    assert "`id`" not in f"{heard['argv']}{heard['env']}"
+    wait_for(lambda: not (folder / "webhook").exists())
+    records = [folder, machine.home.folder / "state/ftcluster/runs" / run]
+    texts = [path.read_text() for one in records for path in one.rglob("*") if path.is_file()]
+    assert not [text for text in texts if "s3cret" in text]
 
 
 def test_a_stopped_run_is_removed(machine: Machine) -> None:

@@ -1,6 +1,7 @@
 """Targets that a model cannot generate, compared with transformers' generate."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from ftcluster_common.protocol.job import EVALUATE
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.seq2seq.target_review import TargetReview
+from tests.engine.jobs import result_of
 from tests.engine.models import make_model, make_tokenizer
 from tests.engine.runs import make_whole_job, summaries, write_data, write_model
 
@@ -59,6 +62,7 @@ TARGET = [5, 6, 5, 6, 11, END]
         ("forced_bos_token_id", (5, 6)),
         ("suppress_tokens", ([11], [12])),
         ("begin_suppress_tokens", ([5], [6])),
+        ("bad_words_ids", ([[11]], [[12]], [[5, 6]], [[6, 5]], [[END]], [[8], [20, 5]])),
     ],
 )
 @pytest.mark.parametrize("target", [TARGET, [7, 8, END], [5, 20, 5, END]])
@@ -67,7 +71,8 @@ def test_a_setting_is_reported_if_generate_does_not_write_the_target(
 ) -> None:
     model = Wants(make_model("bart", TASK).eval(), target)
     for value in values:
-        reviewed = TargetReview(make_tokenizer(), {setting: value}, 100)
+        settings = {setting: value, "eos_token_id": END}
+        reviewed = TargetReview(make_tokenizer(), settings, 100)
         reviewed.add([[2, 7, 8, 9, 3]], [target], ["" for _ in "1"], 0)
         notices = reviewed.notices("train", "m")
         contradicts = model.written(**{setting: value}) != target
@@ -113,10 +118,70 @@ def test_a_training_inherits_the_settings_of_a_summarizer(tmp_path: Path) -> Non
     notices = prepare(make_whole_job(tmp_path / "run", TASK, data, model)).notices
     [notice] = [line for line in notices if line.startswith("train: min_length 56 in generation")]
     assert "12 of 12 targets have fewer tokens (the shortest 3)" in notice
-    assert "set it to 2 or less" in notice
+    assert notice.endswith("each as long as the limit, 12 tokens; min_length=2")
     plain = write_model(tmp_path / "plain", "bart", TASK, head=True)
     notices = prepare(make_whole_job(tmp_path / "run2", TASK, data, plain)).notices
     assert not [line for line in notices if "generation_config" in line]
+
+
+SUMMARIZER = {  # facebook/bart-large-cnn has the first ones
+    "min_length": 56, "max_length": 142, "no_repeat_ngram_size": 3, "length_penalty": 2.0,
+    "forced_bos_token_id": 7, "forced_eos_token_id": 8, "bad_words_ids": [[5], [6, 7]],
+    "suppress_tokens": [9], "num_beams": 4,
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("one_world")
+def test_each_remedy_in_a_notice_removes_it_from_training_and_model(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "bart", "bart", TASK, head=True)
+    path = Path(model) / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **SUMMARIZER}))
+    rows = [*summaries(12, 1), {"document": "w5", "summary": "w5 w9 w6 w7 w9 w6 w7"}]
+    data = write_data(tmp_path / "data", {"train": rows, "validation": rows[:4]})
+
+    def settings_in(notices: list[str]) -> list[str]:
+        about = [line for line in notices if "in generation_config.json" in line]
+        assert all(line.startswith("train: ") for line in about)  # once for a run
+        return [line.split()[1] for line in about]
+
+    notices = prepare(make_whole_job(tmp_path / "run", TASK, data, model)).notices
+    named = settings_in(notices)
+    assert {*named} == SUMMARIZER.keys() - {"length_penalty", "num_beams", "max_length"}
+    assert len(named) == len({*named})
+    remedies = {line.rpartition("; ")[2] for line in notices if "in generation_config" in line}
+    assert remedies == {"min_length=2", "no_repeat_ngram_size=0", "reset_generation=true"}
+    options: dict[str, Any] = {"min_length": 2, "no_repeat_ngram_size": 0}
+    notices = prepare(make_whole_job(tmp_path / "run2", TASK, data, model, options)).notices
+    assert not {"min_length", "no_repeat_ngram_size"} & {*settings_in(notices)}
+    job = make_whole_job(
+        tmp_path / "run3", TASK, data, model, options | {"reset_generation": True}, max_steps=1
+    )
+    assert settings_in(prepare(job).notices) == []
+    result = result_of(job)
+    saved = GenerationConfig.from_pretrained(result["model"]).to_diff_dict()
+    dropped = {"forced_bos_token_id", "bad_words_ids", "suppress_tokens", "num_beams"}
+    assert not dropped & saved.keys()
+    ends = {"decoder_start_token_id": END, "eos_token_id": END, "max_new_tokens": 12}
+    assert {name: saved[name] for name in ends} == ends
+
+
+@pytest.mark.usefixtures("one_world")
+def test_an_evaluation_reports_the_settings_of_a_trained_model_too(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "bart", "bart", TASK, head=True)
+    path = Path(model) / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "min_length": 56}))
+    rows = {"train": summaries(12, 1), "validation": summaries(4, 2)}
+    data = write_data(tmp_path / "data", rows)
+    trained = result_of(make_whole_job(tmp_path / "run", TASK, data, model, max_steps=1))
+    job = make_whole_job(tmp_path / "run2", TASK, data, trained["model"])
+    job = replace(job, purpose=EVALUATE)
+    found = result_of(job)
+    assert found["metrics"]["gen_len"] > 11
+    [notice] = [line for line in prepare(job).notices if "min_length" in line]
+    assert notice.startswith("validation: min_length 56")
+    lower = make_whole_job(tmp_path / "run3", TASK, data, trained["model"], {"min_length": 0})
+    lower = replace(lower, purpose=EVALUATE)
+    assert not [line for line in prepare(lower).notices if "min_length" in line]
 
 
 @pytest.mark.parametrize(

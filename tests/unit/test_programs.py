@@ -27,7 +27,10 @@ PROGRAMS = (
     "ftcluster_train.host.supervisor",
 )
 # only the hosts' package; names of helpers may change
-WITHIN_HOSTS = ("ftcluster_train.engine.tracker_packages",)
+WITHIN_HOSTS = (
+    "ftcluster_train.engine.tracker_packages",
+    "ftcluster_train.supervisor.notification",
+)
 NEEDS_TORCH = ("ftcluster_train.engine", "ftcluster_train.health.bench_all_reduce")
 NAMED = re.compile(r"-m[\"', ]+(ftcluster_(?:train|common)[\w.]*)")
 

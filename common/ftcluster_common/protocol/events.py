@@ -17,6 +17,9 @@ EVENTS: dict[str, dict[str, Any]] = {
     # a notice to the user, such as that samples were truncated. If a checkpoint or snapshot could
     # not be saved, there is also `failed_save`: CHECKPOINT or SNAPSHOT
     "notice": {"message": str},
+    # a notification of the run's user was delivered: about its state `about` (done, failed, stopped
+    # or waiting), by `command` or `webhook`. A failed notification is a notice
+    "notified": {"about": str, "by": str},
     # size and contents of the data, see `ftcluster_train.engine.data_report`
     "data": {"columns": dict, "sets": list, "samples": list},
     # the ranks are restarted: the number of this restart, the maximum, and the reason

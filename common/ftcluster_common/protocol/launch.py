@@ -49,6 +49,7 @@ LAUNCH_FILE = "launch.json"
 PLANNED_FILE = "planned.json"  # name of launch.json until model and data are complete
 HUB_TOKEN_FILE = "hub_token"  # file in the run's folder while its ranks are running
 SECRET_ENV_FILE = "secret_env"  # file there with secret environment variables, see `pack_env`
+WEBHOOK_FILE = "webhook"  # file on the head during a run, with the address of --webhook
 SECRET_ENV_VARIABLE = "FTCLUSTER_SECRET_ENV"  # path of this file, for the ranks
 # in names of variables that hold credentials
 CREDENTIAL = re.compile("TOKEN(?!_PATH)|PASSWORD|SECRET|KEY")
@@ -234,6 +235,9 @@ class Launch:
         slurm_job: id of the Slurm job whose hosts share the run's folder, or "".
         grace_seconds: time for the current step and its checkpoint after a request to stop.
         started_by: user and machine that started the run, such as `ops on bastion`.
+        notify: arguments of the command that the head starts when the run ends or waits; () for
+            none.
+        webhook: True if the head posts to an address then, which is in the file WEBHOOK_FILE.
     """
 
     run_dir: str
@@ -255,6 +259,8 @@ class Launch:
     slurm_job: str = ""
     grace_seconds: float = GRACE_SECONDS
     started_by: str = ""
+    notify: tuple[str, ...] = ()
+    webhook: bool = False
 
     @property
     def run(self) -> str:
@@ -382,7 +388,8 @@ def read_launch(run_dir: Path) -> Launch:
     def launch(document: Any) -> Launch:
         data = opened(LAUNCH, document)
         hosts: dict[str, Any] = {key: tuple(map(host, data.pop(key))) for key in ("hosts", "idle")}
-        return Launch(str(run_dir), tuple(data.pop("program")), **hosts, **data)
+        notify = tuple(map(os.fspath, data.pop("notify", ())))
+        return Launch(str(run_dir), tuple(data.pop("program")), **hosts, notify=notify, **data)
 
     return read_form(run_dir / LAUNCH_FILE, launch)
 

@@ -42,6 +42,12 @@ class Seq2SeqLm(Options):
         num_beams: number of beams in generation; 1 is greedy. Default: as in the model's
             generation_config.json.
         max_new_tokens: maximum tokens of a generated text. Default: max_target_length.
+        min_length: minimum tokens of a generated text, including the decoder's first one. Default:
+            the value in the model's generation_config.json.
+        no_repeat_ngram_size: length of token sequences that a generated text never repeats; 0
+            allows every repetition. Default: the value in the model's generation_config.json.
+        reset_generation: True to drop the other generation settings of the model, such as forced
+            and suppressed tokens, also from the trained model's generation_config.json.
         validation_split_percentage: share in percent of the rows that become the validation set if
             the data have none.
     """
@@ -56,6 +62,9 @@ class Seq2SeqLm(Options):
     predict_with_generate: bool = True
     num_beams: int | None = limited(None, at_least=1, at_most=64)
     max_new_tokens: int | None = limited(None, at_least=1)
+    min_length: int | None = limited(None, at_least=0)
+    no_repeat_ngram_size: int | None = limited(None, at_least=0)
+    reset_generation: bool = False
     validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
 
     @property
@@ -120,7 +129,7 @@ class Seq2SeqLmSpec(TaskSpec[Seq2SeqLm]):
     pipeline = "summarization"
     model_kind = "encoder-decoder"
     predicts_tokens = True
-    training_fields = (*TaskSpec.training_fields, "predict_with_generate")
+    training_fields = (*TaskSpec.training_fields, "predict_with_generate", "reset_generation")
 
     def columns(self, options: Seq2SeqLm, columns: Sequence[str], answered: bool) -> Columns:
         """Find the columns with source and target."""

@@ -399,6 +399,7 @@ class Launched(Variables):
         train_known: stack and SHA-256 of the cluster's record that the plan is based on, to compare
             with the head; empty to skip the comparison.
         train_secret_env: environment variables of the ranks, see `pack_env`; empty for none.
+        train_webhook: address that the head notifies; empty for none.
     """
 
     train_launch: dict[str, Any]
@@ -410,6 +411,7 @@ class Launched(Variables):
     train_later_fields: list[str]
     train_known: dict[str, str]
     train_secret_env: str = ""
+    train_webhook: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ def add_parser(commands: Any) -> None:
         description="Lists scripts that `ftcluster run` runs as they are, shows one, or writes "
         "them: Trainer, DDP, Accelerate, sentence-transformers, TRL, Lightning Fabric, and a GPT "
         "from random weights. Three are for `ftcluster train`: a task and a loss of your own "
-        "(--task), and a metric of your own (--metrics).",
+        "(--task), and a metric of your own (--metrics). One serves an exported model over HTTP.",
         usage="ftcluster examples [NAME] [--to DIR] [options]",
     )
     parser.add_argument(

@@ -1,13 +1,16 @@
 """Arguments of commands that launch ranks: hosts, ranks, restarts and sharing."""
 
 import argparse
+import os
 
-from ftcluster.cli.arguments import at_least
+from ftcluster.cli.arguments import at_least, not_empty
 from ftcluster.cli.connection import command_line
 from ftcluster.operations.train.prepare import LaunchOptions
 from ftcluster_common.protocol.launch import GRACE_SECONDS
 from ftcluster_common.protocol.timeouts import DEFAULT_SECONDS
 
+# this machine's variables with defaults for --notify and --webhook
+NOTIFY_VARIABLE, WEBHOOK_VARIABLE = "FTCLUSTER_NOTIFY", "FTCLUSTER_WEBHOOK"
 MIN_TIMEOUT = 4  # seconds; heartbeats come every second
 
 
@@ -124,7 +127,32 @@ def launch_options(options: argparse.Namespace) -> LaunchOptions:
     )  # fmt: skip
     settings = {name: getattr(options, name) for name in names if hasattr(options, name)}
     env, tags = (tuple(getattr(options, name, ())) for name in ("env", "tags"))
+    if hasattr(options, "notify"):
+        settings["notify"] = options.notify or os.environ.get(NOTIFY_VARIABLE, "")
+        settings["webhook"] = options.webhook or os.environ.get(WEBHOOK_VARIABLE, "")
     return LaunchOptions(**settings, env=env, tags=tags, command=command_line())
+
+
+def add_notify(parser: argparse.ArgumentParser) -> None:
+    """Add --notify and --webhook."""
+    group = parser.add_argument_group("notifications")
+    group.add_argument(
+        "--notify",
+        type=not_empty,
+        metavar="COMMAND",
+        help="when the run is done, failed, stopped or waiting for hosts, the head starts this "
+        "command, without a shell, as the account that trains; stdin is the run's state as JSON. "
+        "This works without this machine, but not before the launch or if the head is lost "
+        f"(default: the variable {NOTIFY_VARIABLE})",
+    )
+    group.add_argument(
+        "--webhook",
+        type=not_empty,
+        metavar="FILE",
+        help="then the head also posts the JSON, with a line `text` for chats, to the address in "
+        "this file, which no record, argument or log contains (default: the variable "
+        f"{WEBHOOK_VARIABLE})",
+    )
 
 
 def add_hub_token(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,13 @@ from ftcluster.cli.arguments import (
     not_empty,
 )
 from ftcluster.cli.connection import add_cluster
-from ftcluster.cli.launch_arguments import add_hub_token, add_launch, add_restarts, add_sharing
+from ftcluster.cli.launch_arguments import (
+    add_hub_token,
+    add_launch,
+    add_notify,
+    add_restarts,
+    add_sharing,
+)
 from ftcluster.operations.connection import CONNECTION
 from ftcluster.operations.train.recipe_words import DEFAULT_RECIPE
 
@@ -103,6 +109,7 @@ def add_use(parser: argparse.ArgumentParser) -> None:
     )
     add_code(parser)
     add_launch(parser)
+    add_notify(parser)
     add_running(parser)
     parser.set_defaults(takes_recipe=True)
 

@@ -13,6 +13,7 @@ from ftcluster.cli.launch_arguments import (
     add_detach,
     add_hub_token,
     add_launch,
+    add_notify,
     add_restarts,
     add_sharing,
     launch_options,
@@ -75,6 +76,7 @@ def add_parser(commands: Any) -> None:
     )
     add_sharing(parser)
     add_detach(parser)
+    add_notify(parser)
     add_dry_run(parser)
     add_commands(parser)
     add_output(parser, verbose="")

@@ -7,7 +7,7 @@ from typing import Any
 
 from ftcluster.cli.arguments import not_empty
 from ftcluster.cli.connection import connected
-from ftcluster.cli.launch_arguments import add_detach, add_grace, launch_options
+from ftcluster.cli.launch_arguments import add_detach, add_grace, add_notify, launch_options
 from ftcluster.cli.output import print_plan, print_result
 from ftcluster.cli.recipe import add_running, add_training, recipe_of
 from ftcluster.errors import UsageError
@@ -55,6 +55,7 @@ def add_parser(commands: Any) -> None:
         "let Slurm requeue the job, which then continues the training",
     )
     add_detach(parser)
+    add_notify(parser)
     add_running(parser)
     # None: not set by the user, so that --resume keeps the value of the continued run
     unset = ("max_restarts", "min_nodes", "timeout_seconds", "grace_seconds", "wait", "share_hosts")

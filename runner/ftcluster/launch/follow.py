@@ -130,6 +130,7 @@ def launch_and_follow(
         train_later_fields=[*later_fields(LAUNCH, launch_document), *later_fields(JOB, run.job)],
         train_known={} if settled else expected,
         train_secret_env=pack_env(run.secrets),
+        train_webhook=run.webhook,
     )
     with _output() as output:
         output.begin()

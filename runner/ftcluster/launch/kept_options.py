@@ -32,6 +32,8 @@ class KeptOptions:
         tags: NAME=VALUE pairs.
         env: names of the user's variables whose values the launch records.
         secret_env: names of the user's variables whose values are not recorded.
+        notifies: True if the head notifies somebody. The command is not kept: a host must not
+            choose what another host starts.
     """
 
     hosts: tuple[str, ...] = ()
@@ -46,6 +48,7 @@ class KeptOptions:
     tags: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
     secret_env: tuple[str, ...] = ()
+    notifies: bool = False
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, by name."""
@@ -122,4 +125,5 @@ _FORMS: Mapping[str, Callable[[Any], bool]] = {
     "tags": _texts(is_tag),
     "env": _texts(NAME.fullmatch),
     "secret_env": _texts(NAME.fullmatch),
+    "notifies": _is_flag,
 }

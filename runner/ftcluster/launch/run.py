@@ -38,6 +38,7 @@ class ClusterRun(ABC):
         command: command line that started the run, for its record.
         secrets: values of the user's secret variables by name; no record gets them.
         kept: options of the launch that a run which continues this one keeps.
+        webhook: address that the head notifies; "" for none. No record gets it.
     """
 
     id: str
@@ -47,6 +48,7 @@ class ClusterRun(ABC):
     command: tuple[str, ...] = field(default=(), kw_only=True)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False, kw_only=True)
     kept: KeptOptions = field(default=DEFAULTS, kw_only=True)
+    webhook: str = field(default="", repr=False, kw_only=True)
 
     kind: ClassVar[str]
 

@@ -10,7 +10,8 @@ from typing import Any
 from ftcluster.recipe.unsupported import UNSUPPORTED
 
 SECTION = "training."
-# names in run_glue, run_classification, run_qa and run_clm, older transformers, and DeepSpeed
+# names with the same values as a field: in run_glue, run_classification, run_qa and run_clm, older
+# transformers, and DeepSpeed
 OTHER_NAMES: Mapping[str, str] = {
     "model_name_or_path": "model",
     "tokenizer_name": "tokenizer",
@@ -38,11 +39,24 @@ OTHER_NAMES: Mapping[str, str] = {
     "anchor_column": "query_column",
     "pooling_mode": "pooling",
     "normalize_embeddings": "normalize",
+    # names in axolotl, LLaMA-Factory and TRL
+    "base_model": "model",
+    "cutoff_len": "max_length",
+    "dataset_text_field": "text_column",
+    "lora_rank": "lora_r",
+    "lora_target": "lora_target_modules",
+    "lr_scheduler": "training.lr_scheduler_type",
+    "max_seq_len": "max_length",
+    "micro_batch_size": "training.per_device_train_batch_size",
+    "num_epochs": "training.num_train_epochs",
+    "optimizer": "training.optim",
+    "sample_packing": "packing",
+    "sequence_len": "max_length",
 }
 # arguments whose name and values both differ in a recipe: the recipe's field, and the field's value
 # for each value of the argument
 OTHER_VALUES: Mapping[str, tuple[str, Mapping[Any, str]]] = {
-    "bf16": ("precision", {True: "bf16", False: "fp32"}),
+    "bf16": ("precision", {True: "bf16", False: "fp32", "auto": "auto"}),
     "mixed_precision": ("precision", {"bf16": "bf16", "no": "fp32", False: "fp32"}),
 }
 # arguments that are accepted only with the value that describes ftcluster's fixed behaviour (true,

@@ -17,7 +17,7 @@ from ftcluster.recipe.names import OTHER_VALUES, meaning_of, nearest
 from ftcluster.recipe.overrides import read_override
 from ftcluster.recipe.schema import Key, keys_of
 from ftcluster.recipe.training_arguments import OtherNames, with_own_names
-from ftcluster.recipe.unsupported import UNSUPPORTED
+from ftcluster.recipe.unsupported import TRL_TRAINERS, UNSUPPORTED
 from ftcluster.recipe.yaml_loader import read_keys, read_value
 from ftcluster.text.plural import counted
 from ftcluster.text.printable import is_plain
@@ -71,6 +71,13 @@ def find_recipe(name: str) -> Path:
             "begin with a shipped recipe: ftcluster recipes classify > my-recipe.yml; list them: "
             "ftcluster recipes",
         )
+    if trainer := TRL_TRAINERS.get(name.lower()):
+        raise RecipeError(
+            f"unknown recipe '{name}'",
+            f"recipes for language models: {', '.join(_of_generators())}; TRL's {trainer} runs "
+            "unchanged in a script, begin with ftcluster examples sft_trl --to .: ftcluster run "
+            "--requirements requirements.txt -- SCRIPT",
+        )
     beside = [file for file in (f"{name}.yml", f"{name}.yaml") if Path(file).is_file()]
     task = difflib.get_close_matches(name.lower().replace("_", "-"), RECIPES, n=1)
     guesses = beside or difflib.get_close_matches(name, recipes, n=1) or [RECIPES[t] for t in task]
@@ -80,6 +87,11 @@ def find_recipe(name: str) -> Path:
         f"{guess}known recipes: {', '.join(recipes)}; a script of your own trains anything else: "
         "ftcluster run",
     )
+
+
+def _of_generators() -> list[str]:
+    """Return the recipes that train language models."""
+    return [RECIPES[task] for task, spec in TASKS.items() if spec.generates and task in RECIPES]
 
 
 def load_recipe(

@@ -76,6 +76,34 @@ NAMES_BY_REASON: Mapping[str, str] = {
     "name the type of a model without weights as model=config:TYPE from_scratch=true": (
         "config_name model_type"
     ),
+    # names in axolotl and LLaMA-Factory
+    "set lora_r: 16 for adapters, and load_in_4bit: true for QLoRA; without lora_r all weights are "
+    "trained": "adapter finetuning_type quantization_bit",
+    "all linear layers but the last get adapters, see lora_target_modules; remove it": (
+        "lora_target_linear"
+    ),
+    "write validation_split_percentage, which is in percent: 5 instead of 0.05": "val_set_size",
+    "only answers contribute to the loss of sft, and all tokens to that of clm; remove it": (
+        "train_on_inputs train_on_input completion_only_loss assistant_only_loss"
+    ),
+    "name a recipe: sft for conversations, dpo for preferences, clm for plain text": "rl stage",
+    "data is one file, folder or name on the Hub, and its columns are found: --data PATH": (
+        "datasets dataset_dir dataset"
+    ),
+    "samples are padded to the longest one of their batch; remove it": (
+        "pad_to_sequence_len pad_to_max_length"
+    ),
+    "attention has ftcluster's kernels; remove it": (
+        "flash_attention flash_attn sdp_attention xformers_attention attn_implementation"
+    ),
+    "write training.eval_strategy or training.save_strategy: epoch, or steps with eval_steps or "
+    "save_steps": "evals_per_epoch saves_per_epoch",
+    "prepared data are kept on the hosts; remove it": (
+        "dataset_prepared_path dataset_processes preprocessing_num_workers overwrite_cache"
+    ),
+    "write report_to: wandb, mlflow, trackio or tensorboard": (
+        "use_wandb wandb_project wandb_entity use_mlflow"
+    ),
     # evaluation
     "a run always trains; set eval_strategy to choose whether it evaluates": (
         "do_train do_eval do_predict"
@@ -123,6 +151,13 @@ NAMES_BY_REASON: Mapping[str, str] = {
     "mpirun gives each rank its number; remove it": "local_rank",
     "a recipe is one training, not a hyperparameter search; remove it": "ray_scope",
 }
+
+# ways of training that no recipe has, and their classes in TRL
+TRL_TRAINERS: Mapping[str, str] = {
+    "bco": "BCOTrainer", "cpo": "CPOTrainer", "gkd": "GKDTrainer", "grpo": "GRPOTrainer",
+    "kto": "KTOTrainer", "orpo": "ORPOTrainer", "ppo": "PPOTrainer", "prm": "PRMTrainer",
+    "reward": "RewardTrainer", "rlhf": "PPOTrainer", "rloo": "RLOOTrainer", "simpo": "CPOTrainer",
+}  # fmt: skip
 
 UNSUPPORTED: Mapping[str, str] = {
     name: reason for reason, names in NAMES_BY_REASON.items() for name in names.split()

@@ -27,7 +27,8 @@ def test_run_has_nothing_against_them_and_they_say_how_to_run_them() -> None:
     stack = next(one for one in stacks.values() if one.state == "default")
     for path in (ROOT / "examples").glob("*.py"):
         text = path.read_text()
-        assert f"{path.name} --data" in text.partition("import")[0], path
+        usage = "uvicorn serve:app" if path.stem == "serve" else f"{path.name} --data"
+        assert usage in text.partition("import")[0], path
         assert len(text.splitlines()) <= 110, path
         script = read_words([str(path)], False, path.parent)
         assert script.source

@@ -165,6 +165,16 @@ def test_values_of_variables_come_from_this_machine_only(monkeypatch: pytest.Mon
     assert set(launch.env) == {"MODE=c", "OWN_KEY"}
 
 
+def test_a_host_chooses_no_command_that_another_host_starts() -> None:
+    """Who was notified of a run is not in its options, only that somebody was."""
+    job = runs.FoundJob("r-1", RECIPE, NAMES, 4, options=KeptOptions(notifies=True))
+    _, launch, note = with_kept_options(HostCounts(), LaunchOptions(), job, {})
+    assert (launch.notify, launch.webhook) == ("", "")
+    assert note == "run r-1 had --notify or --webhook, which is not kept: set it again"
+    _, launch, note = with_kept_options(HostCounts(), LaunchOptions(notify="mail"), job, {})
+    assert (launch.notify, note) == ("mail", "")
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"spares": -1}, {"ranks_per_host": "2"}, {"wait": 1}, {"tags": ["x\ny"]}, {"env": ["a b"]},

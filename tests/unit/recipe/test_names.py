@@ -77,5 +77,61 @@ def test_epochs_are_not_ignored_where_a_recipe_has_a_number_of_steps() -> None:
     assert recipe_of("num_train_epochs=2", "max_steps=-1", text=steps).training.max_steps == -1
 
 
+# keys of other programs' configurations for QLoRA, with their usual values
+AXOLOTL = """
+base_model: org/base
+sequence_len: 2048
+sample_packing: true
+num_epochs: 3
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+optimizer: adamw_torch_fused
+lr_scheduler: cosine
+learning_rate: 2e-4
+lora_r: 32
+lora_alpha: 16
+lora_dropout: 0.05
+bf16: auto
+tf32: false
+gradient_checkpointing: true
+"""
+LLAMA_FACTORY = "cutoff_len: 512\nlora_rank: 8\nlora_target: [q_proj, v_proj]\n"
+REFUSED = """
+adapter: qlora
+load_in_4bit: true
+lora_target_linear: true
+val_set_size: 0.05
+train_on_inputs: false
+datasets: x
+pad_to_sequence_len: true
+flash_attention: true
+evals_per_epoch: 4
+dataset_prepared_path: p
+wandb_project: w
+optimizer: paged_adamw_8bit
+"""
+SFT = "task: instruction-tuning\ndata: d\n"
+
+
+def test_a_configuration_of_other_programs_means_the_same() -> None:
+    recipe = recipe_of(text=SFT + AXOLOTL)
+    options: Any = recipe.options
+    assert (options.max_length, options.packing, options.lora_r) == (2048, True, 32)
+    assert (recipe.model, recipe.precision) == ("org/base", "auto")
+    training = recipe.training
+    assert (training.per_device_train_batch_size, training.num_train_epochs) == (2, 3)
+    assert training.lr_scheduler_type == "cosine"
+    options = recipe_of(text=f"{SFT}model: m\n{LLAMA_FACTORY}").options
+    assert (options.max_length, options.lora_r) == (512, 8)
+    assert options.lora_target_modules == ("q_proj", "v_proj")
+
+
+def test_keys_of_other_programs_that_mean_something_else_have_a_hint(said: Said) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe_of(text=f"{SFT}model: m\n{REFUSED}")
+    assert "unknown key" not in str(caught.value)
+    said(caught.value)
+
+
 def test_every_other_name_is_one_of_a_field() -> None:
     assert not {*OTHER_NAMES.values()} - all_keys().keys()

@@ -60,7 +60,7 @@ def test_a_script_is_run_and_not_a_recipe(tmp_path: Path) -> None:
 
 
 def test_an_unknown_recipe_lists_the_known_and_suggests_the_nearest(said: Said) -> None:
-    for name in ("quikstart", "Question_Answering", "forecast"):
+    for name in ("quikstart", "Question_Answering", "forecast", "GRPO"):
         with pytest.raises(RecipeError) as caught:
             load_recipe(name)
         said(caught.value)

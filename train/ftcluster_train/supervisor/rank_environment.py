@@ -25,6 +25,7 @@ from ftcluster_common.protocol.launch import (
     RENDEZVOUS_PORTS,
     SECRET_ENV_FILE,
     SECRET_ENV_VARIABLE,
+    WEBHOOK_FILE,
     Launch,
     head_variables,
     may_hold_credentials,
@@ -237,7 +238,8 @@ def _give(path: Path, content: str, launch: Launch) -> list[HostFailure]:
 def left_secrets(run_dir: Path) -> list[Path]:
     """Return the paths of secret files on this host, with partial files of killed writers."""
     # plugins/module_utils/safe_path.py first writes to a file with such a name
-    paths = (*(run_dir / name for name in SECRETS), *run_dir.glob(".ftcluster-*"))
+    names = (*SECRETS, WEBHOOK_FILE)
+    paths = (*(run_dir / name for name in names), *run_dir.glob(".ftcluster-*"))
     return [path for path in paths if path.exists()]
 
 

@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 import traceback
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ from ftcluster_train.supervisor.heartbeats import STOPPED_EXIT_CODE, Stopped, St
 from ftcluster_train.supervisor.leases import Leases
 from ftcluster_train.supervisor.metrics_file import MetricsFile
 from ftcluster_train.supervisor.monitors import Ending
+from ftcluster_train.supervisor.notifier import Notifier
 from ftcluster_train.supervisor.rank_environment import (
     SECRETS,
     left_secrets,
@@ -85,9 +86,15 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
         request: handler of the signals that end the run.
         again: True if a previous supervisor of the run was killed.
     """
-    events = EventWriter(run_dir, partial(background.log_event, run_dir.name))
     rebooted = background.was_rebooted(run_dir)
     launch = read_launch(run_dir)
+    notifier = Notifier(launch)
+
+    def also(event: str, fields: Mapping[str, Any]) -> None:
+        background.log_event(run_dir.name, event, fields)
+        notifier.see(event, fields)
+
+    events = EventWriter(run_dir, also)
     os.environ[RUN_VARIABLE] = launch.run  # child processes belong to the run
     began = time.time() - seconds_since_first(run_dir)
     leases = Leases(launch.share_hosts, launch.started_by, began)
@@ -95,6 +102,7 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
     try:
         if (run_dir / STOP_FILE).exists():
             raise Stopped
+        notifier.prepare(request, events)
         run = SupervisedRun(leases, events, take_secrets(launch, request), request, metrics)
         ending = run_with_restarts(launch, run, again, rebooted)
     except Stopped:  # while no rank was running
@@ -108,17 +116,22 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
         ending = Ending("failed", 1, [_not_started(refusal) for refusal in error.refused])
     finally:
         request.holding = True
+        notifier.read_webhook()
         forget_secrets(run_dir)  # also after an unexpected error
         leases.release()
     background.wait_for_space(run_dir)
     for message in {str(error["message"]): error for error in ending.errors}.values():
         events.write("error", **message)
     why = why_ended(ending, run_dir, request, launch.hosts[0].name)
+    if launch.slurm_job:  # Slurm ends all processes of the job soon after the last event
+        notifier.end(ending.state, why.get("why", ""))
     events.write(
         "end", state=ending.state, exit_code=ending.exit_code, seconds=ending.seconds, **why
     )
     launch = read_launch(run_dir)
     metrics.write(launch)
+    if not launch.slurm_job:
+        notifier.end(ending.state, why.get("why", ""))
     if ending.state == "done" and launch.idle and not launch.slurm_job:
         forget_snapshots(launch)  # after the last event, as a host that is off delays it
     return ending.exit_code
@@ -243,6 +256,9 @@ def become(run_dir: Path, no_unit: str = "") -> int:
         no_unit: reason why the supervisor is no systemd unit, if the user can change that; else "".
     """
     again = background.become_supervisor(run_dir)
+    if again and has_ended(run_dir):  # the supervisor was killed after the last event
+        forget_secrets(run_dir)
+        return 0
     request = StopRequest()
     request.learn_senders()
     background.feed_watchdog()
@@ -269,9 +285,9 @@ def stop(run_dir: Path) -> str:
     deadline = time.monotonic() + grace + 3 * processes.GRACE_SECONDS
     asked = None
     while time.monotonic() < deadline:
-        pid = background.supervisor_of(run_dir)
-        if pid is None and has_ended(run_dir):
+        if has_ended(run_dir):  # the supervisor may still notify the user
             return "stopped"
+        pid = background.supervisor_of(run_dir)
         if pid is None and time.monotonic() - seen > background.BACK_SECONDS:
             return "not running"
         if pid is not None:
@@ -319,6 +335,8 @@ def force_stop(run_dir: Path) -> str:
             "end", state="stopped", exit_code=STOPPED_EXIT_CODE, seconds=seconds,
             cause=cause.cause, why=cause.message,
         )  # fmt: skip
+        with contextlib.suppress(GivenFileError):
+            Notifier(read_launch(run_dir)).end("stopped", cause.message, wait=False)
     with contextlib.suppress(GivenFileError):  # the run never began, or is of another version
         MetricsFile(run_dir).write(read_launch(run_dir))
     return "stopped"

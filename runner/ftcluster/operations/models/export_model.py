@@ -82,7 +82,11 @@ class ExportModelRequest:
             UsageError: the format is not supported.
         """
         if self.format == "gguf":
-            raise UsageError(GGUF, "run its convert_hf_to_gguf.py on the folder of ftcluster fetch")
+            raise UsageError(
+                GGUF,
+                "in its checkout: python convert_hf_to_gguf.py DIR --outfile FILE.gguf, with the "
+                "folder of ftcluster fetch RUN DIR",
+            )
         if self.format not in FORMATS:
             raise UsageError(f"the format must be {' or '.join(FORMATS)}, got {self.format}")
 

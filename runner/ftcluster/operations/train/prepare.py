@@ -13,6 +13,7 @@ from ftcluster.launch.environment import with_user_variables
 from ftcluster.launch.follow import new_run_id
 from ftcluster.launch.kept_options import KeptOptions
 from ftcluster.launch.mpirun import render
+from ftcluster.launch.notify import read_notify
 from ftcluster.launch.preview import headline
 from ftcluster.launch.run import ClusterRun
 from ftcluster.launch.tags import read_tags
@@ -173,6 +174,9 @@ class LaunchOptions:
         env: environment variables for the ranks. NAME=VALUE sets a value. NAME alone passes the
             local value and keeps it out of all records.
         tags: NAME=VALUE pairs that ps, reports and trackers show.
+        notify: command line that the head starts when the run ends or waits, with its state as JSON
+            on stdin; "" for none.
+        webhook: path of a local file with an address that the head posts the JSON to; "" for none.
         command: command line that started the run, for the run's record.
     """
 
@@ -185,16 +189,19 @@ class LaunchOptions:
     grace_seconds: float | None = None
     env: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+    notify: str = ""
+    webhook: str = ""
     command: tuple[str, ...] = ("python",)
 
     def __post_init__(self) -> None:
-        """Check the variables and the tags.
+        """Check the variables, the tags and the notifications.
 
         Raises:
-            UsageError: a variable must not be set, or a tag is not valid.
+            UsageError: a variable must not be set, or a tag or notification is not valid.
         """
         read_env(self.env)
         read_tags(self.tags)
+        read_notify(self.notify, self.webhook)
 
     def applied_to(self, run: AnyRun) -> AnyRun:
         """Return the run with these options.
@@ -207,15 +214,22 @@ class LaunchOptions:
         plain, secret = read_env(settings.pop("env"))
         tags = settings.pop("tags")
         env = with_user_variables(run.launch, plain, secret, read_tags(tags))
-        launch = replace(run.launch, env=env, **settings)
+        notify = read_notify(settings.pop("notify"), settings.pop("webhook"))
+        has_webhook = bool(notify.webhook)
+        launch = replace(
+            run.launch, env=env, notify=notify.command, webhook=has_webhook, **settings
+        )
         kept = replace(
             run.kept,
             **{name: value for name, value in settings.items() if name != "hang_seconds"},
             tags=tags,
             env=tuple(plain),
             secret_env=tuple(secret),
+            notifies=has_webhook or bool(notify.command),
         )
-        return replace(run, command=command, launch=launch, secrets=secret, kept=kept)
+        return replace(
+            run, command=command, launch=launch, secrets=secret, kept=kept, webhook=notify.webhook
+        )
 
 
 def code_notes(code: UserCode) -> tuple[str, ...]:

@@ -85,6 +85,9 @@ def with_kept_options(
     arguments = [*_arguments({**of_shape, **taken, "tags": tags}), *_env_arguments(env)]
     if arguments:
         note = f"options of run {job.run}: {shell_line(arguments)}"
+    if kept.notifies and not (launch.notify or launch.webhook):
+        again = f"run {job.run} had --notify or --webhook, which is not kept: set it again"
+        note = "; ".join(filter(None, (note, again)))
     return (
         replace(shape, ranks_per_host=ranks),
         replace(launch, **taken, tags=(*tags, *launch.tags), env=(*env, *launch.env)),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import cross_entropy as smoothed_cross_entropy
-from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedTokenizerBase
 
 from ftcluster_common.data.data_files import TRAIN
 from ftcluster_common.data.source_target import source_and_target
@@ -38,6 +38,8 @@ from ftcluster_train.patching.kernel_mode import KernelMode
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+CHOSEN = ("min_length", "no_repeat_ngram_size")  # fields that replace settings of the model
+KEPT = {"decoder_start_token_id", "bos_token_id"}  # settings that reset_generation keeps
 IGNORED = -100  # label of padding, which does not contribute to the loss
 SHOWN = 3  # number of generated texts that a report shows next to their references
 SHOWN_CHARACTERS = 600
@@ -66,7 +68,9 @@ class Seq2SeqLmTask(Task):
         self._target_limit = 0
         self._shift: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.inherited: dict[str, Any] = {}
-        self._forced: dict[str, int] = {}  # generation setting that forces the target language
+        chosen = {name: getattr(self.options, name) for name in CHOSEN}
+        # generation settings of the recipe, and the setting that forces the target language
+        self._forced = {name: value for name, value in chosen.items() if value is not None}
         self._set_languages()
 
     def sample_settings(self) -> dict[str, Any]:
@@ -90,7 +94,7 @@ class Seq2SeqLmTask(Task):
                 "use its names of both languages, such as source_lang=en_XX target_lang=ro_RO",
             )
         self.tokenizer.src_lang, self.tokenizer.tgt_lang = known
-        self._forced = {"forced_bos_token_id": self.tokenizer.convert_tokens_to_ids(known[1])}
+        self._forced |= {"forced_bos_token_id": self.tokenizer.convert_tokens_to_ids(known[1])}
 
     def _is_known(self, language: str) -> bool:
         return bool(self.tokenizer.convert_tokens_to_ids(language) != self.tokenizer.unk_token_id)
@@ -100,6 +104,10 @@ class Seq2SeqLmTask(Task):
     def inspect_model(self, folder: Path) -> None:
         if not self.recipe.from_scratch:
             self.inherited = read_generation_settings(folder)
+            if self.options.reset_generation:
+                self.inherited = {
+                    name: self.inherited[name] for name in KEPT & self.inherited.keys()
+                }
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
         options = self.options
@@ -207,8 +215,20 @@ class Seq2SeqLmTask(Task):
                 f"define it: config_overrides.decoder_start_token_id={self.tokenizer.pad_token_id}",
             )
         self._shift = shift
+        if self.options.reset_generation:
+            model.generation_config = self._plain_settings(model.generation_config)
         if self._forced:
             model.generation_config.update(**self._forced)
+
+    def _plain_settings(self, inherited: GenerationConfig) -> GenerationConfig:
+        """Return settings with the model's first token, the tokenizer's tokens and the limit."""
+        kept = {name: getattr(inherited, name, None) for name in KEPT}
+        return GenerationConfig(
+            **{name: value for name, value in kept.items() if value is not None},
+            pad_token_id=self.tokenizer.pad_token_id,
+            eos_token_id=self.tokenizer.eos_token_id,
+            max_new_tokens=self._most_written,
+        )
 
     def use_fused_loss(self, model: "PreTrainedModel") -> torch.Tensor | None:
         self.check_model(model)

@@ -43,6 +43,10 @@ class TargetReview:
     ) -> None:
         self._tokenizer, self._settings, self._limit = tokenizer, settings, limit
         self._unknown = UnknownTokens(tokenizer, "text_target")
+        ends = [[number] for number in _list(settings.get("eos_token_id"))]
+        # as in transformers, a text may always end
+        words = _lists(settings.get("bad_words_ids"))
+        self._bad_words = [word for word in words if word and word not in ends]
         self._lengths: list[int] = []
         self._counts: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
@@ -90,6 +94,13 @@ class TargetReview:
             "forced_bos_token_id": target[:1] != [get("forced_bos_token_id")],
             "suppress_tokens": bool({*_list(get("suppress_tokens"))} & {*target}),
             "begin_suppress_tokens": bool({*_list(get("begin_suppress_tokens"))} & {*target[:1]}),
+            "bad_words_ids": any(
+                tuple(word) in _grams(target, len(word)) for word in self._bad_words
+            ),
+            # a text whose length is the limit ends with this token
+            "forced_eos_token_id": get("forced_eos_token_id") is not None
+            and bool(target)
+            and target[-1] not in _list(get("forced_eos_token_id")),
             "eos_token_id": bool(target) and target[-1] not in _list(get("eos_token_id")),
         }
         self._counts.update(name for name, count in counts.items() if count)
@@ -119,10 +130,12 @@ class TargetReview:
                 f"{split}: {count} of {every} targets have more than the {self._limit} tokens that "
                 f"are generated at most (the longest {longest}): max_new_tokens={longest}"
             )
+        too_long = f"have fewer tokens (the shortest {shortest}), so texts will be too long"
+        if max(_number(get("min_length")), _number(get("min_new_tokens"))) >= self._limit:
+            too_long += f", each as long as the limit, {self._limit} tokens"
         what = {
-            "min_length": f"have fewer tokens (the shortest {shortest}), so texts will be too long",
-            "min_new_tokens": f"have fewer tokens (the shortest {shortest}), so texts will be too "
-            "long",
+            "min_length": too_long,
+            "min_new_tokens": too_long,
             "max_length": f"have more tokens (the longest {longest}), where other programs stop",
             "no_repeat_ngram_size": "repeat that many tokens, which generation forbids",
             "encoder_no_repeat_ngram_size": "repeat that many tokens of their source, which "
@@ -130,12 +143,15 @@ class TargetReview:
             "forced_bos_token_id": "begin with another token, and every text will begin with it",
             "suppress_tokens": "have such tokens, which generation forbids",
             "begin_suppress_tokens": "begin with such a token, which generation forbids there",
+            "bad_words_ids": "have such tokens, which generation forbids",
             "eos_token_id": "do not end with it, so texts end only at the limit",
+            "forced_eos_token_id": "end with another token, and every text of the longest length "
+            "ends with it",
         }
         for name, problem in what.items():
             value = get(name)
-            # most settings are reported for a single target, these two only for most targets
-            most = name in ("forced_bos_token_id", "eos_token_id")
+            # most settings are reported for a single target, these only for most targets
+            most = name in ("forced_bos_token_id", "eos_token_id", "forced_eos_token_id")
             count = self._counts[name] if value not in (None, 0, []) or most else 0
             if value is None or not count or (most and 2 * count <= every):
                 continue
@@ -149,12 +165,14 @@ class TargetReview:
 
 def _remedy(name: str, shortest: int, longest: int) -> str:
     if name == "max_length":
-        return f"set it to {longest + 1} or more"
-    if name in ("min_length", "min_new_tokens"):
-        return f"set it to {max(0, shortest - 1)} or less"
+        return f"reset_generation=true max_new_tokens={longest}"
+    if name == "min_length":
+        return f"min_length={max(0, shortest - 1)}"
+    if name == "no_repeat_ngram_size":
+        return "no_repeat_ngram_size=0"
     if name == "eos_token_id":
-        return "use the model's own tokenizer, or set it to the tokenizer's"
-    return "remove it there"
+        return "use the model's own tokenizer, or reset_generation=true"
+    return "reset_generation=true"
 
 
 def _letters(text: str) -> Counter[str]:
@@ -169,6 +187,10 @@ def _number(value: Any) -> int:
 def _list(value: Any) -> list[Any]:
     values = value if isinstance(value, list) else [value]
     return [token for token in values if isinstance(token, int)]
+
+
+def _lists(value: Any) -> list[list[int]]:
+    return [_list(one) for one in value] if isinstance(value, list) else []
 
 
 def _grams(tokens: Sequence[int], size: int) -> set[tuple[int, ...]]:

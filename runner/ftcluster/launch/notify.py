@@ -1,0 +1,72 @@
+"""Read who is notified of a run: `--notify COMMAND` and `--webhook FILE`.
+
+The head's supervisor notifies, so that it works without this control node. A webhook's address may
+be a secret. It is therefore read from a file, and never in a record, a command line or a log.
+"""
+
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ftcluster.errors import UsageError
+from ftcluster_common.given_files import GivenFileError, read_given
+
+URL = re.compile(r"https?://[!-z|~]{1,2000}", re.ASCII)  # no blanks and no braces, as in templates
+MOST_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Notify:
+    """The recipients of a run's notifications.
+
+    Attributes:
+        command: arguments of the command that the head starts; () for none.
+        webhook: address that the head posts to; "" for none.
+    """
+
+    command: tuple[str, ...] = ()
+    webhook: str = field(default="", repr=False)
+
+
+def read_notify(command: str, webhook: str) -> Notify:
+    """Return the recipients of a run's notifications.
+
+    Args:
+        command: command line of `--notify`, without a shell's features; "" for none.
+        webhook: path of the file of `--webhook`; "" for none.
+
+    Raises:
+        UsageError: the command cannot be split into arguments or has an address, or the file has no
+            address.
+    """
+    return Notify(_read_command(command), _read_webhook(webhook) if webhook else "")
+
+
+def _read_command(command: str) -> tuple[str, ...]:
+    try:
+        arguments = tuple(shlex.split(command))
+    except ValueError as error:
+        raise UsageError(f"--notify: {str(error).lower()}", "close each quotation mark") from None
+    if command and not (arguments and arguments[0]):
+        raise UsageError("--notify names no command")
+    if any("://" in argument for argument in arguments):
+        raise UsageError(
+            "--notify has an address, which may be a secret, and others can read command lines",
+            "put it into a file that only you can read: --webhook FILE; or name a script on the "
+            "head that contains it",
+        )
+    return arguments
+
+
+def _read_webhook(path: str) -> str:
+    try:
+        url = read_given(Path(path).expanduser(), MOST_BYTES).strip()
+    except GivenFileError as error:
+        raise UsageError(f"--webhook: {error}") from None
+    if not URL.fullmatch(url):
+        raise UsageError(
+            f"--webhook: {path} does not have the address of a webhook",
+            "it has one line: https://...",
+        )
+    return url
