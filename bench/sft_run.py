@@ -235,7 +235,7 @@ def trl(job: Job, inputs: Inputs, clock: Clock, grouped: bool) -> tuple[Any, lis
     if options.lora_r is not None:
         dtype = torch.bfloat16
         adapters = LoraConfig(
-            r=options.lora_r, lora_alpha=options.alpha, target_modules="all-linear",
+            r=options.lora_r, lora_alpha=options.adapter_alpha, target_modules="all-linear",
             task_type="CAUSAL_LM",
         )  # fmt: skip
     quantized = {"quantization_config": NF4} if options.load_in_4bit else {}

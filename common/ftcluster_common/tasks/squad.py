@@ -8,13 +8,13 @@ from ftcluster_common.data.column_uses import Columns
 from ftcluster_common.data.data_files import Row, short
 from ftcluster_common.data.row_checks import CheckRow, check_columns
 from ftcluster_common.limits import limited
-from ftcluster_common.tasks.spec import SPECIAL_TOKENS, Contradiction, Options, TaskSpec
+from ftcluster_common.tasks.spec import SPECIAL_TOKENS, Adapters, Contradiction, TaskSpec
 
 ANSWERING = ("question", "context", "answers")
 
 
 @dataclass(frozen=True)
-class QuestionAnswering(Options):
+class QuestionAnswering(Adapters):
     """Finds the answer to a question as a span of a context, as in SQuAD.
 
     Attributes:
@@ -91,6 +91,7 @@ class QuestionAnsweringSpec(TaskSpec[QuestionAnswering]):
     fields = QuestionAnswering
     recipe = "squad"
     exported_as = "QuestionAnswering"
+    adapter_type = "QUESTION_ANS"
     reads_pairs = True
     auto_class = "AutoModelForQuestionAnswering"
     model_recipes = {"ForQuestionAnswering": ("squad",)}

@@ -285,7 +285,7 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
     folders = [path for path in sorted(Path(inputs.samples).iterdir()) if path.is_dir()]
     samples = {folder.name: Samples(folder) for folder in folders}
     if job.purpose != "train":
-        base = settings_of_base(recipe) if inputs.adapters else {}
+        base = settings_of_base(recipe, inputs.adapters) if inputs.adapters else {}
         config = load_config(recipe, inputs.model, tokenizer, **base)
         task = make_task(recipe, tokenizer, job.purpose, config)
         trained = task.has_head and not inputs.adapters

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import PretrainedConfig
+from transformers import CONFIG_NAME, PretrainedConfig
 
 from ftcluster_common.protocol.class_report import ClassReport, read_report
 from ftcluster_train.engine.tasks.classify.metrics import FEWEST, HALF, best_threshold
@@ -61,7 +61,8 @@ class Thresholds:
         """Write the chosen thresholds into the configuration of a saved model."""
         if self._by_name:
             setattr(model.config, THRESHOLDS, dict(self._by_name))
-            model.config.save_pretrained(folder)
+            if (folder / CONFIG_NAME).exists():  # adapters have no configuration of the model
+                model.config.save_pretrained(folder)
 
 
 def reports_of(classes: Mapping[str, Any]) -> Iterator[ClassReport]:
