@@ -1,6 +1,8 @@
 """Adapters of each task, of GPT-2's layers, and of rsLoRA and DoRA are those of peft."""
 
 import copy
+import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
-from ftcluster_common.protocol.job import Job
+from ftcluster_common.models.trained_model import read_trained
+from ftcluster_common.protocol.job import EVALUATE, PREDICT, Job
 from ftcluster_train.engine import rank
 from ftcluster_train.engine.adapters import add_adapters, merge_adapters, save_adapters
 from ftcluster_train.engine.data.run_inputs import read_inputs, write_inputs
@@ -20,10 +24,12 @@ from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.patching.batch_context import context_of
 from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.beside import COMPARED
+from tests.engine.jobs import result_of, run_rank
 from tests.engine.runs import (
     classes,
     make_whole_job,
     questions,
+    sets_of_classes,
     summaries,
     tags,
     write_data,
@@ -141,3 +147,81 @@ def test_loss_gradients_and_merged_weights_are_those_of_peft(
     assert merged.keys() == model.state_dict().keys()
     for weight, values in model.state_dict().items():
         torch.testing.assert_close(values, merged[weight], rtol=1e-6, atol=1e-6, msg=weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "options", "precision"),
+    [
+        ("text-classification", "bert", {}, "fp32"),
+        ("text-classification", "gpt2", {"use_dora": True}, "bf16"),
+        ("token-classification", "bert", {"use_rslora": True}, "fp32"),
+        ("question-answering", "bert", {}, "bf16"),
+        ("seq2seq-lm", "t5", {"max_new_tokens": 3}, "fp32"),
+        ("causal-lm", "gpt2", {}, "bf16"),
+        ("masked-lm", "bert", {"use_dora": True, "lora_dropout": 0.1}, "fp32"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else value,
+)
+def test_trained_adapters_are_evaluated_with_their_base(
+    tmp_path: Path, name: str, kind: str, options: dict[str, Any], precision: str
+) -> None:
+    """A classifier has the classes of its training, not those of its base model."""
+    job = job_of(
+        tmp_path, name, kind, options, batch_size=30, max_steps=20, learning_rate=2e-2,
+        eval_strategy="steps", eval_steps=20, eval_on_start=True, precision=precision,
+    )  # fmt: skip
+    events = run_rank(job)
+    first, found = (event["metrics"] for event in events if event["event"] == "evaluation")
+    assert found["loss" if "loss" in found else "f1"] != first["loss" if "loss" in found else "f1"]
+    assert [event for event in events if event["event"] == "reloaded"]
+    folder = events[-1]["model"]
+    assert not (Path(folder) / "config.json").exists()
+    options = replace(job.recipe.options, lora_r=None)
+    recipe = replace(job.recipe, model=folder, options=options)
+    again = replace(job, run_dir=tmp_path / "runs/two", recipe=recipe, purpose=EVALUATE)
+    # the training adds the adapter's output in bf16; an evaluation merges the adapter in fp32
+    near = {"abs": 1e-5} if precision == "fp32" else {"rel": 2e-3}
+    assert result_of(again)["metrics"] == pytest.approx(found, **near)
+
+
+def test_a_classifier_of_its_card_agrees_with_predict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The base model has two classes; rows have any of three, with a threshold each."""
+    rows = {"train": sets_of_classes(90, 1), "validation": sets_of_classes(40, 2)}
+    data = write_data(tmp_path / "data", rows)
+    model = write_model(tmp_path / "model", "bert", "text-ranking", head=True)
+    job = make_whole_job(
+        tmp_path / "runs/one", "text-classification", data, model, LORA, batch_size=30,
+        max_steps=20, learning_rate=2e-2, eval_strategy="epoch",
+    )  # fmt: skip
+    trained = result_of(job)
+    folder = trained["model"]
+    head = read_trained(Path(folder))["head"]
+    assert (head["classes"], head["problem_type"]) == (
+        ["a", "b", "c"],
+        "multi_label_classification",
+    )
+    assert set(head["label_thresholds"].values()) != {0.5}
+    options = replace(job.recipe.options, lora_r=None, all_probabilities=True)
+    recipe = replace(job.recipe, model=folder, options=options)
+    again = replace(job, run_dir=tmp_path / "runs/two", recipe=recipe, purpose=EVALUATE)
+    assert result_of(again)["metrics"] == pytest.approx(trained["metrics"], abs=1e-5)
+    asked = write_data(tmp_path / "asked", {"test": rows["validation"][:5]})
+    recipe = replace(recipe, data=asked)
+    other = replace(job, run_dir=tmp_path / "runs/three", recipe=recipe, purpose=PREDICT)
+    [file] = Path(result_of(other)["predictions"]).iterdir()
+    answers = [json.loads(line) for line in file.read_text().splitlines()]
+
+    monkeypatch.syspath_prepend(COMPARED)
+    monkeypatch.chdir(tmp_path)  # the card names the base model without its path
+    [code] = re.findall(r"```python\n(.*?)```", (Path(folder) / "README.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code.replace("FOLDER", folder), names)
+    assert names["model"].config.id2label == {0: "a", 1: "b", 2: "c"}
+    texts = [row["text"] for row in rows["validation"][:5]]
+    inputs = AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        found = names["model"].eval()(**inputs).logits.sigmoid()
+    expected = torch.tensor([[*answer["probabilities"].values()] for answer in answers])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
 from ftcluster_common.given_files import read_json
@@ -24,11 +25,11 @@ from ftcluster_common.tasks.registry import spec_of
 from ftcluster_common.tasks.spec import Adapters, scale_of_adapters
 from ftcluster_kernels.lora import Adapter, row_factors, row_lengths
 from ftcluster_kernels.nf4 import Nf4Weight, dense
-from ftcluster_train.engine.models import new_weights
+from ftcluster_train.engine.models import load_config, new_weights
 from ftcluster_train.errors import TrainError
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # peft's file names
 PREFIX, PARTS, MAGNITUDE = "base_model.model.", ("lora_A", "lora_B"), "lora_magnitude_vector"
@@ -40,7 +41,8 @@ PLAIN = {
     "target_parameters": None, "trainable_token_indices": None, "alora_invocation_tokens": None,
 }  # fmt: skip
 Layer = nn.Linear | Conv1D
-OF_HEAD = ("problem_type", "label_thresholds")  # a classifier's configuration besides its classes
+THRESHOLDS = "label_thresholds"  # configuration field with the threshold of each class by name
+OF_HEAD = ("problem_type", THRESHOLDS)  # a classifier's configuration besides its classes
 MERGE = "merge them with peft: merge_and_unload()"
 
 
@@ -62,25 +64,34 @@ def check_whole(folder: str) -> None:
         )
 
 
-def settings_of_base(recipe: Recipe, adapters: str) -> dict[str, Any]:
-    """Return the configuration fields for loading the base model of adapters.
-
-    The head of the base model may have other classes than the trained model.
+def trained_config(
+    recipe: Recipe, model: str, tokenizer: PreTrainedTokenizerBase, adapters: str
+) -> PretrainedConfig:
+    """Return the configuration of a trained model; with adapters, of their base with their classes.
 
     Args:
-        adapters: folder of the adapters.
+        model: folder of the model, or of the base model of adapters.
+        adapters: folder of the adapters, or "".
+
+    Raises:
+        TrainError: the configuration cannot be loaded.
     """
+    if not adapters:
+        return load_config(recipe, model, tokenizer)
     head = read_trained(Path(adapters)).get("head", {})
-    settings = {**recipe.spec.base_settings, **{n: head[n] for n in OF_HEAD if n in head}}
+    settings = dict(recipe.spec.base_settings)
     if classes := head.get("classes"):
-        settings.setdefault("problem_type", None)  # the base model's may not fit these classes
         settings["id2label"] = dict(enumerate(classes))
         settings["label2id"] = {name: number for number, name in enumerate(classes)}
-    return settings
+        settings |= {"problem_type": head.get("problem_type")}
+    config = load_config(recipe, model, tokenizer, **settings)
+    if limits := head.get(THRESHOLDS):
+        setattr(config, THRESHOLDS, limits)  # from_pretrained ignores fields that it does not know
+    return config
 
 
 def head_fields(model: "PreTrainedModel") -> dict[str, Any]:
-    """Return the classes of a model with adapters for `settings_of_base`; {} without a head."""
+    """Return the classes of a model with adapters for `trained_config`; {} without a head."""
     config = model.config
     if not adapted_layers(model) or not whole_modules(model):
         return {}
@@ -134,7 +145,7 @@ def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
         )
 
 
-def check_targets(model_class: Any, config: "PretrainedConfig", options: Adapters) -> None:
+def check_targets(model_class: Any, config: PretrainedConfig, options: Adapters) -> None:
     """Check, without weights, that a model has the layers of `lora_target_modules`.
 
     Args:
@@ -189,7 +200,8 @@ def layers_to_adapt(model: "PreTrainedModel", options: Adapters) -> dict[str, La
     return {
         name: layer
         for name, layer in layers.items()
-        if not options.adapter_targets or any(_is_meant(name, target) for target in options.adapter_targets)
+        if not options.adapter_targets
+        or any(_is_meant(name, target) for target in options.adapter_targets)
     }
 
 
@@ -396,7 +408,9 @@ def add_saved_adapters(
             if down is None or up is None:
                 problems.append(f"layer {name} has no adapter")
             elif bool(config.get("use_dora")) != (magnitude is not None):
-                problems.append(f"layer {name} has an adapter with use_dora={magnitude is not None}")
+                problems.append(
+                    f"layer {name} has an adapter with use_dora={magnitude is not None}"
+                )
             elif not isinstance(layer, nn.Linear | Conv1D):
                 problems.append(f"layer {name} is not linear, but of type {type(layer).__name__}")
             elif (up.shape[0], down.shape[1]) != sizes_of(layer):

@@ -49,7 +49,7 @@ from ftcluster_train.engine.adapters import (
     check_targets,
     check_whole,
     has_only_adapters,
-    settings_of_base,
+    trained_config,
 )
 from ftcluster_train.engine.class_head import head_of
 from ftcluster_train.engine.data.download import commit_of, fetch_base, fetch_model
@@ -63,7 +63,6 @@ from ftcluster_train.engine.models import (
     check_quantization,
     check_tokens,
     has_tokenizer,
-    load_config,
     load_tokenizer,
     longest_input,
     train_tokenizer,
@@ -102,8 +101,7 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     tokenizer = load_tokenizer(folder)
     if job.purpose == GENERATE:
         return Inputs(model, folder, "", notices, {})
-    settings_of = settings_of_base(recipe, adapters) if adapters else {}
-    config = load_config(recipe, model, tokenizer, **settings_of)
+    config = trained_config(recipe, model, tokenizer, adapters)
     check_quantization(recipe, config)
     trained = None if job.purpose == "train" else config
     task = make_task(recipe, tokenizer, job.purpose, trained)

@@ -14,8 +14,9 @@ from ftcluster.recipe.inputs import ADAPTERS
 from ftcluster.recipe.model_code import code_problems
 from ftcluster.recipe.trained_fields import trained_fields
 from ftcluster.user_script.own_code import read_code
+from ftcluster_common.given_files import read_json
 from ftcluster_common.models.sentence_modules import MODULES
-from ftcluster_common.models.trained_model import pipeline_of
+from ftcluster_common.models.trained_model import pipeline_of, read_trained
 from ftcluster_common.tasks.registry import TASKS
 
 FRAMES = "frames"  # folder in the state folder
@@ -127,12 +128,33 @@ def load(folder: Path, task_file: str = "", **options: Any) -> Any:
     if adapted:
         _package("peft")
     transformers, name = _package("transformers"), str(folder)
+    loading: dict[str, Any] = {}
+    if adapted and "config" not in options and (settings := _settings_of_head(folder)):
+        base = read_json(folder / ADAPTERS)["base_model_name_or_path"]
+        options["config"] = transformers.AutoConfig.from_pretrained(
+            base, trust_remote_code=False, **settings
+        )
+        # the base model's head may have other classes; the adapters' folder replaces it
+        loading["ignore_mismatched_sizes"] = True
     if spec is not None and spec.auto_class:
-        model = getattr(transformers, spec.auto_class).from_pretrained(name, **options)
+        model = getattr(transformers, spec.auto_class).from_pretrained(name, **loading, **options)
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         return model, tokenizer
     pipeline = pipeline_of(task, trained.options)
+    if loading:
+        options.setdefault("tokenizer", name)
+        options["model_kwargs"] = {**loading, **options.get("model_kwargs", {})}
     return transformers.pipeline(pipeline, model=name, **options)
+
+
+def _settings_of_head(folder: Path) -> dict[str, Any]:
+    """Return the classes of a classifier's adapters as fields of its base model's configuration."""
+    head = read_trained(folder).get("head", {})
+    if "classes" not in head:
+        return {}
+    numbers = dict(enumerate(head["classes"]))
+    label2id = {name: number for number, name in numbers.items()}
+    return {"id2label": numbers, "label2id": label2id, "problem_type": head.get("problem_type")}
 
 
 def _package(name: str) -> Any:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 from transformers import CONFIG_NAME, PretrainedConfig
 
 from ftcluster_common.protocol.class_report import ClassReport, read_report
+from ftcluster_train.engine.adapters import THRESHOLDS
 from ftcluster_train.engine.tasks.classify.metrics import FEWEST, HALF, best_threshold
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-THRESHOLDS = "label_thresholds"  # configuration field with the threshold of each class by name
 
 
 class Thresholds:
