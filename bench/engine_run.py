@@ -42,8 +42,10 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.lm import CausalLm, MaskedLm
 from ftcluster_common.tasks.ner import TokenClassification
 from ftcluster_common.tasks.seq2seq import Seq2SeqLm
+from ftcluster_common.tasks.spec import Adapters
 from ftcluster_kernels.private_torch import has_onednn_linear, onednn_linear
 from ftcluster_train.comm.world import World
+from ftcluster_train.engine.adapters import add_adapters
 from ftcluster_train.engine.data.run_inputs import read_inputs, write_inputs
 from ftcluster_train.engine.data.sampler import BatchSampler
 from ftcluster_train.engine.data.token_samples import Samples
@@ -130,6 +132,8 @@ def main() -> int:
     operations = 6 * products_of(model, train_set, recipe)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     way = _stock if options["engine"] == "stock" else _ours
+    if adapters := job.recipe.adapters:
+        model = _with_peft(model, adapters) if way is _stock else _with_adapters(model, adapters)
     limit = Limit(options.get("limit", ()), DTYPES[job.precision])
     with _profiler(options) as profiler:
         clock = Clock(profiler, limit.measure if limit.factors else None)
@@ -256,6 +260,23 @@ def _seconds(
     began = time.perf_counter()
     kernel(*factors)
     return time.perf_counter() - began
+
+
+def _with_adapters(model: Any, adapters: Adapters) -> Any:
+    """Add our adapters to a model."""
+    add_adapters(model, adapters)
+    return model
+
+
+def _with_peft(model: Any, adapters: Adapters) -> Any:
+    """Return a classifier with peft's adapters, of the same layers and rank."""
+    import peft
+
+    config = peft.LoraConfig(
+        r=adapters.lora_r, lora_alpha=adapters.adapter_alpha, target_modules="all-linear",
+        use_dora=adapters.use_dora, task_type="SEQ_CLS",
+    )  # fmt: skip
+    return peft.get_peft_model(model, config)
 
 
 Trained = tuple[list[int], list[int], Any]  # padded tokens of the steps and of an epoch's; model

@@ -128,33 +128,33 @@ def load(folder: Path, task_file: str = "", **options: Any) -> Any:
     if adapted:
         _package("peft")
     transformers, name = _package("transformers"), str(folder)
-    loading: dict[str, Any] = {}
-    if adapted and "config" not in options and (settings := _settings_of_head(folder)):
-        base = read_json(folder / ADAPTERS)["base_model_name_or_path"]
-        options["config"] = transformers.AutoConfig.from_pretrained(
-            base, trust_remote_code=False, **settings
-        )
-        # the base model's head may have other classes; the adapters' folder replaces it
-        loading["ignore_mismatched_sizes"] = True
     if spec is not None and spec.auto_class:
-        model = getattr(transformers, spec.auto_class).from_pretrained(name, **loading, **options)
+        classes = _classes(transformers, folder) if adapted else {}
+        model = getattr(transformers, spec.auto_class).from_pretrained(name, **classes, **options)
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         return model, tokenizer
+    if spec is not None and adapted and (classes := _classes(transformers, folder)):
+        # a pipeline would load the base model's classes
+        auto_class = getattr(transformers, f"AutoModelFor{spec.exported_as}")
+        options["model"] = auto_class.from_pretrained(name, trust_remote_code=False, **classes)
+        options["tokenizer"] = name
     pipeline = pipeline_of(task, trained.options)
-    if loading:
-        options.setdefault("tokenizer", name)
-        options["model_kwargs"] = {**loading, **options.get("model_kwargs", {})}
-    return transformers.pipeline(pipeline, model=name, **options)
+    return transformers.pipeline(pipeline, **{"model": name, **options})
 
 
-def _settings_of_head(folder: Path) -> dict[str, Any]:
-    """Return the classes of a classifier's adapters as fields of its base model's configuration."""
+def _classes(transformers: Any, folder: Path) -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` for the classes of a classifier's adapters."""
     head = read_trained(folder).get("head", {})
     if "classes" not in head:
         return {}
     numbers = dict(enumerate(head["classes"]))
-    label2id = {name: number for number, name in numbers.items()}
-    return {"id2label": numbers, "label2id": label2id, "problem_type": head.get("problem_type")}
+    config = transformers.AutoConfig.from_pretrained(
+        read_json(folder / ADAPTERS)["base_model_name_or_path"], id2label=numbers,
+        label2id={name: number for number, name in numbers.items()},
+        problem_type=head.get("problem_type"), trust_remote_code=False,
+    )  # fmt: skip
+    # the base model's head may have other classes; the adapters' folder replaces it
+    return {"config": config, "ignore_mismatched_sizes": True}
 
 
 def _package(name: str) -> Any:
