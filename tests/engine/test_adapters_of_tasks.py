@@ -21,10 +21,12 @@ from ftcluster_train.engine.data.token_samples import Sample
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.batch_context import context_of
 from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.beside import COMPARED
 from tests.engine.jobs import result_of, run_rank
+from tests.engine.models import make_model
 from tests.engine.runs import (
     classes,
     make_whole_job,
@@ -225,3 +227,26 @@ def test_a_classifier_of_its_card_agrees_with_predict(
         found = names["model"].eval()(**inputs).logits.sigmoid()
     expected = torch.tensor([[*answer["probabilities"].values()] for answer in answers])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "target", "reason"),
+    [
+        ("causal-lm", "tied llama", "lm_head", "lm_head shares its weight with another layer"),
+        ("causal-lm", "llama", "lm_head", "lm_head is the output layer"),
+        ("causal-lm", "llama", "embed_tokens", "embed_tokens is of the type Embedding"),
+        ("causal-lm", "gpt2", "q_proj", "it has no layer q_proj; .*: c_attn, c_fc, c_proj"),
+        ("text-classification", "bert", "classifier", "all weights of classifier are trained"),
+        ("seq2seq-lm", "t5", "shared", "shared shares its weight with another layer"),
+    ],
+)
+def test_layers_without_adapters_are_refused_before_the_ranks_start(
+    tmp_path: Path, task: str, kind: str, target: str, reason: str
+) -> None:
+    job = job_of(tmp_path, task, kind.split()[-1], {"lora_target_modules": ("q", "query", target)})
+    make_model(kind.split()[-1], task, tie_word_embeddings=kind.startswith("tied")).save_pretrained(
+        job.recipe.model
+    )
+    with pytest.raises(TrainError) as caught:
+        prepare(job)
+    assert re.search(reason, f"{caught.value.message}; {caught.value.hint}")

@@ -24,6 +24,7 @@ OF_ADAPTERS = (
     "lora_alpha", "lora_dropout", "lora_target_modules", "use_rslora", "use_dora", "load_in_4bit",
     "merge_adapters",
 )  # fmt: skip
+WITH_HEAD = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")  # peft's tasks whose models have a head
 ALL_LINEAR = "all-linear"  # peft's name for all linear layers except the output layer
 
 
@@ -329,6 +330,11 @@ class TaskSpec(ABC, Generic[Fields]):
     def can_train_adapters(self) -> bool:
         """Return True if the task has the fields of low-rank adapters."""
         return issubclass(self.fields, Adapters)
+
+    @property
+    def has_trained_head(self) -> bool:
+        """Return True if a head, which may be new, is trained in full beside adapters."""
+        return self.adapter_type in WITH_HEAD
 
     @property
     def can_load_in_4bit(self) -> bool:
