@@ -76,12 +76,16 @@ class Clock(ProgressLog, TrainerCallback):
     Attributes:
         times: when it ended.
         begins: when the next one began.
+        cpu_times, cpu_begins: CPU time of this process at these moments, which other programs on
+            the machine hardly change.
     """
 
     def __init__(self, profiler: profile | None, between: Callable[[], None] | None = None) -> None:
         super().__init__()
         self.times: list[float] = []
         self.begins: list[float] = []
+        self.cpu_times: list[float] = []
+        self.cpu_begins: list[float] = []
         self._profiler, self._between = profiler, between
 
     def write(self, event: str, **_: Any) -> None:
@@ -92,11 +96,13 @@ class Clock(ProgressLog, TrainerCallback):
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Called by Trainer."""
         self.times.append(time.perf_counter())
+        self.cpu_times.append(time.process_time())
         if self._profiler:
             self._profiler.step()
         if self._between:
             self._between()
         self.begins.append(time.perf_counter())
+        self.cpu_begins.append(time.process_time())
 
 
 def main() -> int:
@@ -145,6 +151,10 @@ def main() -> int:
         "flop_per_sample": operations / len(lengths),
         # the few steps of a run meet longer or shorter batches than the epoch has
         "samples_per_second": share * recipe.batch_size * len(met) / seconds,
+        "samples_per_cpu_second": share
+        * recipe.batch_size
+        * len(met)
+        / counted_seconds(clock.cpu_begins, clock.cpu_times),
         "length_share": share,
         "steps": len(clock.times),
         "seconds": seconds,

@@ -33,7 +33,7 @@ VARIANTS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "DoRA, Trainer and peft": ((*LORA, "use_dora=true"), PEFT),
 }
 RATES = {ALL_WEIGHTS: "learning_rate=5e-5"}  # adapters take a larger one
-FACTS = ("samples_per_second", "peak_bytes")
+FACTS = ("samples_per_second", "samples_per_cpu_second", "peak_bytes")
 RANDOM_BERT = """
 import sys, torch
 from transformers import AutoTokenizer, BertConfig, BertModel
@@ -82,8 +82,9 @@ def main() -> int:
     for name, row in results["speed"].items():
         metric = results.get("metrics", {}).get(name, {}).get("accuracy", "")
         print(
-            f"{name:24} {row['samples_per_second']:8.1f} samples/s ({row['speed_ratio']:.2f})"
-            f" {row['peak_bytes'] / 1e9:6.2f} GB ({row['peak_ratio']:.2f}) {metric}"
+            f"{name:24} {row['samples_per_cpu_second']:8.2f} samples/s of CPU"
+            f" ({row['samples_per_cpu_second_ratio']:.2f}), {row['peak_bytes'] / 1e9:6.2f} GB"
+            f" ({row['peak_bytes_ratio']:.2f}) {metric}"
         )
     return 0
 
@@ -112,8 +113,10 @@ def summary(turns: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]
     for name, runs in turns.items():
         pairs = list(zip(runs, first, strict=True))
         found[name] = {fact: statistics.median(run[fact] for run in runs) for fact in FACTS}
-        for ratio, fact in (("speed_ratio", FACTS[0]), ("peak_ratio", FACTS[1])):
-            found[name][ratio] = statistics.median(run[fact] / one[fact] for run, one in pairs)
+        for fact in FACTS:
+            found[name][f"{fact}_ratio"] = statistics.median(
+                run[fact] / one[fact] for run, one in pairs
+            )
         found[name]["all"] = [{fact: run[fact] for fact in FACTS} for run in runs]
     return found
 
