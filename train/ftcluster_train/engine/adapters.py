@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -40,7 +40,7 @@ PLAIN = {
     "rank_pattern": {}, "alpha_pattern": {}, "layers_to_transform": None,
     "target_parameters": None, "trainable_token_indices": None, "alora_invocation_tokens": None,
 }  # fmt: skip
-Layer = nn.Linear | Conv1D
+Layer: TypeAlias = nn.Linear | Conv1D
 THRESHOLDS = "label_thresholds"  # configuration field with the threshold of each class by name
 OF_HEAD = ("problem_type", THRESHOLDS)  # a classifier's configuration besides its classes
 MERGE = "merge them with peft: merge_and_unload()"
