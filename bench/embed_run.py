@@ -20,13 +20,14 @@ from bench.engine_run import (
     DTYPES,
     WARM_UP,
     WORLD,
+    Clock,
     Limit,
     batch_tokens,
     counted_seconds,
     length_share,
     products_of,
 )
-from bench.sft_run import CpuClock, shapes_of
+from bench.sft_run import shapes_of
 from ftcluster_common.data.columns import search_texts
 from ftcluster_common.data.data_files import TRAIN
 from ftcluster_common.protocol.job import Job, read_job
@@ -58,7 +59,7 @@ def main() -> int:
     train_set = samples.pop(TRAIN)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     limit = Limit(shapes_of(model.base_model), DTYPES[job.precision])
-    clock, share = CpuClock(limit.measure), 1.0
+    clock, share = Clock(None, limit.measure), 1.0
     found: dict[str, Any] = {
         "flop_per_pair": 6 * products_of(model, train_set, job.recipe) / len(train_set),
     }
@@ -84,7 +85,7 @@ def main() -> int:
     return 0
 
 
-def _stock(job: Job, clock: CpuClock, bf16: bool) -> Any:
+def _stock(job: Job, clock: Clock, bf16: bool) -> Any:
     """Train with sentence-transformers; return the transformer inside its model."""
     from datasets import Dataset
     from sentence_transformers import (
@@ -117,7 +118,7 @@ def _stock(job: Job, clock: CpuClock, bf16: bool) -> Any:
     return model[0].auto_model.float()
 
 
-def _stock_reranker(job: Job, clock: CpuClock, bf16: bool) -> Any:
+def _stock_reranker(job: Job, clock: Clock, bf16: bool) -> Any:
     """Train a cross-encoder with sentence-transformers."""
     from datasets import Dataset
     from sentence_transformers.cross_encoder import (

@@ -42,8 +42,10 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.lm import CausalLm, MaskedLm
 from ftcluster_common.tasks.ner import TokenClassification
 from ftcluster_common.tasks.seq2seq import Seq2SeqLm
+from ftcluster_common.tasks.spec import Adapters
 from ftcluster_kernels.private_torch import has_onednn_linear, onednn_linear
 from ftcluster_train.comm.world import World
+from ftcluster_train.engine.adapters import add_adapters
 from ftcluster_train.engine.data.run_inputs import read_inputs, write_inputs
 from ftcluster_train.engine.data.sampler import BatchSampler
 from ftcluster_train.engine.data.token_samples import Samples
@@ -74,12 +76,16 @@ class Clock(ProgressLog, TrainerCallback):
     Attributes:
         times: when it ended.
         begins: when the next one began.
+        cpu_times, cpu_begins: CPU time of this process at these moments, which other programs on
+            the machine hardly change.
     """
 
     def __init__(self, profiler: profile | None, between: Callable[[], None] | None = None) -> None:
         super().__init__()
         self.times: list[float] = []
         self.begins: list[float] = []
+        self.cpu_times: list[float] = []
+        self.cpu_begins: list[float] = []
         self._profiler, self._between = profiler, between
 
     def write(self, event: str, **_: Any) -> None:
@@ -90,11 +96,13 @@ class Clock(ProgressLog, TrainerCallback):
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Record a step; Trainer calls this method."""
         self.times.append(time.perf_counter())
+        self.cpu_times.append(time.process_time())
         if self._profiler:
             self._profiler.step()
         if self._between:
             self._between()
         self.begins.append(time.perf_counter())
+        self.cpu_begins.append(time.process_time())
 
 
 def main() -> int:
@@ -130,6 +138,8 @@ def main() -> int:
     operations = 6 * products_of(model, train_set, recipe)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     way = _stock if options["engine"] == "stock" else _ours
+    if adapters := job.recipe.adapters:
+        model = _with_peft(model, adapters) if way is _stock else _with_adapters(model, adapters)
     limit = Limit(options.get("limit", ()), DTYPES[job.precision])
     with _profiler(options) as profiler:
         clock = Clock(profiler, limit.measure if limit.factors else None)
@@ -141,6 +151,10 @@ def main() -> int:
         "flop_per_sample": operations / len(lengths),
         # the batches of a few steps may be longer or shorter than the epoch's
         "samples_per_second": share * recipe.batch_size * len(met) / seconds,
+        "samples_per_cpu_second": share
+        * recipe.batch_size
+        * len(met)
+        / counted_seconds(clock.cpu_begins, clock.cpu_times),
         "length_share": share,
         "steps": len(clock.times),
         "seconds": seconds,
@@ -256,6 +270,23 @@ def _seconds(
     began = time.perf_counter()
     kernel(*factors)
     return time.perf_counter() - began
+
+
+def _with_adapters(model: Any, adapters: Adapters) -> Any:
+    """Add our adapters to a model."""
+    add_adapters(model, adapters)
+    return model
+
+
+def _with_peft(model: Any, adapters: Adapters) -> Any:
+    """Return a classifier with peft's adapters, of the same layers and rank."""
+    import peft
+
+    config = peft.LoraConfig(
+        r=adapters.lora_r, lora_alpha=adapters.adapter_alpha, target_modules="all-linear",
+        use_dora=adapters.use_dora, task_type="SEQ_CLS",
+    )  # fmt: skip
+    return peft.get_peft_model(model, config)
 
 
 # padded tokens of the steps and of the epoch's batches; model

@@ -11,8 +11,7 @@ import json
 import resource
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,20 +64,6 @@ CHATML = (
 )
 
 
-class CpuClock(Clock):
-    """A clock that also measures CPU time, which other programs on the machine hardly change."""
-
-    def __init__(self, between: Callable[[], None] | None = None) -> None:
-        super().__init__(None, between)
-        self.cpu_times: list[float] = []
-        self.cpu_begins: list[float] = []
-
-    def on_step_end(self, *others: Any, **more: Any) -> None:
-        self.cpu_times.append(time.process_time())
-        super().on_step_end(*others, **more)
-        self.cpu_begins.append(time.process_time())
-
-
 def main() -> int:
     """Run the action in the options; return the exit code."""
     logging.set_verbosity_error()
@@ -107,7 +92,7 @@ def main() -> int:
         write_inputs(folder, prepare(job))
     inputs = read_inputs(folder)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    clock, evaluates = CpuClock(), options.get("evaluate")
+    clock, evaluates = Clock(None), options.get("evaluate")
     task, model, samples = load(job, inputs)
     train_set = samples.pop(TRAIN)
     found: dict[str, Any] = {
@@ -235,7 +220,7 @@ def trl(job: Job, inputs: Inputs, clock: Clock, grouped: bool) -> tuple[Any, lis
     if options.lora_r is not None:
         dtype = torch.bfloat16
         adapters = LoraConfig(
-            r=options.lora_r, lora_alpha=options.alpha, target_modules="all-linear",
+            r=options.lora_r, lora_alpha=options.adapter_alpha, target_modules="all-linear",
             task_type="CAUSAL_LM",
         )  # fmt: skip
     quantized = {"quantization_config": NF4} if options.load_in_4bit else {}

@@ -22,6 +22,7 @@ from ftcluster_common.tasks.chat import InstructionTuning
 from ftcluster_kernels import attention_heads, products
 from ftcluster_kernels.cross_entropy import linear_cross_entropy
 from ftcluster_kernels.documents import document_mask
+from ftcluster_kernels.lora import Adapter
 from ftcluster_train.engine import rank
 from ftcluster_train.engine.adapters import (
     _plus_adapter,
@@ -279,7 +280,8 @@ def test_adapters_of_fp32_beside_weights_in_bf16() -> None:
     down, up = torch.randn(2, 8), torch.randn(8, 2)
     one, x = layers[0], torch.randn(3, 8).bfloat16()
     plain = one(x)
-    one.register_forward_hook(partial(_plus_adapter, down, up, 2.0))
+    factors = torch.nn.Parameter(down), torch.nn.Parameter(up)
+    one.register_forward_hook(partial(_plus_adapter, Adapter(*factors, 2.0)))
     assert torch.equal(one(x), (plain + 2 * (x.float() @ down.T @ up.T)).bfloat16())
     assert layers(x).dtype == torch.bfloat16
 

@@ -18,9 +18,9 @@ from transformers import (
 
 from ftcluster_common.models.trained_model import read_rows
 from ftcluster_train.comm.world import World
+from ftcluster_train.engine.adapters import THRESHOLDS
 from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.prepare import prepare
-from ftcluster_train.engine.tasks.classify.class_choice import THRESHOLDS
 from ftcluster_train.errors import TrainError
 from tests.engine.jobs import CLASSES, make_job, make_samples, make_task_of, result_of, run
 from tests.engine.models import make_model

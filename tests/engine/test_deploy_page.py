@@ -31,7 +31,10 @@ MODELS: dict[str, tuple[str, Callable[[int, int], list[Row]], str]] = {
     "my-answers": ("question-answering", runs.questions, "bert"),
     "my-entities": ("token-classification", runs.tags, "bert"),
     "my-chat": ("instruction-tuning", chats, "llama"),
+    "my-adapters": ("text-classification", runs.sets_of_classes, "bert"),
+    "my-adapted-answers": ("question-answering", runs.questions, "bert"),
 }
+ADAPTED = ("my-adapters", "my-adapted-answers")
 PROGRAM = """
 import json, sys
 import ftcluster
@@ -45,6 +48,7 @@ print(json.dumps({
         for name, one in loaded.items()
     },
     "class": loaded["my-model"]("w5 w6")[0]["label"],
+    "adapted class": loaded["my-adapters"]("w5 w6")[0]["label"],
     "entities": [one["word"] for one in loaded["my-entities"]("w5 w90")],
     "answer": loaded["my-chat"](
         [{"role": "user", "content": "w5"}], max_new_tokens=4
@@ -62,7 +66,8 @@ def train(folder: Path, name: str) -> None:
         write_chat_model(base)
     else:
         write_model(base, kind, task)
-    job = make_whole_job(folder / "runs" / name, task, data, str(base), max_steps=2)
+    options = {"lora_r": 2} if name in ADAPTED else {}
+    job = make_whole_job(folder / "runs" / name, task, data, str(base), options, max_steps=2)
     shutil.copytree(run_rank(job)[-1]["model"], folder / name)
 
 
@@ -89,7 +94,10 @@ def test_trained_models_in_the_python_of_users(tmp_path: Path) -> None:
         "my-answers": ["BertForQuestionAnswering", type(make_tokenizer()).__name__],
         "my-entities": ["TokenClassificationPipeline"],
         "my-chat": ["TextGenerationPipeline"],
+        "my-adapters": ["TextClassificationPipeline"],
+        "my-adapted-answers": ["BertForQuestionAnswering", type(make_tokenizer()).__name__],
     }
+    assert found["adapted class"] in {"a", "b", "c"}
     assert found["class"].startswith(("LABEL_", "0", "1", "2"))
     assert {*found["entities"]} <= {"w5", "w90", *SPECIAL}
     assert (found["answer"], found["width"]) == ("assistant", 32)

@@ -87,7 +87,8 @@ def test_adapters_without_their_model(tmp_path: Path) -> None:
     [
         ({}, "does not name the base model of the adapters"),
         ({"base_model_name_or_path": "/nowhere"}, "/nowhere, is no folder on "),
-        ({"use_dora": True}, "adapter_config.json has use_dora=True"),
+        ({"use_qalora": True}, "adapter_config.json has use_qalora=True"),
+        ({"use_dora": True, "target_modules": ["query"]}, "has an adapter with use_dora=False"),
         ({"r": 0}, "lacks a number r or lora_alpha"),
         ({"target_modules": "all-linear"}, "has no list target_modules"),
         ({"target_modules": ["query"]}, "have no weights classifier.bias"),

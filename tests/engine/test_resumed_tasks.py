@@ -20,7 +20,7 @@ from tests.engine.jobs import read_events, run_rank
 from tests.engine.test_run_on_ranks import KINDS, STEPS, job_of
 from tests.programs import free_ports
 
-FEW = ("without packing",)
+FEW = ("without packing", "adapters of a classifier")
 SAVED = 4  # step of the checkpoint
 NAMES = [name if name in FEW else pytest.param(name, marks=pytest.mark.more) for name in KINDS]
 Events = list[dict[str, Any]]

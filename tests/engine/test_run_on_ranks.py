@@ -122,6 +122,10 @@ KINDS = {
         "sentence-similarity", "bert", classes, {"loss": "mse"}, ("cosine", "loss"),
         ("roberta", "sentence-similarity"),
     ),
+    "adapters of a classifier": Kind(
+        "text-classification", "gpt2", classes, {"lora_r": 4, "use_dora": True},
+        ("accuracy", "f1_macro", "loss"),
+    ),
     "adapters of NF4": Kind(
         "preference-tuning", "llama", preferences,
         {"chat_template": False, "lora_r": 4, "load_in_4bit": True}, ("loss", "accuracy", "margin"),
@@ -132,7 +136,8 @@ FOUR = ("completions",)  # also on four ranks, because their numbers of target t
 
 def job_of(folder: Path, kind: Kind, name: str, **training: Any) -> Job:
     data = write_data(folder / "data", {"train": kind.rows(50, 1), "validation": kind.rows(17, 2)})
-    adapted = "lora_r" in kind.options  # then the head is not trained, so the model must have it
+    # a decoder's head is then not trained, so the model must have it
+    adapted = "lora_r" in kind.options and kind.task == "preference-tuning"
     model = write_model(folder / "model", kind.model, kind.task, head=adapted)
     recipe: dict[str, Any] = {"batch_size": BATCH}
     if kind.teacher:

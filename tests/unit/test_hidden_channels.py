@@ -24,6 +24,7 @@ OTHERS = {
     ("private_torch.py", "function"): "torch.jit.script's own protocol",
     # engine: attributes of models and tasks before and after passes, which no kernel reads
     ("adapters.py", "layer"): "a module gets its adapter, whose parameters are its own",
+    ("adapters.py", "config"): "a loaded config gets the thresholds of saved adapters",
     ("adapters.py", "model.config"): "a field of the saved config",
     ("checkpoints.py", "model"): "transformers' own switch for saving",
     ("class_head.py", "changed"): "a config of its own, to compare shapes",

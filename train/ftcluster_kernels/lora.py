@@ -1,10 +1,12 @@
 """Linear layers with low-rank adapters (LoRA, Hu et al. 2021): W x + scale * B A x.
 
+An adapter may also have the length of each row of W + scale * B A (DoRA, Liu et al. 2024).
+
 The layer and its adapter are one function with its own backward pass. The adapter's matmul adds
 directly to the layer's output, so no copy of the output is needed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,12 +36,47 @@ class Adapter:
         up: B, shape (outputs, rank); 0 at first.
         scale: factor of B A.
         dropout: dropout probability of the adapter's input.
+        magnitude: length of each row of the adapted weight (DoRA), shape (outputs,); None if the
+            lengths result from the weight and the adapter.
     """
 
     down: torch.nn.Parameter
     up: torch.nn.Parameter
     scale: float
     dropout: float = 0.0
+    magnitude: torch.nn.Parameter | None = None
+
+
+def row_lengths(
+    weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Return the length of each row of weight + scale * up @ down, in fp32 and without a gradient.
+
+    The sum of both matrices is not computed, because it would need as much memory as the weight.
+
+    Args:
+        weight: shape (outputs, inputs), in any dtype or in NF4.
+        down, up: shapes (rank, inputs) and (outputs, rank).
+    """
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        weight, down, up = dense(weight), down.float(), up.float()
+        squares = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32).square()
+        shared = (up * (weight @ down.to(weight.dtype).T).float()).sum(1)
+        added = (up @ (down @ down.T) * up).sum(1)
+        squares += 2 * scale * shared + scale**2 * added
+        # a row of zeros has the length 0, and stays 0 when it is divided by any number
+        return squares.clamp_min(torch.finfo(torch.float32).tiny).sqrt()
+
+
+def row_factors(weight: torch.Tensor, adapter: Adapter) -> torch.Tensor:
+    """Return the factor that gives each row of the adapted weight its length (DoRA), in fp32.
+
+    Gradients go to the magnitude only: the length of the rows counts as a constant, as in peft
+    (section 4.3 of the paper).
+    """
+    assert adapter.magnitude is not None
+    lengths = row_lengths(weight, adapter.down, adapter.up, adapter.scale)
+    return adapter.magnitude.float() / lengths
 
 
 def linear_with_adapter(
@@ -55,6 +92,8 @@ def linear_with_adapter(
         sums: sums that get the gradients of the adapter's A and B; None means that autograd gets
             the gradient. Autograd also gets it if A or B has another dtype than the weight.
     """
+    if adapter.magnitude is not None:
+        return _with_lengths(input, weight, bias, adapter, sums)
     # before and after a training the adapter is in fp32
     dtype = dtype_of(weight)
     factors = adapter.down, adapter.up
@@ -71,6 +110,31 @@ def linear_with_adapter(
             input, weight, bias, down, up, adapter.scale, sums
         )
     return output
+
+
+def _with_lengths(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    adapter: Adapter,
+    sums: Sums,
+) -> torch.Tensor:
+    """Compute the linear layer with an adapter that has a magnitude.
+
+    As in peft, dropout is applied to the input of the whole change of the weight.
+    """
+    dtype = dtype_of(weight)
+    input = input.to(dtype)
+    plain = replace(adapter, magnitude=None, dropout=0.0)
+    dropped = adapter.dropout if torch.is_grad_enabled() else 0.0
+    with torch.autocast("cpu", enabled=False):
+        factors = row_factors(weight, adapter)
+        changed = functional.dropout(input, dropped) if dropped else input
+        output = linear_with_adapter(changed, weight, None, plain, sums).float() * factors
+        if dropped:
+            matmul = linear_in_nf4 if type(weight) is Nf4Weight else functional.linear
+            output = output + (matmul(input, weight, None) - matmul(changed, weight, None))
+        return (output if bias is None else output + bias).to(dtype)
 
 
 class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]

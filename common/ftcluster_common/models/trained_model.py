@@ -30,18 +30,25 @@ def pipeline_of(task: str, options: Mapping[str, Any]) -> str:
     return TASKS[task].pipeline_of(options) if task in TASKS else task
 
 
-def trained_document(recipe: Recipe, columns: Mapping[str, Any]) -> dict[str, Any]:
+def trained_document(
+    recipe: Recipe, columns: Mapping[str, Any], head: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the content of ftcluster.json: recipe, task, and the fields that later uses need.
 
     Args:
         recipe: recipe of the training, or a recipe for further uses of the model.
         columns: the column fields of the task, also of columns with usual names that it found.
+        head: names of the classes, and configuration fields, of a classifier that is saved as
+            adapters: `classes`, `problem_type`, `label_thresholds`. A whole model has them in its
+            config.json.
     """
     options = {**asdict(recipe.options), **columns}
     kept = {
         name: value for name, value in options.items() if name not in recipe.spec.training_fields
     }
     document = {"recipe": recipe.name, "task": recipe.task, "options": kept}
+    if head:
+        document["head"] = dict(head)
     return stamped(TRAINED, document)
 
 
@@ -80,4 +87,24 @@ def read_trained(folder: Path) -> dict[str, Any]:
         return {}
     if not (isinstance(recipe, str) and isinstance(task, str) and isinstance(values, dict)):
         return {}
-    return {"recipe": recipe, "task": task, "options": values}
+    trained = {"recipe": recipe, "task": task, "options": values}
+    if head := _head(document.get("head")):
+        trained["head"] = head
+    return trained
+
+
+def _head(head: Any) -> dict[str, Any]:
+    """Return the valid fields of a classifier's head; anybody may have written the file."""
+    if not isinstance(head, dict):
+        return {}
+    classes, kind, limits = (
+        head.get(name) for name in ("classes", "problem_type", "label_thresholds")
+    )
+    valid: dict[str, Any] = {}
+    if isinstance(classes, list) and all(isinstance(name, str) for name in classes):
+        valid["classes"] = classes
+    if isinstance(kind, str):
+        valid["problem_type"] = kind
+    if isinstance(limits, dict) and all(isinstance(at, int | float) for at in limits.values()):
+        valid["label_thresholds"] = limits
+    return valid

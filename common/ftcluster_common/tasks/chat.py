@@ -261,7 +261,6 @@ class InstructionTuningSpec(DecoderTuningSpec[InstructionTuning]):
             )
         if options.messages_column and not options.chat_template:
             yield "messages_column", "messages need a chat template: chat_template: true"
-        yield from super().contradictions(options)
 
 
 class PreferenceTuningSpec(DecoderTuningSpec[PreferenceTuning]):

@@ -35,7 +35,7 @@ from ftcluster_common.data.data_files import (
 from ftcluster_common.data.numbers import as_number, why_no_number
 from ftcluster_common.data.row_checks import CheckRow, check_columns, is_class
 from ftcluster_common.limits import limited
-from ftcluster_common.tasks.spec import Contradiction, Options, TaskSpec
+from ftcluster_common.tasks.spec import Adapters, Contradiction, TaskSpec
 
 GlueTask = Literal["cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli"]
 Metric = Literal[
@@ -46,7 +46,7 @@ CLASS_METRICS = ("accuracy", "f1", "f1_macro", "f1_micro")
 
 
 @dataclass(frozen=True)
-class TextClassification(Options):
+class TextClassification(Adapters):
     """Predicts a class of one or two texts, or several classes, or with `regression` a number.
 
     Attributes:
@@ -276,6 +276,7 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
     recipe = "classify"
     exported_as = "SequenceClassification"
     compared_rows = "classes"
+    adapter_type = "SEQ_CLS"
     model_recipes = {"ForSequenceClassification": ("classify", "glue")}
     sets_fields = dict.fromkeys(("glue_task", "task_name"), tuple(vars(GLUE["cola"])))
     training_fields = (

@@ -10,11 +10,11 @@ from ftcluster_common.data.data_files import Row, short
 from ftcluster_common.data.row_checks import CheckRow, check_columns
 from ftcluster_common.limits import limited
 from ftcluster_common.tasks.classify import TextClassification, classification_columns
-from ftcluster_common.tasks.spec import Options, TaskSpec
+from ftcluster_common.tasks.spec import Adapters, TaskSpec
 
 
 @dataclass(frozen=True)
-class TextDistillation(Options):
+class TextDistillation(Adapters):
     """Trains a classifier on the outputs of a larger classifier, its teacher (Hinton et al. 2015).
 
     Attributes:
@@ -66,6 +66,7 @@ class TextDistillationSpec(TaskSpec[TextDistillation]):
     recipe = "distill"
     exported_as = "SequenceClassification"
     compared_rows = "classes"
+    adapter_type = "SEQ_CLS"
     pipeline = "text-classification"
     scaled_by = {"temperature": ("loss",), "alpha": ("loss",), "teacher": ("loss", "agreement")}
     student = ("classifier", "classify")

@@ -288,7 +288,6 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
     def contradictions(self, options: SentenceSimilarity) -> Iterator[Contradiction]:
         """Yield errors for fields that contradict the loss, and for wrong widths or ranges."""
         yield from _of_embeddings(options)
-        yield from super().contradictions(options)
 
     def with_rows(self, options: SentenceSimilarity, rows: Iterable[Row]) -> SentenceSimilarity:
         """Return the options with the loss that fits the labels."""

@@ -10,13 +10,13 @@ from ftcluster_common.data.columns import TEXTS, named_column
 from ftcluster_common.data.data_files import TABLES, TEXT, DataError, found_columns
 from ftcluster_common.data.row_checks import CheckRow, check_columns
 from ftcluster_common.limits import limited
-from ftcluster_common.tasks.spec import Contradiction, Options, TaskSpec
+from ftcluster_common.tasks.spec import Adapters, Contradiction, TaskSpec
 
 PREDICTS_NOTHING = "a language model predicts nothing for a row"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageModel(Options):
+class LanguageModel(Adapters):
     """Fields of the tasks that train on plain texts.
 
     Attributes:
@@ -159,6 +159,7 @@ class MaskedLmSpec(LanguageModelSpec[MaskedLm]):
     fields = MaskedLm
     recipe = "mlm"
     exported_as = "MaskedLM"
+    adapter_type = ""
     model_recipes = {"ForMaskedLM": ("mlm",)}
     pipeline = "fill-mask"
     scaled_by = dict.fromkeys(("mlm_probability", "whole_word_mask"), ("loss", "perplexity"))

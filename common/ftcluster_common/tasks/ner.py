@@ -12,7 +12,7 @@ from ftcluster_common.data.data_files import CONLL, DataError, Row, found_column
 from ftcluster_common.data.row_checks import CheckRow
 from ftcluster_common.data.tagged_words import OUTSIDE, TagCheck, TaggedColumns, parts, read_tagged
 from ftcluster_common.limits import limited
-from ftcluster_common.tasks.spec import SPECIAL_TOKENS, Contradiction, Options, TaskSpec
+from ftcluster_common.tasks.spec import SPECIAL_TOKENS, Adapters, Contradiction, TaskSpec
 
 # f1_macro and f1_weighted are for plain tags, such as parts of speech
 ENTITY_METRICS = ("precision", "recall", "f1", "accuracy", "f1_macro", "f1_weighted", "loss")
@@ -21,7 +21,7 @@ TAGS = ("ner_tags", "tags", "labels", "ner", "tag")
 
 
 @dataclass(frozen=True)
-class TokenClassification(Options):
+class TokenClassification(Adapters):
     """Predicts the tag of each word: the entities of a text (NER), or parts of speech.
 
     A row has words with their tags, or a text with its entities as spans.
@@ -108,6 +108,7 @@ class TokenClassificationSpec(TaskSpec[TokenClassification]):
     fields = TokenClassification
     recipe = "ner"
     exported_as = "TokenClassification"
+    adapter_type = "TOKEN_CLS"
     model_recipes = {"ForTokenClassification": ("ner",)}
     file_kinds = (CONLL,)
 

@@ -10,7 +10,7 @@ from ftcluster_common.data.data_files import DataError, found_columns
 from ftcluster_common.data.row_checks import CheckRow, check_by_reading
 from ftcluster_common.data.source_target import SourceTarget, language_code, source_and_target
 from ftcluster_common.limits import limited
-from ftcluster_common.tasks.spec import Contradiction, Options, TaskSpec
+from ftcluster_common.tasks.spec import Adapters, Contradiction, TaskSpec
 
 WRITING_METRICS = ("rouge1", "rouge2", "rougeL", "chrf", "bleu", "gen_len")
 TRANSLATION = "translation"
@@ -23,7 +23,7 @@ KNOWN = (
 
 
 @dataclass(frozen=True)
-class Seq2SeqLm(Options):
+class Seq2SeqLm(Adapters):
     """Trains an encoder-decoder that reads a text and writes another, such as a summary.
 
     The fields have the names of transformers' examples run_summarization and run_translation.
@@ -125,6 +125,7 @@ class Seq2SeqLmSpec(TaskSpec[Seq2SeqLm]):
     fields = Seq2SeqLm
     recipe = "seq2seq"
     auto_class = "AutoModelForSeq2SeqLM"
+    adapter_type = "SEQ_2_SEQ_LM"
     model_recipes = {"ForConditionalGeneration": ("seq2seq",)}
     pipeline = "summarization"
     model_kind = "encoder-decoder"

@@ -4,6 +4,7 @@ A task is an object of a subclass of `TaskSpec`, see `registry`. Its methods get
 recipe has for the task's fields. Standard library only.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -20,8 +21,11 @@ Contradiction = tuple[str, str]  # the field to change, and the problem of its v
 RETRIEVAL_METRICS = ("ndcg_at_10", "mrr_at_10", "accuracy_at_1")
 SPECIAL_TOKENS = 4  # <s> question </s></s> context </s>: no tokenizer that we know of adds more
 OF_ADAPTERS = (
-    "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "merge_adapters",
+    "lora_alpha", "lora_dropout", "lora_target_modules", "use_rslora", "use_dora", "load_in_4bit",
+    "merge_adapters",
 )  # fmt: skip
+WITH_HEAD = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")  # peft's tasks whose models have a head
+ALL_LINEAR = "all-linear"  # peft's name for all linear layers except the output layer
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,10 @@ class Adapters(Options):
         lora_alpha: scale of the adapters; their output is multiplied by lora_alpha / lora_r.
             Default: 2 * lora_r.
         lora_dropout: dropout probability of the adapters' input.
-        lora_target_modules: names of the linear layers that get adapters. Default: all but the
-            model's last one.
+        lora_target_modules: names of the linear layers that get adapters. Default, also as
+            `all-linear`: all but the model's last one.
+        use_rslora: True to divide lora_alpha by the square root of lora_r (rsLoRA).
+        use_dora: True to train the length of each row of the adapted weights too (DoRA).
         merge_adapters: True to save the whole model with the adapters added to its weights, False
             for the adapters alone.
     """
@@ -53,12 +59,48 @@ class Adapters(Options):
     lora_alpha: float | None = limited(None, above=0)
     lora_dropout: float = limited(0.0, at_least=0, below=1)
     lora_target_modules: tuple[str, ...] = ()
+    use_rslora: bool = False
+    use_dora: bool = False
     merge_adapters: bool = False
 
     @property
-    def alpha(self) -> float:
+    def adapter_alpha(self) -> float:
         """The value of lora_alpha, or its default 2 * lora_r."""
         return 2 * (self.lora_r or 0) if self.lora_alpha is None else self.lora_alpha
+
+    @property
+    def adapter_targets(self) -> tuple[str, ...]:
+        """The layers that lora_target_modules names; empty for all of them."""
+        return tuple(name for name in self.lora_target_modules if name != ALL_LINEAR)
+
+    @property
+    def adapter_scale(self) -> float:
+        """The factor of the adapters' output."""
+        assert self.lora_r is not None
+        return scale_of_adapters(self.adapter_alpha, self.lora_r, self.use_rslora)
+
+
+def scale_of_adapters(alpha: float, rank: int, use_rslora: bool) -> float:
+    """Return the factor of an adapter's output, as in peft.
+
+    >>> scale_of_adapters(32, 16, False), scale_of_adapters(32, 16, True)
+    (2.0, 8.0)
+    """
+    return alpha / (math.sqrt(rank) if use_rslora else rank)
+
+
+def adapter_contradictions(options: Options) -> Iterator[Contradiction]:
+    """Yield an error for each field of adapters that contradicts other fields."""
+    if not isinstance(options, Adapters):
+        return
+    targets = options.lora_target_modules
+    if ALL_LINEAR in targets and len(targets) > 1:
+        yield "lora_target_modules", f"{ALL_LINEAR} includes all other layers; name it alone"
+    if options.lora_r is None:
+        plain = {field.name: field.default for field in fields(options)}
+        for name in OF_ADAPTERS:
+            if name in plain and getattr(options, name) != plain[name]:
+                yield name, f"{name} is for adapters, whose rank is lora_r: 16"
 
 
 Fields = TypeVar("Fields", bound=Options)
@@ -92,7 +134,7 @@ class TaskSpec(ABC, Generic[Fields]):
         auto_class: class of transformers that loads the model if no pipeline does.
         training_fields: fields that do not change how the trained model reads a row.
         base_settings: fields in the configuration of an adapter's base model.
-        adapter_type: peft's name of the task.
+        adapter_type: peft's name of the task; "" if peft has none.
     """
 
     name: str
@@ -177,13 +219,11 @@ class TaskSpec(ABC, Generic[Fields]):
         return tuple(name for name in self.metric_names(options) if name not in others)
 
     def contradictions(self, options: Fields) -> Iterator[Contradiction]:
-        """Yield an error for each field whose value contradicts other fields."""
-        if not isinstance(options, Adapters) or options.lora_r is not None:
-            return
-        plain = {field.name: field.default for field in fields(options)}
-        for name in OF_ADAPTERS:
-            if name in plain and getattr(options, name) != plain[name]:
-                yield name, f"{name} is for adapters, whose rank is lora_r: 16"
+        """Yield an error for each field whose value contradicts other fields.
+
+        `adapter_contradictions` has the errors of the fields of adapters.
+        """
+        return iter(())
 
     def tokenizer_contradictions(
         self,
@@ -306,6 +346,16 @@ class TaskSpec(ABC, Generic[Fields]):
     def can_train_adapters(self) -> bool:
         """Return True if the task has the fields of low-rank adapters."""
         return issubclass(self.fields, Adapters)
+
+    @property
+    def has_trained_head(self) -> bool:
+        """Return True if a head, which may be new, is trained in full beside adapters."""
+        return self.adapter_type in WITH_HEAD
+
+    @property
+    def can_load_in_4bit(self) -> bool:
+        """Return True if the task has the field that stores frozen weights in NF4."""
+        return any(field.name == "load_in_4bit" for field in fields(self.fields))
 
     def adapters(self, options: Fields) -> Adapters | None:
         """Return the settings of low-rank adapters, or None."""

@@ -19,7 +19,7 @@ from ftcluster_common.data.columns import named_column
 from ftcluster_common.data.row_checks import CheckRow, check_by_reading, check_columns
 from ftcluster_common.data.rows import DataError, Row
 from ftcluster_common.limits import limited
-from ftcluster_common.tasks.spec import SPECIAL_TOKENS, Contradiction, Options, TaskSpec
+from ftcluster_common.tasks.spec import SPECIAL_TOKENS, Adapters, Contradiction, TaskSpec
 
 SKIPPED = {
     "repeated": "skipped, because the context has the answer several times",
@@ -28,7 +28,7 @@ SKIPPED = {
 
 
 @dataclass(frozen=True)
-class QuestionAnswering(Options):
+class QuestionAnswering(Adapters):
     """Finds the answer to a question as a span of a context, as in SQuAD.
 
     Attributes:
@@ -122,6 +122,7 @@ class QuestionAnsweringSpec(TaskSpec[QuestionAnswering]):
     fields = QuestionAnswering
     recipe = "squad"
     exported_as = "QuestionAnswering"
+    adapter_type = "QUESTION_ANS"
     reads_pairs = True
     auto_class = "AutoModelForQuestionAnswering"
     model_recipes = {"ForQuestionAnswering": ("squad",)}

@@ -49,6 +49,9 @@ class StepWorkload:
         merged: True if adapters are merged into the weights at the end of the training.
         evaluated: number of tokens that a rank evaluates at once; 0 without evaluation.
         targets: maximum number of target tokens of an encoder-decoder model; 0 for other models.
+        dora: True if adapters have magnitudes (DoRA).
+        trains_head: True if all weights of a classifier's head are trained beside adapters.
+        can_load_in_4bit: True if the task can store frozen weights in NF4.
     """
 
     samples: int | None = None
@@ -69,6 +72,9 @@ class StepWorkload:
     merged: bool = False
     evaluated: int = 0
     targets: int = 0
+    dora: bool = False
+    trains_head: bool = False
+    can_load_in_4bit: bool = False
 
     @classmethod
     def of(
@@ -100,6 +106,9 @@ class StepWorkload:
             merged=recipe.adapters is not None and recipe.adapters.merge_adapters,
             evaluated=min(EVAL_TOKENS, most * tokens if most else EVAL_TOKENS) * evaluates,
             targets=spec.target_length(recipe.options),
+            dora=recipe.adapters is not None and recipe.adapters.use_dora,
+            trains_head=spec.has_trained_head,
+            can_load_in_4bit=spec.can_load_in_4bit,
         )
 
     def total(self, world: int) -> int | None:
@@ -132,7 +141,7 @@ class StepWorkload:
             self.model, self.precision, texts, self.tokens, self.predicts_tokens, self.ipex,
             world if self.sharded else None, self.local and world > 1,
             self.adapter_rank, self.checkpointing, self.in_4bit, self.merged, self.evaluated,
-            self.targets, self.logits_share,
+            self.targets, self.logits_share, self.dora, self.trains_head,
         )  # fmt: skip
 
     def sent_at_once(self, bucket_mib: int | None) -> int:
@@ -144,8 +153,9 @@ class StepWorkload:
         most = bucket_mib << 20 if bucket_mib else BUCKET
         if self.model is None:
             return most
-        rank = self.adapter_rank
-        trained = self.model.parameters if rank is None else adapter_parameters(self.model, rank)
+        trained = self.model.parameters
+        if self.adapter_rank is not None:
+            trained = adapter_parameters(self.model, self.adapter_rank, self.trains_head)
         return min(most, FP32 * trained)
 
     def fits(self, host: HostFacts, ranks: int, world: int) -> bool:
@@ -199,7 +209,7 @@ class StepWorkload:
         better = ["more hosts"] * shared + ["hosts with more memory"]
         if world > 1 and not (self.sharded or whole or self.local):
             better.insert(0, "a sharded optimizer (training.shard_optimizer=true)")
-        if self.adapter_rank is not None and self.predicts_tokens and not self.in_4bit:
+        if self.adapter_rank is not None and self.can_load_in_4bit and not self.in_4bit:
             better.insert(0, "weights in NF4 (load_in_4bit=true)")
         advice += ["shorter samples", *better]
         if any(needed.states + needed.runtime > USABLE * host.memory_bytes for host in full):

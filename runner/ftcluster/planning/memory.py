@@ -16,6 +16,10 @@ TRAINED_BYTES = {"bf16": BYTES_A_PARAMETER + BF16_COPY, "fp32": BYTES_A_PARAMETE
 # adapter parameters per layer, feature and adapter rank: 4 * 2 + 3 * (1 + 5). A layer has 4 square
 # matrices of its width, and 3 matrices with one dimension that is INNER times its width
 ADAPTED_WIDTHS = 26
+ADAPTED_ATTENTION = 8  # widths of the second attention of a decoder layer: 4 square matrices
+# bytes per token, layer and feature of DoRA: the output in fp32 of each adapted matrix, before it
+# gets its length. A layer has up to 10 outputs per feature
+DORA = 10 * FP32
 # bytes of a weight in NF4: 4 bits, one byte per 64 weights, and an fp32 value per 256 such bytes
 NF4 = 0.5 + 1 / 64 + FP32 / (64 * 256)
 INNER = 5  # the largest matrix of a model has at most INNER * features^2 weights
@@ -120,6 +124,8 @@ def need(
     evaluated: int = 0,
     targets: int = 0,
     logits_share: float = 1.0,
+    dora: bool = False,
+    trains_head: bool = False,
 ) -> Need:
     """Return the memory that a rank needs for training steps, evaluations and saving.
 
@@ -137,17 +143,20 @@ def need(
         evaluated: number of tokens that a rank evaluates at once; 0 without evaluation.
         targets: maximum number of target tokens of an encoder-decoder model; 0 for other models.
         logits_share: fraction of tokens that have logits, which may be the target tokens only.
+        dora: True if adapters have magnitudes (DoRA).
+        trains_head: True if all weights of a classifier's head are trained beside adapters.
     """
     costs = (WITH_IPEX if ipex else OURS)[precision]
     attended = tokens if ipex else min(tokens, ATTENTION_TOKENS)
-    a_layer = size.features * costs.activations + size.heads * attended * costs.attention
+    a_feature = costs.activations + (DORA if dora else 0)
+    a_layer = size.features * a_feature + size.heads * attended * costs.attention
     kept = size.layers * a_layer
     if checkpointing:
         kept = min(kept, size.layers * size.features * FP32 + a_layer)
     activations = samples * tokens * kept
     if targets:  # each decoder layer attends to the targets and to the sources
         pairs = size.heads * (min(targets, attended) + attended) * costs.attention
-        of_decoder = size.features * costs.activations * OF_A_DECODER_LAYER + pairs
+        of_decoder = size.features * a_feature * OF_A_DECODER_LAYER + pairs
         layers = 1 if checkpointing else size.decoder_layers or size.layers
         activations += int(samples * targets * layers * of_decoder)
     if predicts_tokens:
@@ -161,7 +170,7 @@ def need(
         at_once = min(int(evaluated * logits_share) * size.vocabulary, LOGITS)
         evaluating += at_once * each
     if adapter_rank is not None:
-        trained = adapter_parameters(size, adapter_rank)
+        trained = adapter_parameters(size, adapter_rank, trains_head)
         frozen, saving = size.parameters * each, 0
         if in_4bit:
             layer = INNER * size.features**2
@@ -184,14 +193,16 @@ def need(
     return Need(states + buffers, activations, costs.runtime, FP32 * size.parameters, evaluating)
 
 
-def adapter_parameters(size: ModelSize, rank: int) -> int:
-    """Return an upper bound of the number of parameters of low-rank adapters.
+def adapter_parameters(size: ModelSize, rank: int, trains_head: bool = False) -> int:
+    """Return an upper bound of the number of parameters that are trained with low-rank adapters.
 
     All linear layers have adapters. The bound assumes seven matrices in a layer, and an inner width
     of five times the layer's width. For rank 16 and Llama 3 with 8 billion parameters, the bound is
-    55 million, and the actual number is 42 million.
+    55 million, and the actual number is 42 million. A classifier's head has a square matrix.
     """
-    return size.layers * size.features * ADAPTED_WIDTHS * rank
+    of_decoder = size.decoder_layers * (ADAPTED_WIDTHS + ADAPTED_ATTENTION)
+    widths = size.layers * ADAPTED_WIDTHS + of_decoder
+    return widths * size.features * rank + (size.features**2 if trains_head else 0)
 
 
 def sharded_bytes(precision: str, shards: int) -> float:

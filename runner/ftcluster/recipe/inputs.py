@@ -261,7 +261,8 @@ def check_model_folder(folder: Path, recipe: Recipe, purpose: Purpose = "train")
         method = quantized.get("quant_method") if isinstance(quantized, dict) else "?"
         raise InputError(
             f"the weights in {folder} are already quantized ({method})",
-            "use the model before its quantization; to train adapters in 4 bit: load_in_4bit=true",
+            "use the model before its quantization"
+            + "; to train adapters in 4 bit: load_in_4bit=true" * recipe.spec.can_load_in_4bit,
         )
     kind = config.get("model_type")
     decodes = {**config, **recipe.config_overrides}.get("is_decoder")

@@ -37,7 +37,7 @@ ACTIVATION = re.compile(r"torch\.nn\.(modules\.\w+\.)?(Identity|ReLU|Sigmoid|Sof
 OF_ADAPTERS = (
     "base_model_name_or_path", "revision", "bias", "fan_in_fan_out", "inference_mode", "lora_alpha",
     "lora_dropout", "modules_to_save", "r", "target_modules", "task_type", "use_rslora",
-    "peft_version", "qalora_group_size",
+    "use_dora", "peft_version", "qalora_group_size",
 )  # fmt: skip
 PEFT_DEFAULTS = {"init_lora_weights": True, "megatron_core": "megatron.core", "peft_type": "LORA"}
 IMPLEMENTATION = "_implementation"  # suffix of settings that may name a kernel of the Hub

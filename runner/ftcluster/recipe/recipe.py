@@ -26,7 +26,7 @@ from ftcluster_common.models.model_package import PACKAGE, read_model_package
 from ftcluster_common.protocol.job import recipe_of
 from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe, Training
 from ftcluster_common.tasks.registry import DEFAULT_TASK, TASKS, AnyTask, task_names
-from ftcluster_common.tasks.spec import Contradiction
+from ftcluster_common.tasks.spec import Contradiction, adapter_contradictions
 
 # name of the recipe for arbitrary data, by task
 RECIPES = {name: spec.recipe for name, spec in TASKS.items() if spec.recipe}
@@ -520,6 +520,7 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
             yield "lora_r", "adapters of random weights learn nothing: train all weights"
         if recipe.training.shard_optimizer is True:
             yield "training.shard_optimizer", "adapters are too small for it; remove it"
+    yield from adapter_contradictions(options)
     yield from recipe.spec.contradictions(options)
 
 

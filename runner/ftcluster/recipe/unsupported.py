@@ -63,9 +63,12 @@ NAMES_BY_REASON: Mapping[str, str] = {
         "remove_unused_columns label_names length_column_name"
     ),
     # scripts with PEFT, with callbacks or with other tasks
-    "set lora_r, as in ftcluster train sft lora_r=16 (for sft, dpo, embed and rerank); for other "
-    "tasks write a script with peft: ftcluster run --requirements FILE -- SCRIPT": (
+    "set lora_r, as in ftcluster train classify lora_r=16; every task can train adapters": (
         "use_peft peft lora use_lora"
+    ),
+    "a classifier's head is trained with the adapters and saved in peft's modules_to_save, and "
+    "adapters need no task type; remove it": (
+        "lora_modules_to_save modules_to_save lora_task_type"
     ),
     "frozen weights are in bf16, or in NF4 as in QLoRA: lora_r=16 load_in_4bit=true; for other "
     "formats write a script: ftcluster run --requirements FILE -- SCRIPT": (

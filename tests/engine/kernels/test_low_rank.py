@@ -127,3 +127,30 @@ def test_a_bias_that_is_not_contiguous(bias: torch.Tensor) -> None:
     factors = [torch.nn.Parameter(torch.zeros(n).to(BF16)) for n in ((8, 128), (160, 8))]
     found = linear_with_adapter(x, weight, bias, Adapter(*factors, 2))
     assert torch.equal(found, bias.expand(600, 160))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (BF16, 0.02)])
+def test_rows_with_a_length_of_their_own(dtype: torch.dtype, tolerance: float) -> None:
+    """Output and gradients are the formula of DoRA in fp64; a row of zeros stays finite."""
+    draw = torch.Generator().manual_seed(3)
+    shapes = ((2, 30, 24), (16, 24), (4, 24), (16, 4), (16,), (16,), (2, 30, 16))
+    x, weight, down, up, magnitude, bias, upstream = (
+        torch.randn(shape, generator=draw).to(dtype) for shape in shapes
+    )
+    magnitude = magnitude.float().abs()
+    weight[5], up[5], magnitude[5] = 0, 0, 0
+    trained = [torch.nn.Parameter(one) for one in (x, down, up, magnitude)]
+    adapter = Adapter(trained[1], trained[2], 0.5, magnitude=trained[3])
+    found = linear_with_adapter(trained[0], weight, bias, adapter)
+    gradients = torch.autograd.grad(found, trained, upstream)
+    assert [one.dtype for one in (found, *gradients)] == [dtype] * 4 + [torch.float32]
+
+    exact = [one.detach().double().requires_grad_() for one in (x, down, up, magnitude)]
+    x, down, up, magnitude = exact
+    merged = weight.double() + 0.5 * up @ down
+    lengths = merged.norm(dim=1).detach()
+    lengths[5] = 1
+    expected = (magnitude / lengths) * (x @ merged.mT) + bias.double()
+    wanted = torch.autograd.grad(expected, exact, upstream.double())
+    for one, other in zip((found, *gradients), (expected, *wanted), strict=True):
+        assert (one.double() - other).norm() <= tolerance * other.norm()

@@ -113,6 +113,26 @@ def test_of_adapters_only_these_are_trained() -> None:
     )
 
 
+def test_what_is_trained_beside_adapters_is_counted() -> None:
+    """The parameters of peft's models with rank 16 and all linear layers, per trained value."""
+    bert = ModelSize(108 * 10**6, 12, 768, 12, 30_522)
+    t5 = ModelSize(223 * 10**6, 12, 768, 12, 32_128, decoder_layers=12)
+    for name, size, trained in (("classify", bert, 2_680_322), ("seq2seq", t5, 6_782_976)):
+        recipe = load_recipe(name, ["lora_r=16", "batch_size=1"])
+        found = StepWorkload.of(recipe, "bf16", size, ipex=False).need(1)
+        assert found
+        assert 2 * size.parameters + 18 * trained <= found.states
+        assert found.states <= 2 * size.parameters + 18 * 2 * trained
+        plain, dora = (
+            StepWorkload.of(load_recipe(name, ["lora_r=16", *more]), "bf16", size, False).need(1)
+            for more in ((), ("use_dora=true",))
+        )
+        assert plain
+        assert dora
+        assert dora.activations > 1.4 * plain.activations
+        assert dora.states == plain.states
+
+
 def test_weights_in_nf4_take_a_quarter() -> None:
     """All weights except embeddings; in addition, the values of one layer must fit."""
     embeddings = 2 * 4096 * 128_256

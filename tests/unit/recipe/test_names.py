@@ -63,7 +63,7 @@ def test_what_ftcluster_does_anyway_changes_nothing() -> None:
 
 def test_what_is_not_understood_is_answered(said: Said) -> None:
     wrong = ("fp16=true", "output_dir=out", "bf16=maybe", "validation_file=b.csv", "training.lr=1",
-             "epochs=3", "label=team", "lora_r=8", "early_stopping_patience=2",
+             "epochs=3", "label=team", "packing=true", "early_stopping_patience=2",
              "training.bogus=1", "training.batch_size=8", "glue_task=imdb")  # fmt: skip
     with pytest.raises(RecipeError) as caught:
         recipe_of(*wrong)

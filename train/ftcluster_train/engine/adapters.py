@@ -1,39 +1,48 @@
-"""Low-rank adapters of a model (LoRA): adding, saving in peft's format, and merging."""
+"""Low-rank adapters of a model (LoRA): adding, saving in peft's format, and merging.
+
+GPT-2's layers, transformers' Conv1D, are linear layers with a transposed weight.
+"""
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers.pytorch_utils import Conv1D
 
 from ftcluster_common.given_files import read_json
+from ftcluster_common.models.trained_model import read_trained
 from ftcluster_common.recipe import Recipe, split_revision
 from ftcluster_common.tasks.registry import spec_of
-from ftcluster_common.tasks.spec import Adapters
-from ftcluster_kernels.lora import Adapter
+from ftcluster_common.tasks.spec import Adapters, scale_of_adapters
+from ftcluster_kernels.lora import Adapter, row_factors, row_lengths
 from ftcluster_kernels.nf4 import Nf4Weight, dense
-from ftcluster_train.engine.models import new_weights
+from ftcluster_train.engine.models import load_config, new_weights
 from ftcluster_train.errors import TrainError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # peft's file names
-PREFIX, PARTS = "base_model.model.", ("lora_A", "lora_B")
+PREFIX, PARTS, MAGNITUDE = "base_model.model.", ("lora_A", "lora_B"), "lora_magnitude_vector"
 SHOWN = 12  # maximum number of problems that an error message lists
-# fields of peft's configuration, with their values for plain LoRA
+# fields of peft's configuration that must have these values
 PLAIN = {
-    "peft_type": "LORA", "bias": "none", "fan_in_fan_out": False, "use_rslora": False,
-    "use_dora": False, "use_qalora": False, "lora_bias": False, "rank_pattern": {},
-    "alpha_pattern": {}, "layers_to_transform": None, "target_parameters": None,
-    "trainable_token_indices": None, "alora_invocation_tokens": None,
+    "peft_type": "LORA", "bias": "none", "use_qalora": False, "lora_bias": False,
+    "rank_pattern": {}, "alpha_pattern": {}, "layers_to_transform": None,
+    "target_parameters": None, "trainable_token_indices": None, "alora_invocation_tokens": None,
 }  # fmt: skip
+Layer: TypeAlias = nn.Linear | Conv1D
+THRESHOLDS = "label_thresholds"  # configuration field with the threshold of each class by name
+OF_HEAD = ("problem_type", THRESHOLDS)  # a classifier's configuration besides its classes
 MERGE = "merge them with peft: merge_and_unload()"
 
 
@@ -55,12 +64,40 @@ def check_whole(folder: str) -> None:
         )
 
 
-def settings_of_base(recipe: Recipe) -> dict[str, Any]:
-    """Return the configuration fields for loading a base model.
+def trained_config(
+    recipe: Recipe, model: str, tokenizer: PreTrainedTokenizerBase, adapters: str
+) -> PretrainedConfig:
+    """Return the configuration of a trained model; with adapters, of their base with their classes.
 
-    The head of the base model may have another number of outputs than the trained model.
+    Args:
+        model: folder of the model, or of the base model of adapters.
+        adapters: folder of the adapters, or "".
+
+    Raises:
+        TrainError: the configuration cannot be loaded.
     """
-    return dict(recipe.spec.base_settings)
+    if not adapters:
+        return load_config(recipe, model, tokenizer)
+    head = read_trained(Path(adapters)).get("head", {})
+    settings = dict(recipe.spec.base_settings)
+    if classes := head.get("classes"):
+        settings["id2label"] = dict(enumerate(classes))
+        settings["label2id"] = {name: number for number, name in enumerate(classes)}
+        settings |= {"problem_type": head.get("problem_type")}
+    config = load_config(recipe, model, tokenizer, **settings)
+    if limits := head.get(THRESHOLDS):
+        setattr(config, THRESHOLDS, limits)  # from_pretrained ignores fields that it does not know
+    return config
+
+
+def head_fields(model: "PreTrainedModel") -> dict[str, Any]:
+    """Return the classes of a model with adapters for `trained_config`; {} without a head."""
+    config = model.config
+    if not adapted_layers(model) or not whole_modules(model):
+        return {}
+    classes = [str(config.id2label.get(n, f"LABEL_{n}")) for n in range(config.num_labels)]
+    others = {name: getattr(config, name, None) for name in OF_HEAD}
+    return {"classes": classes, **{name: value for name, value in others.items() if value}}
 
 
 def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
@@ -75,15 +112,11 @@ def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
         options: adapter settings. By default all linear layers except the last layer get adapters.
 
     Raises:
-        TrainError: the model lacks layers of `lora_target_modules`, or some weights would stay
+        TrainError: layers of `lora_target_modules` take no adapters, or some weights would stay
             random.
     """
     assert options.lora_r is not None
-    linear = {
-        name: layer
-        for name, layer in linear_layers(model).items()
-        if layer.weight.requires_grad or isinstance(layer.weight, Nf4Weight)
-    }
+    layers = layers_to_adapt(model, options)
     whole = whole_modules(model)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     new = sorted(name for name in trained & new_weights(model) if not _is_within(name, whole))
@@ -98,30 +131,105 @@ def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
         for parameter in module.parameters():
             parameter.data = parameter.data.float()
             parameter.requires_grad_()
-    linear = {name: layer for name, layer in linear.items() if not _is_within(name, whole)}
-    wanted = options.lora_target_modules
-    unknown = [target for target in wanted if not any(_is_meant(name, target) for name in linear)]
+    for layer in layers.values():
+        outputs, inputs = sizes_of(layer)
+        down = torch.empty(options.lora_r, inputs)
+        nn.init.kaiming_uniform_(down, a=math.sqrt(5))
+        up = torch.zeros(outputs, options.lora_r)
+        layer.lora_A, layer.lora_B, magnitude = nn.Parameter(down), nn.Parameter(up), None
+        if options.use_dora:
+            lengths = row_lengths(matrix_of(layer), down, up, options.adapter_scale)
+            magnitude = layer.lora_magnitude_vector = nn.Parameter(lengths)
+        layer.adapter = Adapter(
+            layer.lora_A, layer.lora_B, options.adapter_scale, options.lora_dropout, magnitude
+        )
+
+
+def check_targets(model_class: Any, config: PretrainedConfig, options: Adapters) -> None:
+    """Check, without weights, that a model has the layers of `lora_target_modules`.
+
+    Args:
+        model_class: transformers' AutoModelFor... class.
+
+    Raises:
+        TrainError: layers of `lora_target_modules` take no adapters.
+    """
+    try:
+        with torch.device("meta"):
+            model = model_class.from_config(config)
+        model.tie_weights()
+    except Exception:  # some models compute with their weights; the ranks check the loaded model
+        return
+    layers_to_adapt(model, options)
+
+
+def layers_to_adapt(model: "PreTrainedModel", options: Adapters) -> dict[str, Layer]:
+    """Return the layers of a model that get adapters, by name.
+
+    Raises:
+        TrainError: the model has no such layers, or a name in `lora_target_modules` means none.
+    """
+    whole, shared = whole_modules(model), _shared_weights(model)
+    layers = {
+        name: layer
+        for name, layer in linear_layers(model).items()
+        if layer.weight.requires_grad or isinstance(layer.weight, Nf4Weight)
+        if layer.weight not in shared and not _is_within(name, whole)
+    }
     kind = f"this {model.config.model_type} model"
-    if not linear:
+    if not layers and any(hasattr(module, "source_cls") for module in model.modules()):
+        raise TrainError(
+            f"the layers of {kind} are Conv1D, which take no adapters in NF4", "load_in_4bit=false"
+        )
+    if not layers:
         raise TrainError(
             f"{kind} has no linear layer that takes adapters", "train all weights: lora_r=null"
         )
-    if unknown:
-        names = sorted({name.rpartition(".")[2] for name in linear})
+    problems = [
+        _why_no_adapters(model, target, whole)
+        for target in options.adapter_targets
+        if not any(_is_meant(name, target) for name in layers)
+    ]
+    if problems:
+        names = sorted({name.rpartition(".")[2] for name in layers})
         raise TrainError(
-            f"{kind} has no linear layer {', '.join(unknown)} that takes adapters (the output "
-            f"layer takes none); layers that do: {', '.join(names[:SHOWN])}",
-            "name some of them: lora_target_modules=[...]",
+            f"{kind} cannot have the adapters of lora_target_modules: {'; '.join(problems)}",
+            f"layers that take adapters: {', '.join(names[:SHOWN])}; name some of them: "
+            "lora_target_modules=[...]",
         )
-    scale = options.alpha / options.lora_r
-    for name, layer in linear.items():
-        if wanted and not any(_is_meant(name, target) for target in wanted):
-            continue
-        down = torch.empty(options.lora_r, layer.in_features)
-        nn.init.kaiming_uniform_(down, a=math.sqrt(5))
-        up = torch.zeros(layer.out_features, options.lora_r)
-        layer.lora_A, layer.lora_B = nn.Parameter(down), nn.Parameter(up)
-        layer.adapter = Adapter(layer.lora_A, layer.lora_B, scale, options.lora_dropout)
+    return {
+        name: layer
+        for name, layer in layers.items()
+        if not options.adapter_targets
+        or any(_is_meant(name, target) for target in options.adapter_targets)
+    }
+
+
+def _why_no_adapters(model: "PreTrainedModel", target: str, whole: Sequence[str]) -> str:
+    """Return the reason why no layer that a name means takes adapters."""
+    named = [pair for pair in model.named_modules() if _is_meant(pair[0], target)]
+    if not named:
+        return f"it has no layer {target}"
+    name, module = named[0]
+    weight = getattr(module, "weight", None)
+    if weight is not None and weight in _shared_weights(model):
+        return (
+            f"{target} shares its weight with another layer, such as the token embeddings, which "
+            "merged adapters would change too"
+        )
+    if module is model.get_output_embeddings():
+        return f"{target} is the output layer, whose weight the loss reads without adapters"
+    if _is_within(name, whole):
+        return f"all weights of {target} are trained, so it needs no adapters"
+    if not isinstance(module, nn.Linear | Conv1D):
+        return f"{target} is of the type {type(module).__name__}, not a linear layer"
+    return f"the weight of {target} is frozen"
+
+
+def _shared_weights(model: "PreTrainedModel") -> set[nn.Parameter]:
+    """Return the parameters that several modules have."""
+    parameters = (p for module in model.modules() for p in module.parameters(recurse=False))
+    return {parameter for parameter, users in Counter(parameters).items() if users > 1}
 
 
 def whole_modules(model: "PreTrainedModel") -> list[str]:
@@ -139,14 +247,27 @@ def whole_modules(model: "PreTrainedModel") -> list[str]:
     return [*head, *sorted(name for name, child in others.items() if not [*child.children()])]
 
 
-def linear_layers(model: "PreTrainedModel") -> dict[str, nn.Linear]:
+def linear_layers(model: "PreTrainedModel") -> dict[str, Layer]:
     """Return a model's linear layers by name, without the layer that computes the logits."""
     last = model.get_output_embeddings()
     return {
         name: module
         for name, module in model.named_modules()
-        if type(module) is nn.Linear and module is not last
+        if type(module) in (nn.Linear, Conv1D) and module is not last
     }
+
+
+def matrix_of(layer: Layer) -> torch.Tensor:
+    """Return the weight of a layer as a matrix of shape (outputs, inputs), which may be a view."""
+    weight: torch.Tensor = layer.weight
+    return weight.T if isinstance(layer, Conv1D) else weight
+
+
+def sizes_of(layer: Layer) -> tuple[int, int]:
+    """Return the number of outputs and inputs of a layer."""
+    if isinstance(layer, Conv1D):
+        return int(layer.nf), int(layer.nx)
+    return layer.out_features, layer.in_features
 
 
 def _is_within(name: str, modules: Sequence[str]) -> bool:
@@ -159,7 +280,7 @@ def _is_meant(name: str, target: str) -> bool:
     return name == target or name.endswith(f".{target}")
 
 
-def adapted_layers(model: "PreTrainedModel") -> dict[str, nn.Linear]:
+def adapted_layers(model: "PreTrainedModel") -> dict[str, Layer]:
     """Return the layers that have adapters, by name."""
     return {name: layer for name, layer in linear_layers(model).items() if hasattr(layer, "lora_A")}
 
@@ -187,22 +308,23 @@ def save_adapters(model: "PreTrainedModel", recipe: Recipe, folder: Path) -> Non
         "base_model_name_or_path": base,
         "revision": revision,
         "bias": "none",
-        "fan_in_fan_out": False,
+        "fan_in_fan_out": any(isinstance(layer, Conv1D) for layer in layers.values()),
         "inference_mode": True,
         "init_lora_weights": True,
-        "lora_alpha": options.alpha,
+        "lora_alpha": options.adapter_alpha,
         "lora_dropout": options.lora_dropout,
         "modules_to_save": whole_modules(model) or None,
         "peft_type": "LORA",
         "r": options.lora_r,
         "target_modules": _targets(model, layers),
-        "task_type": spec_of(options).adapter_type,
-        "use_rslora": False,
+        "task_type": spec_of(options).adapter_type or None,
+        "use_dora": options.use_dora,
+        "use_rslora": options.use_rslora,
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _targets(model: "PreTrainedModel", layers: dict[str, nn.Linear]) -> list[str]:
+def _targets(model: "PreTrainedModel", layers: dict[str, Layer]) -> list[str]:
     """Return the names of adapted layers, shortened to their last parts if that is unambiguous."""
     short = sorted({name.rpartition(".")[2] for name in layers})
     others = {name for name, _ in model.named_modules()} - layers.keys()
@@ -266,58 +388,83 @@ def add_saved_adapters(
     config = read_json(folder / CONFIG)
     if unlike := _not_plain(config):
         return {}, unlike
-    scale = config["lora_alpha"] / config["r"]
-    found = {}
+    scale = scale_of_adapters(config["lora_alpha"], config["r"], bool(config.get("use_rslora")))
+    rest = {}
     for saved, tensor in load_file(folder / WEIGHTS).items():
         name = saved.removeprefix(PREFIX)
         layer = name.removesuffix(".weight")
-        found[layer if layer.endswith(PARTS) else name] = tensor
-    weights, problems, is_plain = dict(found), [], not adapted_layers(model)
+        rest[layer if layer.endswith(PARTS) else name] = tensor
+    weights, problems, is_plain = dict(rest), [], not adapted_layers(model)
     for name, parameter in model.named_parameters():
         if _is_within(name, config.get("modules_to_save") or ()):
-            whole = found.pop(name, None)
+            whole = rest.pop(name, None)
             if whole is None:
                 problems.append(f"weight {name} is missing")
             elif is_plain:  # the base model's head may have a different shape
                 parameter.data = whole.to(parameter.dtype)
     for name, layer in model.named_modules():
         if any(_is_meant(name, target) for target in config["target_modules"]):
-            down, up = (found.pop(f"{name}.{part}", None) for part in PARTS)
+            down, up, magnitude = (rest.pop(f"{name}.{part}", None) for part in (*PARTS, MAGNITUDE))
             if down is None or up is None:
                 problems.append(f"layer {name} has no adapter")
-            elif (up.shape[0], down.shape[1]) != (layer.out_features, layer.in_features):
+            elif bool(config.get("use_dora")) != (magnitude is not None):
+                problems.append(
+                    f"layer {name} has an adapter with use_dora={magnitude is not None}"
+                )
+            elif not isinstance(layer, nn.Linear | Conv1D):
+                problems.append(f"layer {name} is not linear, but of type {type(layer).__name__}")
+            elif (up.shape[0], down.shape[1]) != sizes_of(layer):
                 problems.append(f"layer {name} has another size")
             elif isinstance(adapter := vars(layer).get("adapter"), Adapter):
                 if adapter.scale != scale:
                     problems.append(f"layer {name} is scaled by {scale}, not {adapter.scale}")
-            elif merge:
-                layer.weight.data.addmm_(up.float(), down.float(), alpha=scale)
             else:
-                layer.register_forward_hook(partial(_plus_adapter, down, up, scale))
-    problems += [f"adapter {name} belongs to no layer" for name in found]
+                lengths = None if magnitude is None else nn.Parameter(magnitude, False)
+                factors = nn.Parameter(down, False), nn.Parameter(up, False)
+                adapter = Adapter(*factors, scale, magnitude=lengths)
+                if merge:
+                    _merge(layer, adapter)
+                else:
+                    layer.register_forward_hook(partial(_plus_adapter, adapter))
+    problems += [f"adapter {name} belongs to no layer" for name in rest]
     return weights, problems[:SHOWN]
 
 
 def _not_plain(config: Any) -> list[str]:
-    """Return problems with peft's configuration: missing fields, and methods beyond plain LoRA."""
+    """Return problems with peft's configuration: missing fields, and methods that are unknown."""
     numbers = [config.get(name) for name in ("lora_alpha", "r")]
     if not all(isinstance(number, int | float) and number for number in numbers):
         return [f"{CONFIG} lacks a number r or lora_alpha"]
     if not isinstance(config.get("target_modules"), list):
         return [f"{CONFIG} has no list target_modules"]
-    given = {name: config.get(name) for name in PLAIN}
-    unlike = (name for name, value in given.items() if value and value != PLAIN[name])
-    return [f"{CONFIG} has {name}={given[name]}" for name in unlike]
+    values = {name: config.get(name) for name in PLAIN}
+    unlike = (name for name, value in values.items() if value and value != PLAIN[name])
+    return [f"{CONFIG} has {name}={values[name]}" for name in unlike]
 
 
 def _plus_adapter(
-    down: torch.Tensor, up: torch.Tensor, scale: float,
-    _layer: nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
+    adapter: Adapter, layer: Layer, inputs: tuple[torch.Tensor], output: torch.Tensor
+) -> torch.Tensor:
     """Return a linear layer's output plus its adapter's output; a forward hook."""
-    low = functional.linear(inputs[0].to(down.dtype), down)
+    low = functional.linear(inputs[0].to(adapter.down.dtype), adapter.down)
+    changed = output + adapter.scale * functional.linear(low, adapter.up)
+    if adapter.magnitude is not None:
+        bias = 0 if layer.bias is None else layer.bias
+        changed = (changed - bias) * row_factors(matrix_of(layer), adapter) + bias
     # the next layer may need bf16, and only training casts inputs automatically
-    return (output + scale * functional.linear(low, up)).to(output.dtype)
+    return changed.to(output.dtype)
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def _merge(layer: Layer, adapter: Adapter) -> None:
+    """Add an adapter to a layer's weight; the sum is computed in fp32."""
+    factors = None if adapter.magnitude is None else row_factors(matrix_of(layer), adapter)
+    merged = matrix_of(layer).float().addmm(
+        adapter.up.float(), adapter.down.float(), alpha=adapter.scale
+    )  # fmt: skip
+    if factors is not None:
+        merged *= factors[:, None]
+    matrix_of(layer).copy_(merged)
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -332,13 +479,11 @@ def merge_adapters(model: "PreTrainedModel") -> None:
         if isinstance(layer.weight, Nf4Weight):
             layer.weight = nn.Parameter(dense(layer.weight), requires_grad=False)
         if isinstance(adapter := vars(layer).get("adapter"), Adapter):
-            weight = layer.weight
-            dtype = weight.dtype
-            merged = weight.float().addmm_(
-                adapter.up.float(), adapter.down.float(), alpha=adapter.scale
-            )
-            weight.copy_(merged)
+            dtype = layer.weight.dtype
+            _merge(layer, adapter)
             del layer.adapter, layer.lora_A, layer.lora_B
+            if adapter.magnitude is not None:
+                del layer.lora_magnitude_vector
     if dtype is not None:
         model.to(dtype)
         model.config.dtype = dtype

@@ -19,6 +19,7 @@ from ftcluster_common.sizes import free_and_needed
 from ftcluster_train.comm.world import World, folder_led, gather_over_ranks
 from ftcluster_train.engine.adapters import (
     adapted_layers,
+    head_fields,
     save_adapters,
     saved_parameters,
     saved_weights,
@@ -217,7 +218,9 @@ def save_model(
                 model.save_pretrained(partial)
             task.tokenizer.save_pretrained(partial)
             task.write_files(model, partial)
-            text = json.dumps(trained_document(task.used_as, task.columns), indent=2)
+            text = json.dumps(
+                trained_document(task.used_as, task.columns, head_fields(model)), indent=2
+            )
             (partial / FILE).write_text(f"{text}\n", encoding="utf-8")
             if task.trained_rows and task.trained_rows.exists():
                 shutil.copyfile(task.trained_rows, partial / ROWS)

@@ -17,8 +17,9 @@ import transformers
 import yaml
 
 from ftcluster_common import __version__
+from ftcluster_common.data.class_names import are_unnamed
 from ftcluster_common.models.model_package import PACKAGE
-from ftcluster_common.models.trained_model import pipeline_of
+from ftcluster_common.models.trained_model import pipeline_of, read_trained
 from ftcluster_common.protocol.class_report import ClassReport, read_report
 from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import BY_TYPE, GENERATED, split_revision
@@ -26,6 +27,7 @@ from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.io.events import seconds_since_first
 
 FILE = "README.md"
+MOST_CLASSES = 20  # maximum number of class names in a card's example
 # the Hub's names of metrics, if they differ from a task's names
 METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
 MARKUP = re.compile(r"[\\\[\]<>`|]")  # characters with a meaning in Markdown and HTML
@@ -78,13 +80,16 @@ def write_card(folder: Path, job: Job, task: Task, measured: MeasuredModel) -> N
     if (folder / "modules.json").is_file():
         library = "sentence-transformers"
     seconds = seconds_since_first(job.run_dir)  # 0 on a host without the run's events
-    text = card(job, task.about_data, measured, library, task.model_class.__name__, seconds)
+    classes = read_trained(folder).get("head", {}).get("classes", ())
+    text = card(
+        job, task.about_data, measured, library, task.model_class.__name__, seconds, classes
+    )
     (folder / FILE).write_text(text, encoding="utf-8")
 
 
 def card(
     job: Job, about: Mapping[str, Any], measured: MeasuredModel, library: str, model_class: str,
-    seconds: float,
+    seconds: float, classes: Sequence[str] = (),
 ) -> str:  # fmt: skip
     """Return the text of a card.
 
@@ -93,6 +98,7 @@ def card(
         library: name of the library that loads the model.
         model_class: transformers class for the task.
         seconds: seconds since the run began; 0 if unknown.
+        classes: names of the classes that the base model must get before its adapters.
     """
     recipe, commits = job.recipe, about.get("commits", {})
     model = _with_commit(_public(recipe.model), commits.get("model"))
@@ -101,11 +107,8 @@ def card(
     ranks = recipe.spec.is_cross_encoder
     kind = "cross-encoder" if ranks and library != "peft" else library
     front = front_matter(job, commits, measured.metrics, kind)
-    load = (
-        LOAD[kind].replace("CLASS", model_class).replace("BASE", json.dumps(_public(recipe.model)))
-    )
-    if ranks and kind == "peft":  # the base model may have no head, or a head for two classes
-        load = load.replace('"), "FOLDER"', '", num_labels=1), "FOLDER"')
+    base = json.dumps(_public(recipe.model)) + _settings_of_head(classes)
+    load = LOAD[kind].replace("CLASS", model_class).replace("BASE", base)
     lines = [
         f"---\n{_yaml(front)}---\n",
         f"# {job.run}\n",
@@ -122,6 +125,22 @@ def card(
         *_made_by(job, measured, seconds),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _settings_of_head(classes: Sequence[str]) -> str:
+    """Return the arguments of `from_pretrained` that give a model these classes.
+
+    >>> _settings_of_head(["bad", "good"])
+    ", id2label={0: 'bad', 1: 'good'}, ignore_mismatched_sizes=True"
+    >>> _settings_of_head(["LABEL_0"])
+    ', num_labels=1, ignore_mismatched_sizes=True'
+    """
+    if not classes:
+        return ""
+    named = f"id2label={dict(enumerate(classes))}"
+    if are_unnamed(classes) or len(classes) > MOST_CLASSES:
+        named = f"num_labels={len(classes)}"
+    return f", {named}, ignore_mismatched_sizes=True"
 
 
 class _OneLine(yaml.SafeDumper):

@@ -191,7 +191,7 @@ def check_quantization(recipe: Recipe, config: PretrainedConfig) -> None:
             f"the weights of {recipe.model} are already quantized ({kind})",
             "use the model before quantization"
             + "; adapters can be trained with lora_r=16 load_in_4bit=true"
-            * recipe.spec.can_train_adapters,
+            * recipe.spec.can_load_in_4bit,
         )
 
 
@@ -317,7 +317,7 @@ def dtype_keyword(version: str) -> str:
 def _with_plain_layers(model: "PreTrainedModel") -> None:
     """Replace bitsandbytes' linear layers by torch's layers, see `ftcluster_kernels.nf4`."""
     for name, layer in list(model.named_modules()):
-        # skip GPT-2's layers: their weights are transposed, and they get no adapters
+        # skip GPT-2's layers: their weights are transposed, and they get no adapters in NF4
         if not (hasattr(layer, "source_cls") and layer.source_cls is nn.Linear):
             continue
         with torch.device("meta"):

@@ -46,7 +46,12 @@ from ftcluster_common.models.trained_model import hash_of, read_rows
 from ftcluster_common.protocol.job import EVALUATE, GENERATE, Job
 from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe
 from ftcluster_common.user_code import declared_metrics
-from ftcluster_train.engine.adapters import check_whole, has_only_adapters, settings_of_base
+from ftcluster_train.engine.adapters import (
+    check_targets,
+    check_whole,
+    has_only_adapters,
+    trained_config,
+)
 from ftcluster_train.engine.class_head import head_of
 from ftcluster_train.engine.data.download import commit_of, fetch_base, fetch_model
 from ftcluster_train.engine.data.run_code import code_failure, open_job
@@ -59,7 +64,6 @@ from ftcluster_train.engine.models import (
     check_quantization,
     check_tokens,
     has_tokenizer,
-    load_config,
     load_tokenizer,
     longest_input,
     train_tokenizer,
@@ -100,8 +104,7 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     tokenizer = load_tokenizer(folder)
     if job.purpose == GENERATE:
         return Inputs(model, folder, "", notices, {})
-    settings_of = settings_of_base(recipe) if adapters else {}
-    config = load_config(recipe, model, tokenizer, **settings_of)
+    config = trained_config(recipe, model, tokenizer, adapters)
     check_quantization(recipe, config)
     trained = None if job.purpose == "train" else config
     task = make_task(recipe, tokenizer, job.purpose, trained)
@@ -148,6 +151,8 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         settings_of_head = task.model_settings(Samples(samples / TRAIN))
         head = head_of(recipe, model, task.model_class, settings_of_head)
         notices += [head.notice] if head and head.notice else []
+        if recipe.adapters and recipe.adapters.adapter_targets:
+            check_targets(task.model_class, config, recipe.adapters)
     report = json.loads((samples / REPORT).read_text(encoding="utf-8"))
     commits = {
         "model": "" if Path(recipe.model).exists() else commit_of(Path(own)),

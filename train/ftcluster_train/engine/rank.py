@@ -49,7 +49,7 @@ from ftcluster_train.engine.adapters import (
     add_adapters,
     merge_adapters,
     saved_parameters,
-    settings_of_base,
+    trained_config,
     use_adapters,
 )
 from ftcluster_train.engine.checkpoints import check_space, save_model
@@ -285,8 +285,7 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
     folders = [path for path in sorted(Path(inputs.samples).iterdir()) if path.is_dir()]
     samples = {folder.name: Samples(folder) for folder in folders}
     if job.purpose != "train":
-        base = settings_of_base(recipe) if inputs.adapters else {}
-        config = load_config(recipe, inputs.model, tokenizer, **base)
+        config = trained_config(recipe, inputs.model, tokenizer, inputs.adapters)
         task = make_task(recipe, tokenizer, job.purpose, config)
         trained = task.has_head and not inputs.adapters
         model = load_model(

@@ -103,10 +103,9 @@ def sums_for(weight: torch.Tensor | None) -> GradientSums | None:
 
 def adapters_of(model: nn.Module) -> dict[torch.Tensor, Adapter]:
     """Return the adapters of a model's layers, from the layers' attribute `adapter`."""
-    layers = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
     return {
         layer.weight: layer.adapter
-        for layer in layers
+        for layer in model.modules()
         if isinstance(vars(layer).get("adapter"), Adapter)
     }
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ftcluster_kernels.gradient_sums import GradientSums, unless_hooked
 from ftcluster_kernels.linear import linear
-from ftcluster_kernels.lora import linear_with_adapter
+from ftcluster_kernels.lora import Adapter, linear_with_adapter
 from ftcluster_kernels.nf4 import Nf4Weight, dtype_of, linear_in_nf4
 from ftcluster_kernels.norms import fits_norm, norm
 from ftcluster_kernels.products import torch_linear
@@ -161,7 +161,8 @@ class Linear:
     ) -> torch.Tensor:
         """Compute torch's linear function."""
         context = current_context() or NOTHING
-        return self._output(context, input, weight, bias, context.sinks.sums.get(weight))
+        adapter = context.adapters.get(weight) if context.adapters else None
+        return self._output(context, input, weight, bias, context.sinks.sums.get(weight), adapter)
 
     def _output(
         self,
@@ -170,6 +171,7 @@ class Linear:
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         sums: GradientSums | None,
+        adapter: Adapter | None,
     ) -> torch.Tensor:
         if weight is self._head:
             return input if self._head_factor == 1 else input * self._head_factor
@@ -179,7 +181,6 @@ class Linear:
         if input.dtype == torch.float32 and dtype_of(weight) == torch.bfloat16:
             rounded = None if context.copies is None else context.copies.of(input)
             input = input.to(torch.bfloat16) if rounded is None else rounded
-        adapter = context.adapters.get(weight) if context.adapters else None
         if adapter is not None:
             of_factors = context.sinks.sums.get(adapter.down), context.sinks.sums.get(adapter.up)
             return linear_with_adapter(input, weight, bias, adapter, of_factors)
@@ -190,11 +191,15 @@ class Linear:
     def _addmm(self, bias: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         context = current_context() or NOTHING
         sums = unless_hooked(context.sinks.sums.get(weight), weight)
-        return self._output(context, rows, weight.T, bias, sums)
+        adapter = context.adapters.get(weight) if context.adapters else None
+        return self._output(context, rows, weight.T, bias, sums, adapter)
 
 
 def _is_layer(
     bias: torch.Tensor, _: torch.Tensor, weight: torch.Tensor, **options: Any
 ) -> str | None:
-    """Accept matmuls of a layer: a bias of one dimension and a weight in bf16."""
-    return "" if options or bias.ndim != 1 or weight.dtype != torch.bfloat16 else None
+    """Accept matmuls of a layer: a bias of one dimension, and a weight in bf16 or with adapter."""
+    if options or bias.ndim != 1:
+        return ""
+    ours = weight.dtype == torch.bfloat16 or weight in (current_context() or NOTHING).adapters
+    return None if ours else ""

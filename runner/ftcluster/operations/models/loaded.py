@@ -14,8 +14,9 @@ from ftcluster.recipe.inputs import ADAPTERS
 from ftcluster.recipe.model_code import code_problems
 from ftcluster.recipe.trained_fields import trained_fields
 from ftcluster.user_script.own_code import read_code
+from ftcluster_common.given_files import read_json
 from ftcluster_common.models.sentence_modules import MODULES
-from ftcluster_common.models.trained_model import pipeline_of
+from ftcluster_common.models.trained_model import pipeline_of, read_trained
 from ftcluster_common.tasks.registry import TASKS
 
 FRAMES = "frames"  # folder in the state folder
@@ -128,11 +129,32 @@ def load(folder: Path, task_file: str = "", **options: Any) -> Any:
         _package("peft")
     transformers, name = _package("transformers"), str(folder)
     if spec is not None and spec.auto_class:
-        model = getattr(transformers, spec.auto_class).from_pretrained(name, **options)
+        classes = _classes(transformers, folder) if adapted else {}
+        model = getattr(transformers, spec.auto_class).from_pretrained(name, **classes, **options)
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         return model, tokenizer
+    if spec is not None and adapted and (classes := _classes(transformers, folder)):
+        # a pipeline would load the base model's classes
+        auto_class = getattr(transformers, f"AutoModelFor{spec.exported_as}")
+        options["model"] = auto_class.from_pretrained(name, trust_remote_code=False, **classes)
+        options["tokenizer"] = name
     pipeline = pipeline_of(task, trained.options)
-    return transformers.pipeline(pipeline, model=name, **options)
+    return transformers.pipeline(pipeline, **{"model": name, **options})
+
+
+def _classes(transformers: Any, folder: Path) -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` for the classes of a classifier's adapters."""
+    head = read_trained(folder).get("head", {})
+    if "classes" not in head:
+        return {}
+    numbers = dict(enumerate(head["classes"]))
+    config = transformers.AutoConfig.from_pretrained(
+        read_json(folder / ADAPTERS)["base_model_name_or_path"], id2label=numbers,
+        label2id={name: number for number, name in numbers.items()},
+        problem_type=head.get("problem_type"), trust_remote_code=False,
+    )  # fmt: skip
+    # the base model's head may have other classes; the adapters' folder replaces it
+    return {"config": config, "ignore_mismatched_sizes": True}
 
 
 def _package(name: str) -> Any:

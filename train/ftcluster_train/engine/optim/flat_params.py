@@ -9,7 +9,12 @@ from dataclasses import replace
 import torch
 from transformers.trainer_pt_utils import get_parameter_names
 
-from ftcluster_train.patching.batch_context import BatchContext, GradientSinks, context_of
+from ftcluster_train.patching.batch_context import (
+    BatchContext,
+    GradientSinks,
+    adapters_of,
+    context_of,
+)
 from ftcluster_train.patching.exact_heads import exact_parameters
 
 ALIGNMENT = 16  # in elements: each fp32 parameter starts at a cache line
@@ -241,8 +246,13 @@ def _round_up(count: int, multiple: int) -> int:
 
 
 def fp32_parameters(model: torch.nn.Module) -> set[torch.nn.Parameter]:
-    """Return the parameters that a model uses in fp32: weights of norms and of exact heads."""
+    """Return the parameters that a model uses in fp32.
+
+    These are the weights of norms and of exact heads, and the magnitudes of adapters: the ratio of
+    a magnitude and a length starts at 1, and bf16 has no number between 1 and 1.008.
+    """
     exact = exact_parameters(model)
+    exact |= {a.magnitude for a in adapters_of(model).values() if a.magnitude is not None}
     by_module = [list(module.parameters(recurse=False)) for module in model.modules()]
     return {
         parameter

@@ -4,15 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import PretrainedConfig
+from transformers import CONFIG_NAME, PretrainedConfig
 
 from ftcluster_common.protocol.class_report import ClassReport, read_report
+from ftcluster_train.engine.adapters import THRESHOLDS
 from ftcluster_train.engine.tasks.classify.metrics import FEWEST, HALF, best_threshold
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-THRESHOLDS = "label_thresholds"  # configuration field with the threshold of each class by name
 
 
 class Thresholds:
@@ -61,7 +60,8 @@ class Thresholds:
         """Write the chosen thresholds into the configuration of a saved model."""
         if self._by_name:
             setattr(model.config, THRESHOLDS, dict(self._by_name))
-            model.config.save_pretrained(folder)
+            if (folder / CONFIG_NAME).exists():  # adapters have no configuration of the model
+                model.config.save_pretrained(folder)
 
 
 def reports_of(classes: Mapping[str, Any]) -> Iterator[ClassReport]:
