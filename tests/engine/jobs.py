@@ -21,6 +21,7 @@ from ftcluster_common.tasks.rerank import TextRanking
 from ftcluster_common.tasks.seq2seq import Seq2SeqLm
 from ftcluster_common.tasks.spec import Options
 from ftcluster_common.tasks.squad import QuestionAnswering
+from ftcluster_common.tasks.unpaired import UnpairedPreferenceTuning
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import rank
 from ftcluster_train.engine.checkpoints import save_model
@@ -50,6 +51,7 @@ OPTIONS: dict[str, Options] = {
     "text-ranking": TextRanking(max_length=32),
     "instruction-tuning": InstructionTuning(max_length=40),
     "preference-tuning": PreferenceTuning(max_length=40),
+    "unpaired-preference-tuning": UnpairedPreferenceTuning(max_length=40),
     "text-distillation": TextDistillation(max_length=32),
     "seq2seq-lm": Seq2SeqLm(max_source_length=32, max_target_length=12),
 }

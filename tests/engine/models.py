@@ -125,6 +125,7 @@ MODEL_CLASSES = {
     "text-ranking": AutoModelForSequenceClassification,
     "instruction-tuning": AutoModelForCausalLM,
     "preference-tuning": AutoModelForCausalLM,
+    "unpaired-preference-tuning": AutoModelForCausalLM,
     "seq2seq-lm": AutoModelForSeq2SeqLM,
     "text-distillation": AutoModelForSequenceClassification,
 }
