@@ -99,6 +99,15 @@ def preferences(count: int, seed: int) -> list[Row]:
     return rows
 
 
+def judgements(count: int, seed: int) -> list[Row]:
+    """Liked answers repeat the prompt's last word."""
+    rows: list[Row] = []
+    for number, row in enumerate(preferences(count, seed)):
+        answer = row["rejected"] if number % 3 else row["chosen"]
+        rows.append({"prompt": row["prompt"], "completion": answer, "label": number % 3 == 0})
+    return rows
+
+
 def questions(count: int, seed: int) -> list[Row]:
     """Contexts longer than a feature; every fourth question has no answer in its context."""
     draw = random.Random(seed)

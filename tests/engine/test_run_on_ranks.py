@@ -21,6 +21,7 @@ from tests.engine.runs import (
     Row,
     classes,
     completions,
+    judgements,
     make_whole_job,
     numbers,
     preferences,
@@ -113,6 +114,14 @@ KINDS = {
     "preferences": Kind(
         "preference-tuning", "gpt2", preferences, {"chat_template": False},
         ("loss", "accuracy", "margin"),
+    ),
+    "odds ratios": Kind(
+        "preference-tuning", "gpt2", preferences, {"chat_template": False, "loss_type": "orpo"},
+        ("loss", "accuracy", "margin"),
+    ),
+    "judgements": Kind(
+        "unpaired-preference-tuning", "gpt2", judgements, {"chat_template": False},
+        ("loss", "kl", "chosen_reward", "rejected_reward", "margin"),
     ),
     "distilled classes": Kind(
         "text-distillation", "bert", half_labelled, {},

@@ -80,7 +80,7 @@ def all_alike(where: str, count: int, liked: bool) -> tuple[str, str]:
     advice = f"add rows with {other} answers"
     if liked:
         advice += ", or train on the liked answers alone: ftcluster train sft"
-    return f"{where}all {count} answers are {kind}, so there is nothing to compare", advice
+    return f"{where}all answers ({count}) are {kind}, so there is nothing to compare", advice
 
 
 class UnpairedPreferenceTuningSpec(DecoderTuningSpec[UnpairedPreferenceTuning]):
@@ -140,9 +140,7 @@ class UnpairedPreferenceTuningSpec(DecoderTuningSpec[UnpairedPreferenceTuning]):
         yield from two_forms(options)
         yield from super().contradictions(options)
 
-    def why_not_evaluated(
-        self, options: UnpairedPreferenceTuning, model: str
-    ) -> tuple[str, str]:
+    def why_not_evaluated(self, options: UnpairedPreferenceTuning, model: str) -> tuple[str, str]:
         """Return advice to measure the loss on answers, which `ftcluster evaluate` supports."""
         return not_evaluated(model)
 

@@ -46,6 +46,13 @@ QUESTION = {"question": "When?", "context": "1973", "answers": {"text": [], "ans
              UNREAD: ("score",)},
         ),
         (
+            "kto", {"question": "a", "answer": "b", "thumbs_up": 1, "score": 1},
+            {"prompt": ("question",), "completion": ("answer",), "label": ("thumbs_up",),
+             UNREAD: ("score",)},
+            {"prompt": ("question",), "completion": ("answer",), "label": ("thumbs_up",),
+             UNREAD: ("score",)},
+        ),
+        (
             "rerank", {"query": "a", "text": "b", "label": 1},
             {"query": ("query",), "text": ("text",), "label": ("label",)},
             {"query": ("query",), "text": ("text",), UNREAD: ("label",)},

@@ -27,6 +27,7 @@ SFT = load_recipe("sft")
 PLAIN = load_recipe("sft", ["chat_template=false"])
 DPO = load_recipe("dpo")
 PLAIN_DPO = load_recipe("dpo", ["chat_template=false"])
+KTO = load_recipe("kto")
 FOUND = replace(MRPC, options=TextClassification())
 NAMED = replace(MRPC, options=TextClassification(label_columns=("bad", "worse")))
 SKIPS = replace(MRPC, options=TextClassification(skip_incomplete=True))
@@ -87,6 +88,14 @@ def problems_of(folder: Path, recipe: Recipe = MRPC) -> str:
         (DPO, [{"prompt": "a", "chosen": [ASKS, ANSWERS], "rejected": [ASKS, ANSWERS]}]),
         (DPO, [{"prompt": "a", "chosen": [ANSWERS], "rejected": [ANSWERS, ASKS, ANSWERS]}]),
         (PLAIN_DPO, [{"prompt": "a", "chosen": "b", "rejected": "c"}]),
+        (
+            KTO,
+            [
+                {"prompt": "a", "completion": "b", "label": label}
+                for label in (True, False, 1, "0", "thumbs_up", "Down", "\N{THUMBS UP SIGN}", -1)
+            ],
+        ),
+        (KTO, [{"messages": [ASKS, ANSWERS], "label": label} for label in (True, False)]),
     ],
 )
 def test_good_folders(tmp_path: Path, recipe: Recipe, rows: list[Any]) -> None:
@@ -140,11 +149,22 @@ def test_good_folders(tmp_path: Path, recipe: Recipe, rows: list[Any]) -> None:
         ]),
         (DPO, {"question": "a", "answer": "b"}, []),
         (PLAIN_DPO, {"prompt": "a", "chosen": "b", "rejected": "c"}, [{"prompt": [ASKS]}]),
+        (KTO, {"prompt": "a", "completion": "b", "label": True}, [
+            {"label": None}, {"label": 4}, {"label": ""}, {"label": "maybe"}, {"completion": ""},
+        ]),
+        (KTO, {"messages": [ASKS, ANSWERS], "label": True}, [
+            {"messages": [ANSWERS]}, {"messages": [ASKS, ANSWERS, ASKS]},
+            {"messages": [ASKS, {**ANSWERS, "weight": 0}]},
+        ]),
+        (KTO, {"prompt": "a", "completion": "b"}, []),
+        (KTO, {"prompt": "a", "completion": "b", "label": True}, []),
+        (KTO, {"prompt": "a", "completion": "b", "label": "down"}, []),
     ],
     ids=["classes", "texts", "lists", "columns", "numbers", "answers", "text", "search", "ranking",
          "no labels", "messages", "completions", "no template", "messages without template",
          "no conversations", "preferences", "preferred conversations", "no preferences",
-         "preferences as texts"],
+         "preferences as texts", "judged answers", "judged messages", "no judgements",
+         "only liked answers", "only disliked answers"],
 )  # fmt: skip
 def test_rows(tmp_path: Path, recipe: Recipe, good: Any, changes: list[Any], said: Said) -> None:
     rows = [good, *({**good, **change} for change in changes)]
@@ -276,7 +296,7 @@ HARMFUL = {
 
 
 @pytest.mark.parametrize(
-    "name", ["mrpc", "squad", "sft", "dpo", "embed", "rerank", "seq2seq", "distill", "clm"]
+    "name", ["mrpc", "squad", "sft", "dpo", "kto", "embed", "rerank", "seq2seq", "distill", "clm"]
 )
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv"])
 def test_data_that_were_made_to_harm_are_refused_or_read(

@@ -151,7 +151,10 @@ class PreferenceTuningTask(DecoderTuningTask):
         return Batch(inputs, targets)
 
     def begin_step(
-        self, parts: Sequence[Sequence[Sample]], forward: Forward, traffic: "Traffic"  # noqa: ARG002
+        self,
+        parts: Sequence[Sequence[Sample]],
+        forward: Forward,
+        traffic: "Traffic",  # noqa: ARG002
     ) -> None:
         """Count the tokens over which ORPO averages the cross entropy."""
         if not self._is_orpo:

@@ -205,9 +205,7 @@ class UnpairedPreferenceTuningTask(DecoderTuningTask):
     ) -> torch.Tensor:
         options = self.options
         losses = prospect_losses(options.beta * gains, is_good, options.beta * divergence)
-        return losses * torch.where(
-            is_good, options.desirable_weight, options.undesirable_weight
-        )
+        return losses * torch.where(is_good, options.desirable_weight, options.undesirable_weight)
 
     def _log_probabilities(
         self, outputs: Any, targets: Mapping[str, torch.Tensor], head: torch.Tensor | None
@@ -225,9 +223,7 @@ class UnpairedPreferenceTuningTask(DecoderTuningTask):
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
         """Return the log-probability of each answer."""
         targets = self.collate(samples).targets
-        likely: list[Any] = self._log_probabilities(
-            outputs, targets, self.evaluation_head
-        ).tolist()
+        likely: list[Any] = self._log_probabilities(outputs, targets, self.evaluation_head).tolist()
         return likely
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
