@@ -95,8 +95,8 @@ class PreferenceTuning(DecoderTuning):
         loss_type: loss function. sigmoid is DPO's. orpo (Hong et al. 2024) adds the odds ratio of
             both answers to the loss of instruction tuning; simpo (Meng et al. 2024) compares mean
             log-probabilities. orpo and simpo need no log-probabilities of the initial model.
-        beta: for sigmoid the strength with which the model is held at its initial state; for orpo
-            the weight of the odds ratio; for simpo the scale of the margin, 2 to 2.5 in its paper.
+        beta: strength with which DPO holds the model at its initial state; for orpo the weight of
+            the odds ratio; for simpo the scale of the margin, 2 to 2.5 in its paper.
         simpo_gamma: margin that simpo asks for.
         disable_dropout: True to train without dropout, also of adapters, as in TRL.
     """
