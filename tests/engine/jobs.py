@@ -15,6 +15,7 @@ from ftcluster_common.tasks.chat import InstructionTuning, PreferenceTuning
 from ftcluster_common.tasks.classify import TextClassification
 from ftcluster_common.tasks.distill import TextDistillation
 from ftcluster_common.tasks.embed import SentenceSimilarity
+from ftcluster_common.tasks.few_shot import FewShotClassification
 from ftcluster_common.tasks.lm import CausalLm, MaskedLm
 from ftcluster_common.tasks.ner import TokenClassification
 from ftcluster_common.tasks.rerank import TextRanking
@@ -49,6 +50,7 @@ OPTIONS: dict[str, Options] = {
     "masked-lm": MaskedLm(max_length=16),
     "sentence-similarity": SentenceSimilarity(max_length=24),
     "text-ranking": TextRanking(max_length=32),
+    "few-shot-classification": FewShotClassification(max_length=24),
     "instruction-tuning": InstructionTuning(max_length=40),
     "preference-tuning": PreferenceTuning(max_length=40),
     "unpaired-preference-tuning": UnpairedPreferenceTuning(max_length=40),

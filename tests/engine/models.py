@@ -123,6 +123,7 @@ MODEL_CLASSES = {
     "masked-lm": AutoModelForMaskedLM,
     "sentence-similarity": AutoModel,
     "text-ranking": AutoModelForSequenceClassification,
+    "few-shot-classification": AutoModel,
     "instruction-tuning": AutoModelForCausalLM,
     "preference-tuning": AutoModelForCausalLM,
     "unpaired-preference-tuning": AutoModelForCausalLM,

@@ -103,6 +103,10 @@ KINDS = {
         "sentence-similarity", "bert", triplets, {},
         ("ndcg_at_10", "mrr_at_10", "accuracy_at_1", "recall_at_10", "recall_at_100"),
     ),
+    "few labels": Kind(
+        "few-shot-classification", "bert", classes, {"num_iterations": 1},
+        ("accuracy", "f1_macro", "loss"),
+    ),
     "without packing": Kind(
         "instruction-tuning", "bloom", completions, {"chat_template": False},
         ("loss", "perplexity"),

@@ -6,6 +6,7 @@ from ftcluster_common.tasks.chat import InstructionTuningSpec, PreferenceTuningS
 from ftcluster_common.tasks.classify import TextClassificationSpec
 from ftcluster_common.tasks.distill import TextDistillationSpec
 from ftcluster_common.tasks.embed import SentenceSimilaritySpec
+from ftcluster_common.tasks.few_shot import FewShotClassificationSpec
 from ftcluster_common.tasks.lm import CausalLmSpec, MaskedLmSpec
 from ftcluster_common.tasks.ner import TokenClassificationSpec
 from ftcluster_common.tasks.rerank import TextRankingSpec
@@ -24,6 +25,7 @@ LISTED = (
     "text-classification", "token-classification", "question-answering", "causal-lm", "masked-lm",
     "sentence-similarity", "text-ranking", "instruction-tuning", "preference-tuning",
     "unpaired-preference-tuning", "seq2seq-lm", "text-distillation",
+    "few-shot-classification",
 )  # fmt: skip
 
 
@@ -79,6 +81,6 @@ for _spec in (
     TextClassificationSpec(), QuestionAnsweringSpec(), CausalLmSpec(), SentenceSimilaritySpec(),
     TextRankingSpec(), InstructionTuningSpec(), PreferenceTuningSpec(),
     UnpairedPreferenceTuningSpec(), Seq2SeqLmSpec(), TokenClassificationSpec(), MaskedLmSpec(),
-    TextDistillationSpec(),
+    TextDistillationSpec(), FewShotClassificationSpec(),
 ):  # fmt: skip
     register(_spec)

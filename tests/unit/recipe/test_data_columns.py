@@ -53,6 +53,11 @@ QUESTION = {"question": "When?", "context": "1973", "answers": {"text": [], "ans
              UNREAD: ("score",)},
         ),
         (
+            "few-shot", {"review": "a", "category": "b", "id": 1},
+            {"text": ("review",), "label": ("category",), UNREAD: ("id",)},
+            {"text": ("review",), UNREAD: ("category", "id")},
+        ),
+        (
             "rerank", {"query": "a", "text": "b", "label": 1},
             {"query": ("query",), "text": ("text",), "label": ("label",)},
             {"query": ("query",), "text": ("text",), UNREAD: ("label",)},

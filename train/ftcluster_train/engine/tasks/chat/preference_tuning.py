@@ -153,8 +153,8 @@ class PreferenceTuningTask(DecoderTuningTask):
     def begin_step(
         self,
         parts: Sequence[Sequence[Sample]],
-        forward: Forward,
-        traffic: "Traffic",  # noqa: ARG002
+        forward: Forward,  # noqa: ARG002
+        traffic: "Traffic",
     ) -> None:
         """Count the tokens over which ORPO averages the cross entropy."""
         if not self._is_orpo:
