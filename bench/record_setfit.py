@@ -31,10 +31,8 @@ def main(model: str, file: str, *seeds: str) -> None:
         ]
         classifier = SetFitModel.from_pretrained(model, labels=names)
         before = time.perf_counter()
-        trainer = Trainer(
-            model=classifier, args=TrainingArguments(seed=seed, num_iterations=ITERATIONS, report_to="none"),
-            train_dataset=sets[0],
-        )  # fmt: skip
+        settings = TrainingArguments(seed=seed, num_iterations=ITERATIONS, report_to="none")
+        trainer = Trainer(model=classifier, args=settings, train_dataset=sets[0])
         trainer.train()
         seconds = time.perf_counter() - before
         predicted = classifier.predict([row["text"] for row in test])
