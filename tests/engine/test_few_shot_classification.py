@@ -13,7 +13,11 @@ from ftcluster_common.protocol.job import PREDICT, Job
 from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.few_shot.logistic_head import LogisticHead, fit_head
-from ftcluster_train.engine.tasks.few_shot.setfit_files import read_head, write_head
+from ftcluster_train.engine.tasks.few_shot.setfit_files import (
+    read_head,
+    write_head,
+    write_setfit_head,
+)
 from ftcluster_train.errors import TrainError
 from tests.engine.beside import COMPARED
 from tests.engine.jobs import result_of
@@ -46,7 +50,7 @@ def test_a_trained_model_classifies(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Its folder gives the same probabilities in sentence-transformers and scikit-learn."""
     job = job_of(
         tmp_path, labelled(48, 1), batch_size=32, precision="fp32", max_steps=60,
-        learning_rate=3e-3, eval_strategy="epoch",
+        learning_rate=3e-3, eval_strategy="epoch", options={"setfit_head": True},
     )  # fmt: skip
     result = result_of(job)
     assert result["metrics"]["accuracy"] > 0.8
@@ -107,7 +111,9 @@ def test_the_head_is_that_of_scikit_learn(
     new = torch.randn(9, 12)
     likely = torch.tensor(theirs.predict_proba(new.double().numpy()))
     torch.testing.assert_close(head.log_probabilities(new).exp(), likely, rtol=1e-4, atol=1e-6)
-    write_head(head, [f"c{number}" for number in range(count)], False, tmp_path)
+    write_head(head, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["head.safetensors"]
+    write_setfit_head(head, [f"c{number}" for number in range(count)], tmp_path)
     written = pickle.loads((tmp_path / "model_head.pkl").read_bytes())
     assert type(written) is LogisticRegression
     assert written.predict_proba(new.double().numpy()) == pytest.approx(likely.numpy(), abs=1e-5)
@@ -118,9 +124,7 @@ def test_the_head_is_that_of_scikit_learn(
 def test_a_folder_without_a_head_is_no_classifier(tmp_path: Path) -> None:
     with pytest.raises(TrainError, match=r"head\.safetensors, the classifier's head, cannot"):
         read_head(tmp_path)
-    write_head(
-        LogisticHead(torch.ones(1, 2).double(), torch.ones(1).double()), "ab", False, tmp_path
-    )
+    write_head(LogisticHead(torch.ones(1, 2).double(), torch.ones(1).double()), tmp_path)
     (tmp_path / "head.safetensors").write_bytes(b"cut")
     with pytest.raises(TrainError, match="cannot be read"):
         read_head(tmp_path)

@@ -38,6 +38,8 @@ class FewShotClassification(Options):
             repeats pairs of one class until they are as many as the others, and undersampling
             drops pairs of different classes.
         num_iterations: number of pairs of each kind for each row, instead of sampling_strategy.
+        setfit_head: True to save the head for SetFit, too: a pickle, which ftcluster.load and
+            `ftcluster export` refuse, because pickles may run code.
         validation_split_percentage: share in percent of the rows that become the validation set if
             the data have none.
     """
@@ -50,6 +52,7 @@ class FewShotClassification(Options):
     normalize: Literal["auto", True, False] = "auto"
     sampling_strategy: Literal["oversampling", "undersampling", "unique"] = "oversampling"
     num_iterations: int | None = limited(None, at_least=1)
+    setfit_head: bool = False
     validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
 
     # settings of embeddings that are no fields of this task
@@ -133,7 +136,8 @@ class FewShotClassificationSpec(TaskSpec[FewShotClassification]):
     pipeline = "sentence-similarity"
     scaled_by = {"normalize": ("loss",)}
     training_fields = (
-        *TaskSpec.training_fields, "num_samples", "sampling_strategy", "num_iterations"
+        *TaskSpec.training_fields, "num_samples", "sampling_strategy", "num_iterations",
+        "setfit_head",
     )  # fmt: skip
 
     def columns(

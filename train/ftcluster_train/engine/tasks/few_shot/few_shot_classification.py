@@ -33,7 +33,11 @@ from ftcluster_train.engine.tasks.embed.sentence_similarity import SentenceSimil
 from ftcluster_train.engine.tasks.embed.vectors import decoded
 from ftcluster_train.engine.tasks.few_shot.contrastive_pairs import contrastive_pairs
 from ftcluster_train.engine.tasks.few_shot.logistic_head import LogisticHead, fit_head
-from ftcluster_train.engine.tasks.few_shot.setfit_files import read_head, write_head
+from ftcluster_train.engine.tasks.few_shot.setfit_files import (
+    read_head,
+    write_head,
+    write_setfit_head,
+)
 from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.batch_context import context_of
@@ -220,7 +224,9 @@ class FewShotClassificationTask(SentenceSimilarityTask):
         config.save_pretrained(folder)
         embeddings = self._embeddings(model, self._shots["samples"])
         head = fit_head(embeddings, self._shots["classes"], len(names))
-        write_head(head, names, normalize=False, folder=folder)  # a module normalizes
+        write_head(head, folder)
+        if self.options.setfit_head:
+            write_setfit_head(head, names, folder)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def _embeddings(self, model: "PreTrainedModel", samples: Sequence[Sample]) -> torch.Tensor:

@@ -1,8 +1,9 @@
 """The files of a classifier's head: for ftcluster, and for SetFit.
 
-`head.safetensors` has the weights; ftcluster reads only this file. SetFit reads
-`config_setfit.json`, and unpickles `model_head.pkl`, a LogisticRegression of scikit-learn. This
-module writes the pickle without scikit-learn, and never reads one.
+`head.safetensors` has the weights; ftcluster reads only this file. On request the folder also has
+the files of SetFit: `config_setfit.json`, and `model_head.pkl`, a LogisticRegression of
+scikit-learn that SetFit unpickles. This module writes the pickle without scikit-learn, and never
+reads one.
 """
 
 import json
@@ -26,15 +27,19 @@ SET_STATE = b"b."
 SKLEARN = "1.9.1"
 
 
-def write_head(head: LogisticHead, names: Sequence[str], normalize: bool, folder: Path) -> None:
-    """Write the head's files into a model's folder.
+def write_head(head: LogisticHead, folder: Path) -> None:
+    """Write a head into a model's folder."""
+    save_file({"weight": head.weight, "bias": head.bias}, folder / WEIGHTS)
+
+
+def write_setfit_head(head: LogisticHead, names: Sequence[str], folder: Path) -> None:
+    """Write a head for SetFit into a model's folder.
 
     Args:
         names: class names by number.
-        normalize: True if SetFit must scale embeddings to length 1 before the head.
     """
-    save_file({"weight": head.weight, "bias": head.bias}, folder / WEIGHTS)
-    config = {"normalize_embeddings": normalize, "labels": [*names]}
+    # if embeddings have length 1, a module of sentence-transformers scales them
+    config = {"normalize_embeddings": False, "labels": [*names]}
     (folder / SETFIT).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     (folder / PICKLE).write_bytes(_pickled(head, len(names)))
 
