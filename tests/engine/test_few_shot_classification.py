@@ -47,7 +47,7 @@ def job_of(folder: Path, rows: list[Row], **changes: Any) -> Job:
 
 
 def test_a_trained_model_classifies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its folder gives the same probabilities in sentence-transformers and scikit-learn."""
+    """The saved folder gives the same probabilities in sentence-transformers and scikit-learn."""
     job = job_of(
         tmp_path, labelled(48, 1), batch_size=32, precision="fp32", max_steps=60,
         learning_rate=3e-3, eval_strategy="epoch", options={"setfit_head": True},
