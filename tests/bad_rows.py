@@ -71,6 +71,14 @@ BAD = {
         "dpo", {"prompt": "a", "chosen": "b", "rejected": "c"},
         {"prompt": "a", "chosen": "", "rejected": "c"}, "chosen is empty",
     ),
+    "neither liked nor disliked": BadRow(
+        "kto", {"prompt": "a", "completion": "b", "label": "up"},
+        {"prompt": "a", "completion": "b", "label": "4"}, "label is '4', not true (a liked answer)",
+    ),
+    "not judged": BadRow(
+        "kto", {"prompt": "a", "completion": "b", "label": "up"},
+        {"prompt": "a", "completion": "b", "label": ""}, "label is empty, not true",
+    ),
     "a tag too few": BadRow(
         "ner", {"tokens": ["a", "b"], "tags": ["B-X", "I-X"]},
         {"tokens": ["a", "b"], "tags": ["B-X"]}, "2 words in tokens, 1 in tags", flat=False,

@@ -15,12 +15,14 @@ from ftcluster_common.tasks.chat import InstructionTuning, PreferenceTuning
 from ftcluster_common.tasks.classify import TextClassification
 from ftcluster_common.tasks.distill import TextDistillation
 from ftcluster_common.tasks.embed import SentenceSimilarity
+from ftcluster_common.tasks.few_shot import FewShotClassification
 from ftcluster_common.tasks.lm import CausalLm, MaskedLm
 from ftcluster_common.tasks.ner import TokenClassification
 from ftcluster_common.tasks.rerank import TextRanking
 from ftcluster_common.tasks.seq2seq import Seq2SeqLm
 from ftcluster_common.tasks.spec import Options
 from ftcluster_common.tasks.squad import QuestionAnswering
+from ftcluster_common.tasks.unpaired import UnpairedPreferenceTuning
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import rank
 from ftcluster_train.engine.checkpoints import save_model
@@ -48,8 +50,10 @@ OPTIONS: dict[str, Options] = {
     "masked-lm": MaskedLm(max_length=16),
     "sentence-similarity": SentenceSimilarity(max_length=24),
     "text-ranking": TextRanking(max_length=32),
+    "few-shot-classification": FewShotClassification(max_length=24),
     "instruction-tuning": InstructionTuning(max_length=40),
     "preference-tuning": PreferenceTuning(max_length=40),
+    "unpaired-preference-tuning": UnpairedPreferenceTuning(max_length=40),
     "text-distillation": TextDistillation(max_length=32),
     "seq2seq-lm": Seq2SeqLm(max_source_length=32, max_target_length=12),
 }

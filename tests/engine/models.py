@@ -133,8 +133,10 @@ MODEL_CLASSES = {
     "masked-lm": AutoModelForMaskedLM,
     "sentence-similarity": AutoModel,
     "text-ranking": AutoModelForSequenceClassification,
+    "few-shot-classification": AutoModel,
     "instruction-tuning": AutoModelForCausalLM,
     "preference-tuning": AutoModelForCausalLM,
+    "unpaired-preference-tuning": AutoModelForCausalLM,
     "seq2seq-lm": AutoModelForSeq2SeqLM,
     "text-distillation": AutoModelForSequenceClassification,
 }

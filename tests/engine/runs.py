@@ -99,6 +99,15 @@ def preferences(count: int, seed: int) -> list[Row]:
     return rows
 
 
+def judgements(count: int, seed: int) -> list[Row]:
+    """Liked answers repeat the prompt's last word."""
+    rows: list[Row] = []
+    for number, row in enumerate(preferences(count, seed)):
+        answer = row["rejected"] if number % 3 else row["chosen"]
+        rows.append({"prompt": row["prompt"], "completion": answer, "label": number % 3 == 0})
+    return rows
+
+
 def questions(count: int, seed: int) -> list[Row]:
     """Write contexts longer than a feature; every fourth question has no answer."""
     draw = random.Random(seed)

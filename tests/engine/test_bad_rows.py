@@ -13,6 +13,7 @@ from ftcluster_common.tasks.ner import TokenClassification
 from ftcluster_common.tasks.rerank import TextRanking
 from ftcluster_common.tasks.spec import Options
 from ftcluster_common.tasks.squad import QuestionAnswering
+from ftcluster_common.tasks.unpaired import UnpairedPreferenceTuning
 from ftcluster_train.engine.data.sources import check_rows, load_rows
 from ftcluster_train.errors import TrainError
 from tests.bad_rows import BAD, check_said
@@ -20,7 +21,7 @@ from tests.bad_rows import BAD, check_said
 OPTIONS: dict[str, Options] = {
     "classify": TextClassification(), "squad": QuestionAnswering(), "embed": SentenceSimilarity(),
     "ner": TokenClassification(), "rerank": TextRanking(), "sft": InstructionTuning(),
-    "dpo": PreferenceTuning(),
+    "dpo": PreferenceTuning(), "kto": UnpairedPreferenceTuning(),
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from ftcluster_common.protocol.job import Job
 from ftcluster_common.tasks.chat import PreferenceTuning
 from ftcluster_kernels.cross_entropy import token_losses
+from ftcluster_train.comm.traffic import Traffic
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import evaluation
 from ftcluster_train.engine.adapters import add_adapters, linear_layers
@@ -268,3 +269,84 @@ def test_loss_and_gradients_are_those_of_trl(
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     for (name, one), other in zip(model.named_parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("loss_type", ["orpo", "simpo", "simpo with smoothing"])
+def test_losses_without_a_reference_are_those_of_trl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss_type: str
+) -> None:
+    """TRL's trainers get our tokens, because theirs have no chat template's end of a message."""
+    monkeypatch.syspath_prepend(COMPARED)
+    from datasets import Dataset
+    from trl.experimental.cpo import CPOConfig, CPOTrainer
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+    model = make_model("llama", TASK)
+    tokenizer = make_tokenizer()
+    rows = pairs(6)
+    smoothing = 0.2 if "smoothing" in loss_type else 0.0
+    common = {
+        "output_dir": str(tmp_path / "trl"), "use_cpu": True, "bf16": False, "report_to": "none",
+        "beta": 0.7, "remove_unused_columns": False,
+    }  # fmt: skip
+    options: dict[str, Any] = {"beta": 0.7, "loss_type": loss_type.partition(" ")[0]}
+    if loss_type == "orpo":
+        kind, settings = ORPOTrainer, ORPOConfig(**common)
+    else:
+        options["simpo_gamma"] = 0.4
+        kind, settings = CPOTrainer, CPOConfig(
+            loss_type="simpo", simpo_gamma=0.4, cpo_alpha=0.0, label_smoothing=smoothing, **common
+        )  # fmt: skip
+    theirs = copy.deepcopy(model)
+    trainer = kind(
+        theirs, args=settings, train_dataset=Dataset.from_list(rows), processing_class=tokenizer
+    )
+    job = job_of(tmp_path, rows, options=options, label_smoothing_factor=smoothing)
+    samples = list(Samples(Path(prepare(job).samples) / "train"))
+    expected, logged = trainer.get_batch_loss_metrics(theirs.train(), batch_for_trl(samples))
+    expected.backward()
+
+    task = make_task_of(job)
+    assert not task.needs_reference
+    task.use_fused_loss(model)
+    total = 0.0
+    with task.evaluation_kernels(model.train()):
+        parts = [samples[:2], samples[2:]]  # the loss is that of the whole step
+        task.begin_step(parts, lambda _: pytest.fail("there is no further pass"), Traffic())
+        for part in parts:
+            batch = task.collate(part)
+            loss = task.loss(model(**batch.inputs), batch.targets) / len(samples)
+            loss.backward()
+            total += loss.item()
+    assert total == pytest.approx(expected.item(), rel=1e-5)
+    for (name, ours), other in zip(model.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, other.grad, rtol=1e-3, atol=1e-6, msg=name)
+    with torch.no_grad():
+        metrics = task.score(task.predict(model.eval(), samples, bf16=False), samples)
+    assert metrics == pytest.approx(
+        {
+            "loss": expected.item(), "accuracy": logged["rewards/accuracies"],
+            "margin": logged["rewards/margins"],
+        },
+        rel=1e-4, abs=1e-6,
+    )  # fmt: skip
+
+
+def batch_for_trl(samples: list[Any]) -> dict[str, torch.Tensor]:
+    """Return padded tokens, masks and labels of both answers, as TRL's collator names them."""
+    batch = {}
+    for place, name in enumerate(("chosen", "rejected")):
+        tokens, labels = [], []
+        for sample in samples:
+            border = sample["documents"][0]
+            begin, end = (0, border) if not place else (border, len(sample["input_ids"]))
+            ids = sample["input_ids"][begin:end]
+            tokens.append(torch.tensor(ids))
+            targets = {target - begin for target in sample["targets"]}
+            labels.append(torch.tensor([ids[i] if i in targets else -100 for i in range(len(ids))]))
+        pad = torch.nn.utils.rnn.pad_sequence
+        masks = [torch.ones_like(ids) for ids in tokens]
+        batch[f"{name}_input_ids"] = pad(tokens, batch_first=True)
+        batch[f"{name}_attention_mask"] = pad(masks, batch_first=True)
+        batch[f"{name}_labels"] = pad(labels, batch_first=True, padding_value=-100)
+    return batch

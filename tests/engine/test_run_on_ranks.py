@@ -21,6 +21,7 @@ from tests.engine.runs import (
     Row,
     classes,
     completions,
+    judgements,
     make_whole_job,
     numbers,
     preferences,
@@ -102,6 +103,10 @@ KINDS = {
         "sentence-similarity", "bert", triplets, {},
         ("ndcg_at_10", "mrr_at_10", "accuracy_at_1", "recall_at_10", "recall_at_100"),
     ),
+    "few labels": Kind(
+        "few-shot-classification", "bert", classes, {"num_iterations": 1},
+        ("accuracy", "f1_macro", "loss"),
+    ),
     "without packing": Kind(
         "instruction-tuning", "bloom", completions, {"chat_template": False},
         ("loss", "perplexity"),
@@ -113,6 +118,14 @@ KINDS = {
     "preferences": Kind(
         "preference-tuning", "gpt2", preferences, {"chat_template": False},
         ("loss", "accuracy", "margin"),
+    ),
+    "odds ratios": Kind(
+        "preference-tuning", "gpt2", preferences, {"chat_template": False, "loss_type": "orpo"},
+        ("loss", "accuracy", "margin"),
+    ),
+    "judgements": Kind(
+        "unpaired-preference-tuning", "gpt2", judgements, {"chat_template": False},
+        ("loss", "kl", "chosen_reward", "rejected_reward", "margin"),
     ),
     "distilled classes": Kind(
         "text-distillation", "bert", half_labelled, {},

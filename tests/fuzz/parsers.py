@@ -68,8 +68,10 @@ from ftcluster.text.printable import printable
 from ftcluster.user_script.requirements import read_requirements
 from ftcluster_common.data.conversations import (
     ConversationColumns,
+    JudgedColumns,
     PreferenceColumns,
     read_conversation,
+    read_judged_conversation,
     read_preference,
 )
 from ftcluster_common.data.data_files import DataError, Table, files_of
@@ -815,6 +817,13 @@ PARSERS = {
         of_json(lambda row: read_preference(row, PreferenceColumns("chosen", "rejected", ""))
                 if isinstance(row, dict) else None),
         (dumped({"chosen": MESSAGES, "rejected": MESSAGES}),),
+        (DataError,),
+    ),
+    "judged conversation": Parser(
+        of_json(lambda row: read_judged_conversation(
+            row, JudgedColumns(ConversationColumns("messages"), "label")
+        ) if isinstance(row, dict) else None),
+        (dumped({"messages": MESSAGES, "label": "thumbs_up"}),),
         (DataError,),
     ),
     **{

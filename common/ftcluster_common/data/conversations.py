@@ -5,10 +5,11 @@ output), Dolly (instruction, context, response) and hh-rlhf (texts with Human: a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ftcluster_common.data.data_files import DataError, Row, found_columns
+from ftcluster_common.data.columns import as_flag
+from ftcluster_common.data.data_files import DataError, Row, found_columns, short
 from ftcluster_common.data.messages import (
     ASSISTANT,
     Message,
@@ -204,3 +205,78 @@ def read_preference(
             raise DataError(f"{name} has no separate message of the role {ASSISTANT}")
     chosen, rejected = conversations
     return chosen, rejected
+
+
+class JudgedColumns(NamedTuple):
+    """The columns of a conversation and of the label of its last answer."""
+
+    conversation: ConversationColumns
+    label: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the configured column names, without empty ones."""
+        return (*self.conversation.names, self.label)
+
+
+# cells with users' judgements besides the flags of `as_flag`
+JUDGEMENTS = {
+    "up": True, "thumbs up": True, "thumbsup": True, "thumb up": True, "like": True, "liked": True,
+    "good": True, "positive": True, "desirable": True, "chosen": True, "yes": True,
+    "+1": True, "\N{THUMBS UP SIGN}": True,
+    "down": False, "thumbs down": False, "thumbsdown": False, "thumb down": False,
+    "dislike": False, "disliked": False, "bad": False, "negative": False, "undesirable": False,
+    "rejected": False, "no": False, "-1": False, "\N{THUMBS DOWN SIGN}": False,
+}  # fmt: skip
+
+
+def as_judgement(cell: Any) -> bool | None:
+    """Return True for a cell of a liked answer, False for a disliked one, None for other cells.
+
+    >>> as_judgement(True), as_judgement("thumbs_down"), as_judgement(-1), as_judgement(4)
+    (True, False, False, None)
+    """
+    flag = as_flag(cell)
+    if flag is not None:
+        return flag
+    text = str(cell).strip().lower().replace("_", " ").replace("-", " ").replace("  ", " ")
+    return JUDGEMENTS.get(str(cell).strip().lower(), JUDGEMENTS.get(text))
+
+
+def read_judged_conversation(
+    row: Row, columns: JudgedColumns, chat_template: bool = True
+) -> tuple[Conversation, bool]:
+    """Return the conversation of a row, and True if users liked its last answer.
+
+    Only the last answer contributes to the loss. In messages this is the last message.
+
+    Args:
+        chat_template: False if prompt and completion must be plain texts.
+
+    Raises:
+        DataError: a column is missing, a message is invalid, the last message is not the
+            assistant's, or the label is neither true nor false. The message names the column.
+    """
+    _need(row, columns.names)
+    conversation = read_conversation(row, columns.conversation, chat_template)
+    name = columns.conversation.messages
+    if name:
+        last = len(conversation.messages) - 1
+        if conversation.messages[last]["role"] != ASSISTANT:
+            raise DataError(
+                f"{name} ends with a message of the role {conversation.messages[last]['role']}, "
+                f"not with the {ASSISTANT}'s answer that the label judges"
+            )
+        if not last:
+            raise DataError(f"{name} has no message before the answer")
+        conversation = replace(conversation, first=last)
+    cell = row[columns.label]
+    is_good = as_judgement(cell)
+    if is_good is None:
+        what = "empty" if cell is None or not str(cell).strip() else f"{short(cell)}"
+        raise DataError(
+            f"{columns.label} is {what}, not true (a liked answer) or false (a disliked one)"
+        )
+    if not conversation.target_messages:
+        raise DataError(f"{name} has a last message that does not contribute to the loss")
+    return conversation, is_good

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from ftcluster_common.data.column_uses import Columns
 from ftcluster_common.data.conversations import (
@@ -54,22 +54,31 @@ class DecoderTuning(Adapters):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InstructionTuning(DecoderTuning):
-    """Trains a decoder to answer; only the answers' tokens contribute to the loss.
-
-    A row has a conversation, or a prompt and its completion.
+class Conversations(DecoderTuning):
+    """Fields of the tasks whose rows have a conversation, or a prompt and its completion.
 
     Attributes:
         messages_column: column with lists of messages, each with a role and content. Default: found
             by its name.
         completion_column: column with the answers to the prompts, as texts or lists of messages.
             Default: found by its name.
-        packing: True to put several conversations into a sample, up to max_length tokens together.
-            Conversations do not see each other.
     """
 
     messages_column: str | None = None
     completion_column: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstructionTuning(Conversations):
+    """Trains a decoder to answer; only the answers' tokens contribute to the loss.
+
+    A row has a conversation, or a prompt and its completion.
+
+    Attributes:
+        packing: True to put several conversations into a sample, up to max_length tokens together.
+            Conversations do not see each other.
+    """
+
     packing: bool = False
 
 
@@ -77,22 +86,30 @@ class InstructionTuning(DecoderTuning):
 class PreferenceTuning(DecoderTuning):
     """Trains a decoder to prefer one of two answers (DPO, Rafailov et al. 2023).
 
-    A row has a prompt and two answers, or two conversations that begin alike.
+    A row has a prompt and two answers, or two conversations that begin alike. Losses and fields are
+    as in TRL.
 
     Attributes:
         chosen_column: column with the preferred answers, as texts or lists of messages.
         rejected_column: column with the other answers.
-        beta: strength with which the model is held at its initial state.
+        loss_type: loss function. sigmoid is DPO's. orpo (Hong et al. 2024) adds the odds ratio of
+            both answers to the loss of instruction tuning; simpo (Meng et al. 2024) compares mean
+            log-probabilities. orpo and simpo need no log-probabilities of the initial model.
+        beta: strength with which DPO holds the model at its initial state; for orpo the weight of
+            the odds ratio; for simpo the scale of the margin, 2 to 2.5 in its paper.
+        simpo_gamma: margin that simpo asks for.
         disable_dropout: True to train without dropout, also of adapters, as in TRL.
     """
 
     chosen_column: str = "chosen"
     rejected_column: str = "rejected"
+    loss_type: Literal["sigmoid", "orpo", "simpo"] = "sigmoid"
     beta: float = limited(0.1, above=0)
+    simpo_gamma: float = limited(0.5, at_least=0)
     disable_dropout: bool = True
 
 
-def conversation_columns(options: InstructionTuning, columns: Sequence[str]) -> ConversationColumns:
+def conversation_columns(options: Conversations, columns: Sequence[str]) -> ConversationColumns:
     """Return the columns with conversations.
 
     Raises:
@@ -203,9 +220,35 @@ class DecoderTuningSpec(TaskSpec[Chats]):
         return use_pipeline(self.pipeline)
 
 
-def _uses(named: ConversationColumns | PreferenceColumns, columns: Sequence[str]) -> Columns:
+def uses_of(named: ConversationColumns | PreferenceColumns, columns: Sequence[str]) -> Columns:
+    """Return the columns with conversations by their use, with a column of tools."""
     uses = {use: (name,) for use, name in named._asdict().items() if name}
     return {**uses, "tools": tuple(name for name in columns if name == "tools")}
+
+
+def two_forms(options: Conversations) -> Iterator[Contradiction]:
+    """Yield an error for two forms of rows at once, and for messages without a template."""
+    pair = [name for name in ("prompt_column", "completion_column") if getattr(options, name)]
+    if options.messages_column and pair:
+        yield (
+            pair[0],
+            "rows have either messages (messages_column) or a prompt and a completion",
+        )
+    if options.messages_column and not options.chat_template:
+        yield "messages_column", "messages need a chat template: chat_template: true"
+
+
+def not_evaluated(model: str) -> tuple[str, str]:
+    """Return why a model cannot be evaluated with preferences, and advice to use its answers.
+
+    Args:
+        model: name of the model as the user typed it.
+    """
+    return (
+        "preferences are measured relative to the model before its training",
+        "see the evaluations of its training; for the loss on answers: ftcluster evaluate "
+        f"sft --model {model}",
+    )
 
 
 class InstructionTuningSpec(DecoderTuningSpec[InstructionTuning]):
@@ -223,7 +266,7 @@ class InstructionTuningSpec(DecoderTuningSpec[InstructionTuning]):
         answered: bool,
     ) -> Columns:
         """Find the columns with messages, or with prompts and completions."""
-        return _uses(conversation_columns(options, columns), columns)
+        return uses_of(conversation_columns(options, columns), columns)
 
     def row_check(
         self,
@@ -253,14 +296,8 @@ class InstructionTuningSpec(DecoderTuningSpec[InstructionTuning]):
 
     def contradictions(self, options: InstructionTuning) -> Iterator[Contradiction]:
         """Yield an error for two forms of rows at once, and for messages without a template."""
-        pair = [name for name in ("prompt_column", "completion_column") if getattr(options, name)]
-        if options.messages_column and pair:
-            yield (
-                pair[0],
-                "rows have either messages (messages_column) or a prompt and a completion",
-            )
-        if options.messages_column and not options.chat_template:
-            yield "messages_column", "messages need a chat template: chat_template: true"
+        yield from two_forms(options)
+        yield from super().contradictions(options)
 
 
 class PreferenceTuningSpec(DecoderTuningSpec[PreferenceTuning]):
@@ -269,8 +306,12 @@ class PreferenceTuningSpec(DecoderTuningSpec[PreferenceTuning]):
     name = "preference-tuning"
     fields = PreferenceTuning
     recipe = "dpo"
-    compares_with_start = True
-    scaled_by = {"beta": ("loss", "margin"), "label_smoothing_factor": ("loss",)}
+    scaled_by = {
+        "beta": ("loss", "margin"),
+        "simpo_gamma": ("loss",),
+        "label_smoothing_factor": ("loss",),
+        "loss_type": ("loss", "margin"),
+    }
 
     def columns(
         self,
@@ -279,7 +320,7 @@ class PreferenceTuningSpec(DecoderTuningSpec[PreferenceTuning]):
         answered: bool,
     ) -> Columns:
         """Find the columns with the prompt and both answers."""
-        return _uses(preference_columns(options, columns), columns)
+        return uses_of(preference_columns(options, columns), columns)
 
     def row_check(
         self,
@@ -311,10 +352,20 @@ class PreferenceTuningSpec(DecoderTuningSpec[PreferenceTuning]):
         """Return 2, because the model reads both answers."""
         return 2
 
-    def why_not_evaluated(self, model: str) -> tuple[str, str]:
-        """Return advice to measure the loss on answers, which `ftcluster evaluate` supports."""
-        return (
-            "preferences are measured relative to the model before its training",
-            "see the evaluations of its training; for the loss on answers: ftcluster evaluate "
-            f"sft --model {model}",
-        )
+    def compares_with_start(self, options: PreferenceTuning) -> bool:
+        """Return True for DPO's loss."""
+        return options.loss_type == "sigmoid"
+
+    def smooths_labels(self, options: PreferenceTuning) -> bool:
+        """Return True unless the loss is ORPO's, which has no labels."""
+        return options.loss_type != "orpo"
+
+    def contradictions(self, options: PreferenceTuning) -> Iterator[Contradiction]:
+        """Yield an error for SimPO's margin without SimPO."""
+        if options.simpo_gamma != PreferenceTuning.simpo_gamma and options.loss_type != "simpo":
+            yield "simpo_gamma", "simpo_gamma is for loss_type: simpo"
+        yield from super().contradictions(options)
+
+    def why_not_evaluated(self, options: PreferenceTuning, model: str) -> tuple[str, str] | None:
+        """Return advice to measure the loss on answers if the loss needs the initial model."""
+        return not_evaluated(model) if self.compares_with_start(options) else None

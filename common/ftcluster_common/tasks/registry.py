@@ -6,12 +6,14 @@ from ftcluster_common.tasks.chat import InstructionTuningSpec, PreferenceTuningS
 from ftcluster_common.tasks.classify import TextClassificationSpec
 from ftcluster_common.tasks.distill import TextDistillationSpec
 from ftcluster_common.tasks.embed import SentenceSimilaritySpec
+from ftcluster_common.tasks.few_shot import FewShotClassificationSpec
 from ftcluster_common.tasks.lm import CausalLmSpec, MaskedLmSpec
 from ftcluster_common.tasks.ner import TokenClassificationSpec
 from ftcluster_common.tasks.rerank import TextRankingSpec
 from ftcluster_common.tasks.seq2seq import Seq2SeqLmSpec
 from ftcluster_common.tasks.spec import Options, TaskSpec
 from ftcluster_common.tasks.squad import QuestionAnsweringSpec
+from ftcluster_common.tasks.unpaired import UnpairedPreferenceTuningSpec
 
 AnyTask = TaskSpec[Any]
 
@@ -21,8 +23,9 @@ DEFAULT_TASK = TextClassificationSpec.name
 # order of the tasks in messages; other tasks follow
 LISTED = (
     "text-classification", "token-classification", "question-answering", "causal-lm", "masked-lm",
-    "sentence-similarity", "text-ranking", "instruction-tuning", "preference-tuning", "seq2seq-lm",
-    "text-distillation",
+    "sentence-similarity", "text-ranking", "instruction-tuning", "preference-tuning",
+    "unpaired-preference-tuning", "seq2seq-lm", "text-distillation",
+    "few-shot-classification",
 )  # fmt: skip
 
 
@@ -76,7 +79,8 @@ def task_names() -> tuple[str, ...]:
 # if several tasks have the same field, the last task's description is shown
 for _spec in (
     TextClassificationSpec(), QuestionAnsweringSpec(), CausalLmSpec(), SentenceSimilaritySpec(),
-    TextRankingSpec(), InstructionTuningSpec(), PreferenceTuningSpec(), Seq2SeqLmSpec(),
-    TokenClassificationSpec(), MaskedLmSpec(), TextDistillationSpec(),
+    TextRankingSpec(), InstructionTuningSpec(), PreferenceTuningSpec(),
+    UnpairedPreferenceTuningSpec(), Seq2SeqLmSpec(), TokenClassificationSpec(), MaskedLmSpec(),
+    TextDistillationSpec(), FewShotClassificationSpec(),
 ):  # fmt: skip
     register(_spec)

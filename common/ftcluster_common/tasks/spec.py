@@ -118,8 +118,6 @@ class TaskSpec(ABC, Generic[Fields]):
         model_kind: kind of model that the task trains.
         file_kinds: extensions of files that the task reads besides tables.
         predicts_tokens: True if the loss is over the vocabulary.
-        compares_with_start: True if the loss compares the model with its state before the first
-            step.
         generates: True if the trained model answers prompts.
         makes_tokenizer: True if a training from scratch trains a tokenizer on the data.
         against_ipex: reason why IPEX cannot optimize the model, or "".
@@ -145,7 +143,6 @@ class TaskSpec(ABC, Generic[Fields]):
     model_kind: Literal["any", "decoder", "encoder-decoder"] = "any"
     file_kinds: tuple[str, ...] = ()
     predicts_tokens: bool = False
-    compares_with_start: bool = False
     generates: bool = False
     makes_tokenizer: bool = False
     against_ipex: str = ""
@@ -313,6 +310,10 @@ class TaskSpec(ABC, Generic[Fields]):
         """Return True if the loss of a row depends on the other rows of the batch."""
         return False
 
+    def compares_with_start(self, options: Fields) -> bool:
+        """Return True if the loss compares the model with its state before the first step."""
+        return False
+
     def uses_chat_template(self, options: Fields) -> bool:
         """Return True if texts are rendered with the model's chat template."""
         return False
@@ -373,7 +374,7 @@ class TaskSpec(ABC, Generic[Fields]):
         """
         return self.pipeline or self.name
 
-    def why_not_evaluated(self, model: str) -> tuple[str, str] | None:
+    def why_not_evaluated(self, options: Fields, model: str) -> tuple[str, str] | None:
         """Return why `ftcluster evaluate` cannot measure a model, with advice; None if it can.
 
         Args:

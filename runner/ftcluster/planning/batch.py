@@ -85,7 +85,7 @@ class StepWorkload:
         tokens = min(recipe.max_length, longest)  # longer texts are truncated, see tasks.base
         training, spec = recipe.training, recipe.spec
         # the loss compares outputs with those of the initial model, or with those of a teacher
-        compared = spec.compares_with_start or recipe.teacher is not None
+        compared = spec.compares_with_start(recipe.options) or recipe.teacher is not None
         evaluates = compared or training.eval_strategy != "no" or training.eval_on_start
         most = training.per_device_eval_batch_size
         return cls(

@@ -101,11 +101,11 @@ def nearest(name: str, keys: Collection[str]) -> str:
 
     The last parts of the name and of the key are compared. A key is similar if its last part is
     spelled similarly. A key is also similar if the name is one of the words of its last part, or
-    the initials of these words.
+    the initials of these words, unless a word is a single letter.
 
     >>> nearest("training.epochs", ["seed", "training.num_train_epochs"])
     'training.num_train_epochs'
-    >>> nearest("lr", ["training.learning_rate"])
+    >>> nearest("lr", ["lora_r", "training.learning_rate"])
     'training.learning_rate'
     >>> nearest("training.bogus", ["seed", "training.num_train_epochs"])
     ''
@@ -115,7 +115,8 @@ def nearest(name: str, keys: Collection[str]) -> str:
     close = difflib.get_close_matches(last, last_parts, n=1, cutoff=0.75)
     for part in sorted(last_parts, key=len):
         words = part.split("_")
-        if last in words or last == "".join(word[:1] for word in words):
+        initials = "".join(word[:1] for word in words if len(word) > 1)
+        if last in words or (last == initials and len(initials) == len(words)):
             close.append(part)
     return last_parts[close[0]] if close else ""
 

@@ -143,7 +143,7 @@ def test_a_field_with_several_meanings_names_their_tasks(shell: Shell) -> None:
     rows = json.loads(output(shell, "recipes", "--fields", "--json"))
     [length] = [row["meaning"] for row in rows if row["field"] == "max_length"]
     assert "text-classification, text-distillation: maximum tokens of a row's texts" in length
-    assert "instruction-tuning, preference-tuning: maximum tokens of a conversation" in length
+    assert "preference-tuning, unpaired-preference-tuning: maximum tokens of a conver" in length
     assert "text-ranking: " in length
 
 

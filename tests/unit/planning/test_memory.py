@@ -99,6 +99,19 @@ def test_samples_are_no_longer_than_the_model_takes() -> None:
     assert found == [5000, 5000, 512, 5000]
 
 
+@pytest.mark.parametrize(("loss", "evaluates"), [("sigmoid", True), ("orpo", False)])
+def test_only_losses_with_a_reference_compute_it_before_the_training(
+    loss: str, evaluates: bool
+) -> None:
+    recipe = load_recipe("dpo", [f"loss_type={loss}", "training.eval_strategy=no"])
+    batch = StepWorkload.of(recipe, "bf16", ModelSize(*MINI, HEADS), ipex=False)
+    assert bool(batch.evaluated) == evaluates
+    assert batch.texts == 2
+    judged = load_recipe("kto", ["training.eval_strategy=no"])
+    batch = StepWorkload.of(judged, "bf16", ModelSize(*MINI, HEADS), ipex=False)
+    assert (bool(batch.evaluated), batch.texts) == (True, 1)
+
+
 def test_of_adapters_only_these_are_trained() -> None:
     """A model with 8 billion weights fits into 20 GB if only adapters are trained."""
     size = ModelSize(8_030 * 10**6, 32, 4096, 32, 128_256)

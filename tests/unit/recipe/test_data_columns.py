@@ -46,6 +46,18 @@ QUESTION = {"question": "When?", "context": "1973", "answers": {"text": [], "ans
              UNREAD: ("score",)},
         ),
         (
+            "kto", {"question": "a", "answer": "b", "thumbs_up": 1, "score": 1},
+            {"prompt": ("question",), "completion": ("answer",), "label": ("thumbs_up",),
+             UNREAD: ("score",)},
+            {"prompt": ("question",), "completion": ("answer",), "label": ("thumbs_up",),
+             UNREAD: ("score",)},
+        ),
+        (
+            "few-shot", {"review": "a", "category": "b", "id": 1},
+            {"text": ("review",), "label": ("category",), UNREAD: ("id",)},
+            {"text": ("review",), UNREAD: ("category", "id")},
+        ),
+        (
             "rerank", {"query": "a", "text": "b", "label": 1},
             {"query": ("query",), "text": ("text",), "label": ("label",)},
             {"query": ("query",), "text": ("text",), UNREAD: ("label",)},

@@ -27,6 +27,8 @@ SFT = load_recipe("sft")
 PLAIN = load_recipe("sft", ["chat_template=false"])
 DPO = load_recipe("dpo")
 PLAIN_DPO = load_recipe("dpo", ["chat_template=false"])
+KTO = load_recipe("kto")
+FEW_SHOT = load_recipe("few-shot", ["num_samples=null"])
 FOUND = replace(MRPC, options=TextClassification())
 NAMED = replace(MRPC, options=TextClassification(label_columns=("bad", "worse")))
 SKIPS = replace(MRPC, options=TextClassification(skip_incomplete=True))
@@ -87,6 +89,15 @@ def problems_of(folder: Path, recipe: Recipe = MRPC) -> str:
         (DPO, [{"prompt": "a", "chosen": [ASKS, ANSWERS], "rejected": [ASKS, ANSWERS]}]),
         (DPO, [{"prompt": "a", "chosen": [ANSWERS], "rejected": [ANSWERS, ASKS, ANSWERS]}]),
         (PLAIN_DPO, [{"prompt": "a", "chosen": "b", "rejected": "c"}]),
+        (
+            KTO,
+            [
+                {"prompt": "a", "completion": "b", "label": label}
+                for label in (True, False, 1, "0", "thumbs_up", "Down", "\N{THUMBS UP SIGN}", -1)
+            ],
+        ),
+        (KTO, [{"messages": [ASKS, ANSWERS], "label": label} for label in (True, False)]),
+        (FEW_SHOT, [{"text": "a", "label": label} for label in ("x", "x", "y")]),
     ],
 )
 def test_good_folders(tmp_path: Path, recipe: Recipe, rows: list[Any]) -> None:
@@ -140,11 +151,30 @@ def test_good_folders(tmp_path: Path, recipe: Recipe, rows: list[Any]) -> None:
         ]),
         (DPO, {"question": "a", "answer": "b"}, []),
         (PLAIN_DPO, {"prompt": "a", "chosen": "b", "rejected": "c"}, [{"prompt": [ASKS]}]),
+        (KTO, {"prompt": "a", "completion": "b", "label": True}, [
+            {"label": None}, {"label": 4}, {"label": ""}, {"label": "maybe"}, {"completion": ""},
+        ]),
+        (KTO, {"messages": [ASKS, ANSWERS], "label": True}, [
+            {"messages": [ANSWERS]}, {"messages": [ASKS, ANSWERS, ASKS]},
+            {"messages": [ASKS, {**ANSWERS, "weight": 0}]},
+        ]),
+        (KTO, {"prompt": "a", "completion": "b"}, []),
+        (KTO, {"prompt": "a", "completion": "b", "label": True}, []),
+        (KTO, {"prompt": "a", "completion": "b", "label": "down"}, []),
+        (FEW_SHOT, {"text": "a", "label": "x"}, [
+            {"label": ""}, {"label": None}, {"label": 0.5}, {"text": 3},
+        ]),
+        (FEW_SHOT, {"text": "a", "label": "x"}, [{}]),
+        (FEW_SHOT, {"text": "a", "label": "x"}, [{"label": "y"}]),
+        (FEW_SHOT, {"text": "a", "label": "x"}, [{"label": "y"}, *[{}] * 1400]),
+        (FEW_SHOT, {"sentence1": "a", "sentence2": "b", "label": "x"}, []),
     ],
     ids=["classes", "texts", "lists", "columns", "numbers", "answers", "text", "search", "ranking",
          "no labels", "messages", "completions", "no template", "messages without template",
          "no conversations", "preferences", "preferred conversations", "no preferences",
-         "preferences as texts"],
+         "preferences as texts", "judged answers", "judged messages", "no judgements",
+         "only liked answers", "only disliked answers", "few labels", "one class",
+         "one row of each class", "many rows", "pairs for few labels"],
 )  # fmt: skip
 def test_rows(tmp_path: Path, recipe: Recipe, good: Any, changes: list[Any], said: Said) -> None:
     rows = [good, *({**good, **change} for change in changes)]
@@ -277,7 +307,20 @@ HARMFUL = {
 
 
 @pytest.mark.parametrize(
-    "name", ["mrpc", "squad", "sft", "dpo", "embed", "rerank", "seq2seq", "distill", "clm"]
+    "name",
+    [
+        "mrpc",
+        "squad",
+        "sft",
+        "dpo",
+        "kto",
+        "few-shot",
+        "embed",
+        "rerank",
+        "seq2seq",
+        "distill",
+        "clm",
+    ],
 )
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv"])
 def test_data_that_were_made_to_harm_are_refused_or_read(

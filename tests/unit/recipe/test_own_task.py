@@ -94,7 +94,7 @@ def test_what_is_wrong_with_it_is_reported_with_its_place() -> None:
         "training.metric_for_best_model=f1": "not a metric of this task: loss, mean_error",
         "doc_stride=3": "'doc_stride' belongs to question-answering, token-classification",
         "teacher=m": "and only they: teacher=DIR",
-        "task=word-counts": "text-distillation, word-count, got 'word-counts'",
+        "task=word-counts": "few-shot-classification, word-count, got 'word-counts'",
     }.items():
         with pytest.raises(RecipeError) as caught:
             recipe_of(override)

@@ -61,6 +61,6 @@ def test_rows_of_the_page_are_taken() -> None:
 
 
 def test_each_task_has_a_command_of_the_page() -> None:
-    recipes = set(re.findall(r"`(?:ftcluster )?train (\w+)", OWN_DATA))
+    recipes = set(re.findall(r"`(?:ftcluster )?train ([\w-]+)", OWN_DATA))
     needed = {spec.recipe for name, spec in TASKS.items() if name != "text-distillation"}
     assert needed <= recipes

@@ -33,6 +33,12 @@ def gather_rows(rows: torch.Tensor, counts: Sequence[int], traffic: Traffic) -> 
     return gathered
 
 
+def sum_over_ranks(values: torch.Tensor, traffic: Traffic) -> torch.Tensor:
+    """Return the sum of a vector over all ranks, without gradients; every rank must call this."""
+    counts = [1] * dist.get_world_size()
+    return gather_rows(values.detach()[None], counts, traffic).sum(0)
+
+
 class _GatherRows(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(

@@ -172,6 +172,8 @@ class TrainingStep:
 
     def _add_gradients(self, batch: StepBatch) -> float:
         """Run forward and backward passes; the last backward pass all-reduces the gradients."""
+        with torch.no_grad():
+            self._task.begin_step(batch.parts, self._forward, self._optimizer.traffic)
         total = 0.0
         for number, part in enumerate(batch.parts, start=1):
             loss = self._task.loss(*self._forward(part))

@@ -22,7 +22,7 @@ class EvaluateRequest(TrainedModelRequest):
 
     def refusal(self, recipe: Recipe) -> UsageError | None:
         """Return an error if the task cannot evaluate its model."""
-        reason = recipe.spec.why_not_evaluated(str(self.model))
+        reason = recipe.spec.why_not_evaluated(recipe.options, str(self.model))
         return UsageError(*reason) if reason else None
 
 

@@ -453,6 +453,17 @@ class Task(ABC):
     def collate(self, samples: Sequence[Sample]) -> Batch:
         """Return samples as tensors of shape (len(samples), tokens of the longest sample)."""
 
+    def begin_step(
+        self, parts: Sequence[Sequence[Sample]], forward: Forward, traffic: "Traffic"
+    ) -> None:
+        """Compute values that `loss` needs from all samples of a step; every rank must call this.
+
+        It is called without gradients, before the step's first micro-batch.
+
+        Args:
+            parts: samples of each micro-batch of this rank; empty if the rank has no samples.
+        """
+
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the sum of the losses of a batch's samples, a scalar in fp32."""
         raise NotImplementedError  # see `compares_batch`

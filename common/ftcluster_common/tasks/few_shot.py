@@ -1,0 +1,204 @@
+"""The task few-shot-classification: a classifier from few labels, trained as in SetFit."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal
+
+from ftcluster_common.data.class_names import as_word, find_labels
+from ftcluster_common.data.column_uses import Columns
+from ftcluster_common.data.data_files import PARQUET, DataError, Files, Row, Table, kind_of, short
+from ftcluster_common.data.row_checks import CheckRow, check_columns, is_class
+from ftcluster_common.limits import limited
+from ftcluster_common.tasks.classify import TextClassification, classification_columns
+from ftcluster_common.tasks.spec import Options, TaskSpec
+
+MOST_ROWS = 1400  # rows with about a million different pairs
+
+
+@dataclass(frozen=True)
+class FewShotClassification(Options):
+    """Trains a classifier from few rows of each class (SetFit, Tunstall et al. 2022).
+
+    The embeddings of texts become similar within a class and different between classes; then a
+    logistic regression classifies the embeddings. Fields are as in SetFit.
+
+    Attributes:
+        text_columns: column with text. Default: found by its name.
+        label_column: column with the class.
+        num_samples: maximum number of training rows of each class; more rows are ignored. Default:
+            all rows.
+        max_length: maximum tokens of a text; longer ones are cut.
+        pooling: method that makes an embedding from token vectors. `auto` is as in the model's
+            folder if sentence-transformers wrote it, else the mean.
+        normalize: True to classify embeddings of length 1. `auto` is as in the model's folder,
+            else false.
+        sampling_strategy: pairs of an epoch. unique has each pair of rows once, oversampling
+            repeats pairs of one class until they are as many as the others, and undersampling
+            drops pairs of different classes.
+        num_iterations: number of pairs of each kind for each row, instead of sampling_strategy.
+        setfit_head: True to save the head for SetFit, too: a pickle, which ftcluster.load and
+            `ftcluster export` refuse, because pickles may run code.
+        validation_split_percentage: share in percent of the rows that become the validation set if
+            the data have none.
+    """
+
+    text_columns: tuple[str, ...] = limited((), at_most=1)
+    label_column: str = "label"
+    num_samples: int | None = limited(None, at_least=2)
+    max_length: int = limited(256, at_least=3)
+    pooling: Literal["auto", "mean", "cls"] = "auto"
+    normalize: Literal["auto", True, False] = "auto"
+    sampling_strategy: Literal["oversampling", "undersampling", "unique"] = "oversampling"
+    num_iterations: int | None = limited(None, at_least=1)
+    setfit_head: bool = False
+    validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
+
+    # settings of embeddings that are no fields of this task
+    loss: ClassVar[str] = "cosine"
+    scale: ClassVar[float] = 1.0
+    query_prompt: ClassVar[str | None] = None
+    text_prompt: ClassVar[str | None] = None
+    matryoshka_dims: ClassVar[tuple[int, ...]] = ()
+    matryoshka_weights: ClassVar[tuple[float, ...]] = ()
+    hard_negatives: ClassVar[int] = 0
+
+
+def few_shot_columns(
+    options: FewShotClassification, columns: Sequence[str], labelled: bool = True
+) -> tuple[str, str]:
+    """Return the column with texts, and the column with classes or "".
+
+    Raises:
+        DataError: there are no such columns. The message lists the columns and shows how to name
+            them in a recipe.
+    """
+    plain = TextClassification(options.text_columns, options.label_column)
+    texts, labels = classification_columns(plain, columns, labelled)
+    if len(texts) > 1:
+        raise DataError(
+            f"found the pair of texts {', '.join(texts)}, and a row has one text; name its column: "
+            f"text_columns={texts[0]}"
+        )
+    return texts[0], "".join(labels)
+
+
+def problem_of_shots(classes: Sequence[str]) -> str:
+    """Return why no pairs can be made of rows with these classes, or "".
+
+    >>> problem_of_shots(["a", "b", "a"]), problem_of_shots(["a", "a"])
+    ('', 'all rows have the class a; add rows of other classes')
+    """
+    counts = Counter(classes)
+    if len(counts) == 1:
+        return f"all rows have the class {classes[0]}; add rows of other classes"
+    if max(counts.values(), default=0) < 2:
+        return "no class has two rows; add rows, 8 or more of each class"
+    if len(classes) > MOST_ROWS:
+        return (
+            f"{len(classes)} rows make too many pairs; use fewer rows of each class "
+            "(num_samples=50), or train all rows: ftcluster train classify"
+        )
+    return ""
+
+
+def drawn_shots(classes: Sequence[str], count: int | None) -> list[int]:
+    """Return the indices of the first `count` rows of each class; of all rows without a count.
+
+    >>> drawn_shots(["a", "a", "b", "a"], 2)
+    [0, 1, 2]
+    """
+    seen = Counter[str]()
+    kept = []
+    for number, name in enumerate(classes):
+        seen[name] += 1
+        if count is None or seen[name] <= count:
+            kept.append(number)
+    return kept
+
+
+def _row_problem(text: str, label: str, row: Row) -> str:
+    problem = check_columns([text], [label] if label else [], row)
+    if not problem and label and not is_class(row[label]):
+        empty = row[label] is None or row[label] == ""
+        what = "empty" if empty else f"{short(row[label])}, not a class: a word, or a number"
+        return f"{label} is {what}"
+    return problem
+
+
+class FewShotClassificationSpec(TaskSpec[FewShotClassification]):
+    """The declaration of few-shot classification."""
+
+    name = "few-shot-classification"
+    fields = FewShotClassification
+    recipe = "few-shot"
+    pipeline = "sentence-similarity"
+    scaled_by = {"normalize": ("loss",)}
+    training_fields = (
+        *TaskSpec.training_fields, "num_samples", "sampling_strategy", "num_iterations",
+        "setfit_head",
+    )  # fmt: skip
+
+    def columns(
+        self, options: FewShotClassification, columns: Sequence[str], answered: bool
+    ) -> Columns:
+        """Find the columns with the text and the class."""
+        text, label = few_shot_columns(options, columns, answered)
+        return {"text": (text,), "label": (label,) if answered and label else ()}
+
+    def row_check(
+        self, options: FewShotClassification, answered: bool, columns: Sequence[str]
+    ) -> CheckRow:
+        """Return a check of a row's text and class."""
+        text, label = few_shot_columns(options, columns, answered)
+        return partial(_row_problem, text, label if answered else "")
+
+    def row_form(self, options: FewShotClassification, answered: bool) -> str:
+        """Describe a row with a text and a class."""
+        text = ", ".join(options.text_columns) or "a column of text"
+        return f"each row has {text}" + f" and {options.label_column} (a class)" * answered
+
+    def metric_names(self, options: FewShotClassification) -> tuple[str, ...]:
+        """Return the metrics of classes."""
+        return ("accuracy", "f1", "f1_macro", "loss")
+
+    def file_problems(
+        self, options: FewShotClassification, files: Files, trains: bool
+    ) -> list[str]:
+        """Return the problem of training files of which no pairs can be made."""
+        if not files or not trains or any(kind_of(file) == PARQUET for file in files):
+            return []
+        labels = [row[few_shot_columns(options, list(row))[1]] for row in Table(files)]
+        try:
+            find_labels(labels, options.label_column)
+        except DataError as error:
+            return [f"{files[0]}: {error}"]
+        classes = [*map(as_word, labels)]
+        kept = drawn_shots(classes, options.num_samples)
+        problem = problem_of_shots([classes[number] for number in kept])
+        return [f"{files[0]}: {problem}"] if problem else []
+
+    def counts_classes(self, options: FewShotClassification) -> bool:
+        """Return True."""
+        return True
+
+    def has_classes(self, options: FewShotClassification) -> bool:
+        """Return True."""
+        return True
+
+    def smooths_labels(self, options: FewShotClassification) -> bool:
+        """Return False, because the loss is over pairs."""
+        return False
+
+    def compares_batch(self, options: FewShotClassification) -> bool:
+        """Return True."""
+        return True
+
+    def reads_modules(self, options: FewShotClassification) -> bool:
+        """Return True."""
+        return True
+
+    def texts_of_a_sample(self, options: FewShotClassification) -> int:
+        """Return 2, because a sample is a pair of texts."""
+        return 2
