@@ -274,9 +274,9 @@ def train(
         hub_token: True if the hosts may use this user's token for the Hugging Face Hub.
         more: `data` and `model` (a file, folder or Hub name; data can also be a DataFrame, a list
             of dicts, or a list of data sets, each a path, a DataFrame or a mapping such as
-            {"path": "a.csv", "weight": 2}); `name` of the run; `hosts` (names of the hosts to use); `nodes`, `spares` and
-            `ranks_per_host` (counts); `cluster`; `options` (arguments of ansible-playbook); `task`
-            and `metrics` (your own Python files, which are executed).
+            {"path": "a.csv", "weight": 2}); `name` of the run; `hosts` (names of the hosts to use);
+            `nodes`, `spares` and `ranks_per_host` (counts); `cluster`; `options` (arguments of
+            ansible-playbook); `task` and `metrics` (your own Python files, which are executed).
 
     Raises:
         FtclusterError: the recipe, its data or the plan are not valid, or the start failed.

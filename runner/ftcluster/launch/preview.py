@@ -1,6 +1,5 @@
 """Show a plan as text and as JSON. Pure functions only."""
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -192,7 +191,7 @@ def sets_of(recipe: Recipe, columns: Sequence[Columns]) -> dict[str, Any]:
     """Return the field `data_sets` of a document; empty if the recipe has one data set."""
     if not isinstance(recipe.data, tuple):
         return {}
-    pairs = itertools.zip_longest(recipe.data, columns[: len(recipe.data)], fillvalue={})
+    known = columns or [{}] * len(recipe.data)
     return {
         "data_sets": [
             {
@@ -201,7 +200,7 @@ def sets_of(recipe: Recipe, columns: Sequence[Columns]) -> dict[str, Any]:
                 "weight": data_set.weight,
                 "columns": _lists(of_set),
             }
-            for data_set, of_set in pairs
+            for data_set, of_set in zip(recipe.data, known, strict=True)
         ],
         "data_mixing": recipe.data_mixing,
     }

@@ -12,7 +12,12 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.spec import Contradiction
 
 MOST_SETS = 64
-SETTINGS = ("path", "name", "weight", "data_config")  # the fields of an entry that are not the task's
+SETTINGS = (
+    "path",
+    "name",
+    "weight",
+    "data_config",
+)  # the fields of an entry that are not the task's
 ENTRY = "an entry of data is a path, or a mapping such as {path: a.csv, weight: 2}"
 
 

@@ -217,8 +217,8 @@ def checked_recipe(data: Mapping[str, Any], metrics: Sequence[str] = ()) -> Reci
     """
     recipe = recipe_of(data)
     if isinstance(data["data"], list):
-        keys = {key.name: key for key in keys_of(recipe.spec.fields)}
-        fields = {name: keys[name] for name in recipe.spec.fields_of_a_set}
+        known = {key.name: key for key in keys_of(recipe.spec.fields)}
+        fields = {name: known[name] for name in recipe.spec.fields_of_a_set}
         entries = [{**entry, **entry.pop("fields")} for entry in map(dict, data["data"])]
         _, wrong = read_data_sets(entries, fields)
         if wrong:

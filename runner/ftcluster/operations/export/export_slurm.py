@@ -93,8 +93,11 @@ def _train_arguments(request: SlurmRequest) -> tuple[str, ...]:
     if request.ranks_per_host is not None:
         options["--ranks-per-host"] = str(request.ranks_per_host)
     recipe = str(Path(recipe).absolute()) if Path(recipe).is_file() else recipe
-    sets = [request.data] if isinstance(request.data, str) else request.data or ()
-    flags = [("--data", _absolute(path)) for path in sets]
+    flags: list[tuple[str, str | None]] = []
+    for entry in [request.data] if isinstance(request.data, str) else request.data or ():
+        if not isinstance(entry, str):
+            raise UsageError("a data set with settings is for a recipe", "name it: RECIPE.yml")
+        flags.append(("--data", _absolute(entry)))
     flags += options.items()
     arguments = (text for flag, value in flags if value is not None for text in (flag, value))
     return ("train", *filter(None, [recipe]), *overrides, *arguments)

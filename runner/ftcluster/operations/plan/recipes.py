@@ -98,4 +98,6 @@ def _entry(path: Path) -> RecipeEntry:
             break
         about.append(words)
     description = " ".join(about).rstrip(":")
-    return RecipeEntry(recipe.name, recipe.task, recipe.model, _paths(recipe), description, str(path))
+    return RecipeEntry(
+        recipe.name, recipe.task, recipe.model, _paths(recipe), description, str(path)
+    )
