@@ -70,6 +70,8 @@ class Job:
         """Return the content of job.json, which `read_job` reads."""
         data = {**asdict(self), "prefix": str(self.prefix)}
         del data["run_dir"]
+        if not isinstance(self.recipe.data, tuple):
+            del data["recipe"]["data_mixing"]  # unknown to older hosts, and without effect
         if self.code == NO_CODE:
             del data["code"]
         return stamped(JOB, data)

@@ -51,7 +51,10 @@ def describe(task: Task, folder: Path, earlier: Collection[int] = ()) -> dict[st
           data of this or an earlier training; null if unknown.
     """
     found = {path.name: Samples(path) for path in sorted(folder.iterdir()) if path.is_dir()}
-    names = sorted(found, key=lambda name: not is_train(name))
+    order = [data_set.name for data_set in task.recipe.data_sets]
+    names = sorted(
+        found, key=lambda name: (not is_train(name), order.index(data_set_of(name, order)))
+    )
     trained = [name for name in names if is_train(name)]
     several = len(task.recipe.data_sets) > 1
     known = {*earlier}

@@ -93,22 +93,24 @@ def evaluate(
         suffix = _suffix(name) if len(sets) > 1 else ""
         metrics.update({f"{metric}{suffix}": value for metric, value in of_set.items()})
     if mixes:
-        sizes = {name: len(validation_sets[name]) for name in sets}
-        metrics = {**mean_metrics(measured_sets, sizes), **metrics}
+        metrics = {**mean_metrics(measured_sets, validation_sets, task.loss_column), **metrics}
     task.score_notices = doubts
     return Scores(metrics, classes, texts)
 
 
 def mean_metrics(
-    of_sets: Mapping[str, Mapping[str, float]], sizes: Mapping[str, int]
+    of_sets: Mapping[str, Mapping[str, float]], sets: Mapping[str, Samples], loss_column: str
 ) -> dict[str, float]:
-    """Return the mean of each metric over the sets that have it, weighted by their sizes.
+    """Return the mean of each metric over the sets that have it, weighted by their samples.
 
-    A perplexity is computed from the mean loss.
+    The loss is weighted by the values of `loss_column`, and a perplexity is computed from the loss.
     """
+    samples = {name: len(sets[name]) for name in of_sets}
+    values = {name: sum(sets[name].lengths(loss_column)) for name in of_sets if loss_column}
     means: dict[str, float] = {}
     for metric in dict.fromkeys(name for metrics in of_sets.values() for name in metrics):
         having = [name for name, metrics in of_sets.items() if metric in metrics]
+        sizes = values if loss_column and metric == "loss" else samples
         total = sum(sizes[name] for name in having)
         means[metric] = sum(of_sets[name][metric] * sizes[name] for name in having) / total
     if {"loss", "perplexity"} <= means.keys():

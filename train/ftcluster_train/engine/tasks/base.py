@@ -112,6 +112,8 @@ class Task(ABC):
         uses: names of the data's columns, by their purpose; of several data sets, the first one's.
         uses_of: `uses` of each data set by its name.
         drawn: rows that were drawn for validation, by the name of their data set.
+        loss_column: column of samples whose values, such as target tokens, share the mean loss of a
+            set; "" if samples share it.
         separates_sets: True if all samples of a batch must be of one data set.
         model_class: transformers' AutoModelFor... class.
         large_vocabulary: True if the loss is computed over the whole vocabulary.
@@ -153,6 +155,7 @@ class Task(ABC):
     validation_splits: tuple[str, ...] = (VALIDATION,)
     drawn: Mapping[str, PartOfRows] = {}
     separates_sets = False
+    loss_column = ""
     model_class: Any
     large_vocabulary = False
     has_head = True
@@ -336,8 +339,10 @@ class Task(ABC):
         for split, rows in sets.items():
             name = data_set_of(split, self._options)
             names: dict[str, str] = {}
-            for use, columns in self.uses.items():
-                others = self.uses_of.get(name, {}).get(use, ())
+            # reading the rows reports missing columns
+            uses = self.uses if {name, next(iter(self._options))} <= self.uses_of.keys() else {}
+            for use, columns in uses.items():
+                others = self.uses_of[name].get(use, ())
                 if use == UNREAD or columns == others:
                     continue
                 if len(columns) != len(others) or (use == "label" and len(columns) > 1):

@@ -54,6 +54,7 @@ class TokenClassificationTask(Task):
     name = "token-classification"
     model_class = AutoModelForTokenClassification
     options: TokenClassification
+    loss_column = "word"
     reads_padding = False
 
     def check_padding(self) -> None:

@@ -58,6 +58,7 @@ class Seq2SeqLmTask(Task):
     options: Seq2SeqLm
     large_vocabulary = True
     trains_head = False
+    loss_column = "labels"
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
