@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from ftcluster.errors import RecipeError
 from ftcluster.paths import bundled
 from ftcluster.recipe import data_sets, training_arguments
-from ftcluster.recipe.data_sets import read_data_sets
+from ftcluster.recipe.data_sets import SETTINGS, read_data_sets
 from ftcluster.recipe.names import OTHER_VALUES, meaning_of, nearest
 from ftcluster.recipe.overrides import read_override
 from ftcluster.recipe.schema import Key, keys_of
@@ -219,7 +219,10 @@ def checked_recipe(data: Mapping[str, Any], metrics: Sequence[str] = ()) -> Reci
     if isinstance(data["data"], list):
         known = {key.name: key for key in keys_of(recipe.spec.fields)}
         fields = {name: known[name] for name in recipe.spec.fields_of_a_set}
-        entries = [{**entry, **entry.pop("fields")} for entry in map(dict, data["data"])]
+        entries = [
+            {name: entry[name] for name in SETTINGS} | dict(entry["fields"])
+            for entry in data["data"]
+        ]
         _, wrong = read_data_sets(entries, fields)
         if wrong:
             raise ValueError("; ".join(wrong))
