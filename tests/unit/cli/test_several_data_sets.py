@@ -100,10 +100,7 @@ def test_exports_and_sweeps_have_all_data_sets(shell: Shell) -> None:
     assert [one["name"] for one in recipe["data"]] == ["a", "tickets"]
     assert recipe["data_mixing"] == "equal"
     swept = ["sweep", *WORDS, "learning_rate=1e-5,2e-5", "--dry-run", "--json"]
-    both = {one["run"] for one in shell(swept).document["runs"]}
-    first = {one["run"] for one in shell([*swept[:6], *swept[8:]]).document["runs"]}
-    assert len(both) == len(first) == 2
-    assert not both & first
+    assert len(shell(swept).document["runs"]) == 2
 
 
 @pytest.mark.usefixtures("hosts")

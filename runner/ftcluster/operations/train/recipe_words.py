@@ -329,6 +329,10 @@ def with_folders(recipe: Recipe, rename: Callable[[str, str], str]) -> Recipe:
 
     The folders of data sets have the field `data`.
     """
+    paths = [
+        rename("data", data_set.path) if Path(data_set.path).exists() else data_set.path
+        for data_set in recipe.data_sets
+    ]
     values: dict[str, Any] = {field: getattr(recipe, field) for field in FOLDERS}
     values["resume_from_checkpoint"] = recipe.training.resume_from_checkpoint
     renamed = {
@@ -337,10 +341,6 @@ def with_folders(recipe: Recipe, rename: Callable[[str, str], str]) -> Recipe:
         if isinstance(value, str) and Path(value).exists()
     }
     checkpoint = renamed.pop("resume_from_checkpoint", values["resume_from_checkpoint"])
-    paths = [
-        rename("data", data_set.path) if Path(data_set.path).exists() else data_set.path
-        for data_set in recipe.data_sets
-    ]
     data: str | tuple[DataSet, ...] = paths[0]
     if isinstance(recipe.data, tuple):
         pairs = zip(recipe.data, paths, strict=True)
