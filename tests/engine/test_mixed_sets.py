@@ -198,3 +198,25 @@ def test_a_model_is_evaluated_on_each_data_set(tmp_path: Path) -> None:
     assert {*both} == {f"{name}{of}" for name in one for of in ("", "_few", "_many")}
     for name in ("loss", "rouge1", "rougeL", "gen_len"):  # means over tokens or rows
         assert both[name] == pytest.approx(one[name], rel=1e-5)
+
+
+@pytest.mark.usefixtures("one_world")
+@pytest.mark.parametrize("name", ["texts", "distilled embeddings", "completions"])
+def test_weights_set_the_share_of_each_data_set(tmp_path: Path, name: str) -> None:
+    kind = KINDS[name]
+    few, many = (
+        write_data(tmp_path / folder, {"train": kind.rows(*rows)})
+        for folder, rows in (("few", (12, 1)), ("many", (60, 2)))
+    )
+    job = mixed(job_of(tmp_path / "job", kind, "run"), [DataSet(few, weight=3), DataSet(many)])
+    events = run_rank(replace(job, log_samples=True))
+    [report] = [one["sets"] for one in events if one["event"] == "data"]
+    [first] = [one["samples"] for one in report if one["set"] == "train_few"]
+    steps = logged(job)
+    shares = [sum(sample < first for sample in step) / len(step) for step in steps]
+    if job.recipe.teacher:  # each batch has one data set
+        assert [*map(round, shares)] == shares == [1, 1, 0, 1] * 2
+    else:
+        assert sum(shares) / len(steps) == pytest.approx(3 / 4, abs=0.1)
+    [metrics] = fields(events, "result", "metrics")
+    assert {"loss", "loss_few", "loss_many"} <= {*metrics}
