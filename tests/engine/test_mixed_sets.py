@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from ftcluster_common.data.data_files import DataError
 from ftcluster_common.data.data_sets import DataSet, with_names
 from ftcluster_common.protocol.job import Job, recipe_of
 from ftcluster_train.engine import rank as rank_module
@@ -176,6 +177,18 @@ def test_classes_that_differ_by_data_set_are_refused(tmp_path: Path) -> None:
     ]
     job = mixed(job_of(tmp_path / "job", kind, "run"), sets)
     with pytest.raises(TrainError, match="data sets three and four have different columns"):
+        prepare(job)
+
+
+@pytest.mark.parametrize("name", ["completions", "classes"])
+def test_an_error_of_a_row_names_its_data_set(tmp_path: Path, name: str) -> None:
+    kind = KINDS[name]
+    rows = [dict(row) for row in kind.rows(30, 1)]
+    good = write_data(tmp_path / "good", {"train": rows})
+    rows[6][{"completions": "completion", "classes": "text"}[name]] = 7
+    bad = write_data(tmp_path / "bad", {"train": rows})
+    job = mixed(job_of(tmp_path / "job", kind, "run"), [DataSet(good), DataSet(bad)])
+    with pytest.raises((TrainError, DataError), match=r"data set bad: .*train"):
         prepare(job)
 
 

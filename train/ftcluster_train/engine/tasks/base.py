@@ -258,9 +258,27 @@ class Task(ABC):
         before = self._data_set
         self._change_set(split if split in self._options else data_set_of(split, self._options))
         try:
-            yield
+            with self.naming(split):
+                yield
         finally:
             self._change_set(before)
+
+    @contextlib.contextmanager
+    def naming(self, split: str) -> Iterator[None]:
+        """Name the data set, if it is one of several, in the errors of a `with` block.
+
+        Args:
+            split: name of the data set, or of one of its splits.
+        """
+        name = split if split in self._options else data_set_of(split, self._options)
+        where = f"data set {name}: " if name else ""
+        try:
+            yield
+        except TrainError as error:
+            message = f"{where}{error.message}"
+            raise TrainError(message, error.hint, error.restartable) from error
+        except DataError as error:
+            raise DataError(f"{where}{error}") from error
 
     def _change_set(self, data_set: str) -> None:
         """Keep the options of the data set in use, and use the options of another one."""

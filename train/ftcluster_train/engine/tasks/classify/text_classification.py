@@ -100,7 +100,8 @@ class TextClassificationTask(Task):
         for split, rows in sets.items():
             kinds = {**self.reader.token_kinds(), "label": "d" if self.options.regression else "i"}
             writer = SampleWriter(folder / split, kinds)
-            cut, classes[split] = self._encode_split(rows, split, texts, labels, limit, writer)
+            with self.naming(split):
+                cut, classes[split] = self._encode_split(rows, split, texts, labels, limit, writer)
             if split in whole and (left_out := getattr(whole[split], "left_out", 0)):
                 notices.append(f"{split}: {left_out} rows without text or class are skipped")
             labelled_by = self.options.label_columns

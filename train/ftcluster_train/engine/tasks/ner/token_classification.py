@@ -98,10 +98,11 @@ class TokenClassificationTask(Task):
                 self.tokenizer, self.options, self.reader.token_kinds(), folder / split, names,
                 limit, self.purpose == PREDICT,
             )  # fmt: skip
-            read = self._read(rows, split)
-            while batch := list(islice(read, BATCH_ROWS)):
-                self.reader.count_special(tagged.text for _, tagged, _ in batch)
-                writer.add(batch)
+            with self.naming(split):
+                read = self._read(rows, split)
+                while batch := list(islice(read, BATCH_ROWS)):
+                    self.reader.count_special(tagged.text for _, tagged, _ in batch)
+                    writer.add(batch)
             notices += writer.close(split)
         return [*notices, *drawn]
 
