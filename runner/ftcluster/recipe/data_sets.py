@@ -32,8 +32,8 @@ def read_data_sets(
 
     >>> read_data_sets(["a.csv", {"path": "b.csv", "weight": 2}], {})[0][1]
     DataSet(path='b.csv', name='b', weight=2.0, data_config=None, fields={})
-    >>> read_data_sets(["a.csv", {"path": "b.csv", "wait": 2}], {})[1]
-    ["data, entry 2 (b.csv): unknown key 'wait'; did you mean 'weight'?"]
+    >>> read_data_sets(["a.csv", {"path": "b.csv", "weights": 2}], {})[1]
+    ["data, entry 2 (b.csv): unknown key 'weights'; did you mean 'weight'?"]
     """
     data_sets, problems = [], []
     for number, entry in enumerate(entries, start=1):
