@@ -191,7 +191,7 @@ def sets_of(recipe: Recipe, columns: Sequence[Columns]) -> dict[str, Any]:
     """Return the field `data_sets` of a document; empty if the recipe has one data set."""
     if not isinstance(recipe.data, tuple):
         return {}
-    known = columns or [{}] * len(recipe.data)
+    by_set = columns or [{}] * len(recipe.data)
     return {
         "data_sets": [
             {
@@ -200,7 +200,7 @@ def sets_of(recipe: Recipe, columns: Sequence[Columns]) -> dict[str, Any]:
                 "weight": data_set.weight,
                 "columns": _lists(of_set),
             }
-            for data_set, of_set in zip(recipe.data, known, strict=True)
+            for data_set, of_set in zip(recipe.data, by_set, strict=True)
         ],
         "data_mixing": recipe.data_mixing,
     }

@@ -69,8 +69,8 @@ def _read_entry(
                 problems.append(str(error))
         elif key not in SETTINGS:
             guess = nearest(key, {*SETTINGS, *fields})
-            known = f"did you mean '{guess}'?" if guess else f"known: {', '.join(_known(fields))}"
-            problems.append(f"unknown key '{key}'; {known}")
+            advice = f"did you mean '{guess}'?" if guess else f"known: {', '.join(_keys(fields))}"
+            problems.append(f"unknown key '{key}'; {advice}")
     name, weight, config = (settings.get(key) for key in SETTINGS[1:])
     if name is not None and not (isinstance(name, str) and NAME.fullmatch(name)):
         problems.append(f"'name' is a text of letters, digits, _ and -, got {name!r:.80}")
@@ -85,7 +85,7 @@ def _read_entry(
     return DataSet(str(settings["path"]), name or "", weight, config, values), problems
 
 
-def _known(fields: Mapping[str, Key]) -> Iterator[str]:
+def _keys(fields: Mapping[str, Key]) -> Iterator[str]:
     yield from SETTINGS
     yield from fields
 
@@ -103,10 +103,10 @@ def contradictions(recipe: Recipe) -> Iterator[Contradiction]:
     weighted = [data_set.name for data_set in recipe.data_sets if data_set.weight is not None]
     if weighted and recipe.data_mixing == "equal":
         yield "data_mixing", f"equal contradicts the weight of {weighted[0]}; remove one of them"
-    known: set[str] = {text for _, text in recipe.spec.contradictions(recipe.options)}
+    reported = {text for _, text in recipe.spec.contradictions(recipe.options)}
     for data_set, part in zip(recipe.data_sets, parts, strict=True):
         for field, text in recipe.spec.contradictions(part.options):
-            if text not in known:
+            if text not in reported:
                 yield "data", f"data set {data_set.name}: {field}: {text}"
     if len({recipe.spec.needs_teacher(part.options) for part in parts}) > 1:
         yield "data", "the losses mse and cosine_distance cannot be mixed with other losses"

@@ -217,8 +217,8 @@ def checked_recipe(data: Mapping[str, Any], metrics: Sequence[str] = ()) -> Reci
     """
     recipe = recipe_of(data)
     if isinstance(data["data"], list):
-        known = {key.name: key for key in keys_of(recipe.spec.fields)}
-        fields = {name: known[name] for name in recipe.spec.fields_of_a_set}
+        of_task = {key.name: key for key in keys_of(recipe.spec.fields)}
+        fields = {name: of_task[name] for name in recipe.spec.fields_of_a_set}
         entries = [
             {name: entry[name] for name in SETTINGS} | dict(entry["fields"])
             for entry in data["data"]
@@ -554,8 +554,8 @@ def _of_training(
     metric = (recipe.training.metric_for_best_model or "").removeprefix("eval_")
     metrics = tuple(
         dict.fromkeys(
-            split_name(name, data_set)
-            for data_set in ("", *(one.name for one in recipe.data_sets))
+            split_name(name, set_name)
+            for set_name in ("", *(data_set.name for data_set in recipe.data_sets))
             for part in recipe.by_set()
             for name in (*recipe.spec.metric_names(part.options), *own)
         )

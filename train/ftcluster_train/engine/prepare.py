@@ -199,7 +199,7 @@ def _token_settings(
             job.recipe.training.label_smoothing_factor,
         ],
         "earlier": hash_of(sorted(number >> 1 for number in earlier)),
-        **({"sets": [[one.name, dict(one.fields)] for one in several]} if several else {}),
+        **({"sets": [[entry.name, dict(entry.fields)] for entry in several]} if several else {}),
         **({"code": job.code.task.sha256} if job.code.task else {}),
         **({"own_metrics": task.own_metric_names} if task.own_metric_names else {}),
     }

@@ -49,7 +49,10 @@ def data_paths(data: Data | Several) -> str | tuple[str | Mapping[str, Any], ...
         return data_path(data)
     if not data or not all(map(_is_set, data)):
         return data_path(data)  # type: ignore[arg-type]
-    return tuple(_entry(one) if isinstance(one, Mapping) else data_path(one) for one in data)
+    return tuple(
+        _entry(data_set) if isinstance(data_set, Mapping) else data_path(data_set)
+        for data_set in data
+    )
 
 
 def _is_set(item: Any) -> bool:

@@ -84,8 +84,8 @@ class DataResult:
         columns = {use: tuple(names) for use, names in self.columns.items()}
         notes = [f"note: {note}" for note in self.notes]
         once = columns and not isinstance(self.recipe.data, tuple)  # else each set has a line
-        said = [*notes, *([columns_line(columns)] if once else [])]
-        head = [line.replace("\n", "\n  ") for line in said]
+        first = [*notes, *([columns_line(columns)] if once else [])]
+        head = [line.replace("\n", "\n  ") for line in first]
         if not self.host:
             return [*head, *map(set_line, self.sets), NO_HEAD]
         return [*head, *data_lines({"sets": self.sets, "samples": self.samples}, SAMPLES)]
@@ -113,9 +113,9 @@ def _described(request: DataRequest, code: UserCode, view: View) -> DataResult:
         return _of_head(request, recipe, code, cluster, view)
     columns = [find_columns(part) for part in recipe.by_set()]
     sets, notes = _counted(recipe, columns)
-    known = {use: list(names) for use, names in columns[0].items()}
+    first = {use: list(names) for use, names in columns[0].items()}
     about = (*hub_notes(recipe), *file_notes(recipe), *notes)
-    return DataResult(recipe, "", known, sets, notes=about)
+    return DataResult(recipe, "", first, sets, notes=about)
 
 
 def _counted(recipe: Recipe, columns: Sequence[Columns]) -> tuple[list[dict[str, Any]], list[str]]:

@@ -326,17 +326,17 @@ class Task(ABC):
             TrainError: the data cannot be loaded, or lack a set that the task needs.
         """
         recipe = replace(self.recipe, data=data)
-        found: dict[str, Rows] = {}
+        sets: dict[str, Rows] = {}
         for data_set, part in zip(recipe.data_sets, recipe.by_set(), strict=True):
             with self.using(data_set.name):
-                found |= self._sets_of(part, data_set.name)
+                sets |= self._sets_of(part, data_set.name)
         self.uses = self.uses_of.get(recipe.data_sets[0].name, self.uses)
-        return found
+        return sets
 
     def _sets_of(self, part: Recipe, name: str) -> dict[str, Rows]:
         """Return the rows of each set of one data set."""
-        found = load_rows(part.source, part.data_config)
-        chosen = choose_sets(found, self.purpose, self.validation_splits, part.source)
+        splits = load_rows(part.source, part.data_config)
+        chosen = choose_sets(splits, self.purpose, self.validation_splits, part.source)
         sets = {split_name(split, name): rows for split, rows in chosen.items()}
         self.inspect_rows(next(iter(sets.values())))
         for split, rows in sets.items():
