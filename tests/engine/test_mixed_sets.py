@@ -20,7 +20,7 @@ from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError
 from tests.engine.forks import start
 from tests.engine.jobs import read_events, run_rank
-from tests.engine.runs import Row, triplets, write_data, write_model
+from tests.engine.runs import Row, make_whole_job, triplets, write_data, write_model
 from tests.engine.test_run_on_ranks import KINDS, Kind, job_of
 from tests.programs import free_ports
 
@@ -233,3 +233,28 @@ def test_weights_set_the_share_of_each_data_set(tmp_path: Path, name: str) -> No
         assert sum(shares) / len(steps) == pytest.approx(3 / 4, abs=0.1)
     [metrics] = fields(events, "result", "metrics")
     assert {"loss", "loss_few", "loss_many"} <= {*metrics}
+
+
+@pytest.mark.usefixtures("one_world")
+def test_a_tokenizer_and_a_model_are_trained_on_two_texts(tmp_path: Path) -> None:
+    """One is a folder and one a file, as in tests/cluster/test_tasks.py."""
+    (tmp_path / "gifts").mkdir()
+    lines = (f"Anna gave Bruno {number} red balls.\n" for number in range(300))
+    (tmp_path / "gifts/all.txt").write_text("".join(lines))
+    (tmp_path / "more.txt").write_text("Bruno gave Anna a cup.\n" * 50)
+    tiny = {"n_layer": 1, "n_head": 2, "n_embd": 32, "n_positions": 32}
+    job = make_whole_job(
+        tmp_path / "run", "causal-lm", "", "config:gpt2", {"block_size": 48, "vocab_size": 300},
+        {"config_overrides": tiny}, eval_strategy="epoch", max_steps=4,
+    )  # fmt: skip
+    paths = [str(tmp_path / name) for name in ("gifts", "more.txt")]
+    events = run_rank(mixed(job, [*map(DataSet, paths)]))
+    notices = fields(events, "notice", "message")
+    for notice in ("a tokenizer of 300 tokens", "validation_gifts: the last ", "validation_more: "):
+        assert any(notice in message for message in notices), notices
+    [metrics] = fields(events, "result", "metrics")
+    names = ("loss", "perplexity")
+    assert tuple(metrics) == (
+        *names,
+        *(f"{name}_{of}" for of in ("gifts", "more") for name in names),
+    )
