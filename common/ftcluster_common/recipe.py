@@ -9,9 +9,10 @@ these dataclasses.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from ftcluster_common.data.data_sets import DataSet, Mixing
 from ftcluster_common.limits import limited
 from ftcluster_common.tasks.registry import DEFAULT_TASK, AnyTask, spec_of
 from ftcluster_common.tasks.spec import Adapters, Options
@@ -205,7 +206,12 @@ class Recipe:
             in a Python package; or `config:TYPE` for the default configuration of a model type,
             which needs from_scratch.
         data: file, folder, or name on the Hugging Face Hub, with `@REVISION` for a branch, a tag or
-            a commit; or `generated:train=N,validation=N,seed=N`.
+            a commit; or `generated:train=N,validation=N,seed=N`. For several data sets, a list of
+            them; an entry with settings is `{path: a.csv, weight: 2}`, and can have name, weight,
+            data_config, the task's column fields, and its fields for prompts and the loss.
+        data_mixing: shares of several data sets in the samples, unless they have weights.
+            `proportional` is by their sizes. `equal` repeats rows of small sets, and uses a part of
+            large sets in each epoch.
         options: fields of the task, which a recipe has at its top level.
         task: kind of training.
         from_scratch: True to start from random weights; only the configuration of the model is
@@ -234,7 +240,7 @@ class Recipe:
 
     name: str
     model: str
-    data: str
+    data: str | tuple[DataSet, ...]
     options: Options
     task: str = DEFAULT_TASK
     from_scratch: bool = False
@@ -242,6 +248,7 @@ class Recipe:
     tokenizer: str | None = None
     teacher: str | None = None
     data_config: str | None = None
+    data_mixing: Mixing = "proportional"
     batch_size: int = limited(32, at_least=1)
     ranks_per_host: int | None = limited(None, at_least=1)
     communication_cores: int | None = limited(None, at_least=0)
@@ -256,6 +263,35 @@ class Recipe:
     def spec(self) -> AnyTask:
         """The declaration of the recipe's task."""
         return spec_of(self.options)
+
+    @property
+    def data_sets(self) -> tuple[DataSet, ...]:
+        """The data sets of the training: a single one without a name, or several with names."""
+        if isinstance(self.data, tuple):
+            return self.data
+        return (DataSet(self.data, data_config=self.data_config),)
+
+    @property
+    def source(self) -> str:
+        """The file, folder or name on the Hub of a recipe that has one data set.
+
+        Raises:
+            ValueError: the recipe has several data sets, see `by_set`.
+        """
+        [data_set] = self.data_sets
+        return data_set.path
+
+    def by_set(self) -> tuple["Recipe", ...]:
+        """Return, for each data set, the recipe with only this data set, and with its fields."""
+        return tuple(
+            replace(
+                self,
+                data=data_set.path,
+                data_config=data_set.data_config or self.data_config,
+                options=replace(self.options, **data_set.fields),
+            )
+            for data_set in self.data_sets
+        )
 
     @property
     def max_length(self) -> int:
@@ -280,4 +316,4 @@ class Recipe:
     @property
     def texts_of_a_sample(self) -> int:
         """The number of texts that the model encodes per sample, without columns found later."""
-        return self.spec.texts_of_a_sample(self.options)
+        return max(self.spec.texts_of_a_sample(part.options) for part in self.by_set())

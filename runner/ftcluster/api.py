@@ -20,7 +20,7 @@ from ftcluster.operations.models import loaded as loading
 from ftcluster.operations.models import predict as predicting
 from ftcluster.operations.models.evaluate import EvaluateRequest, EvaluateResult
 from ftcluster.operations.models.generate import GenerateRequest, Sampling
-from ftcluster.operations.models.loaded import Data, data_path
+from ftcluster.operations.models.loaded import Data, Several, data_paths
 from ftcluster.operations.models.predict import PredictRequest, PredictResult
 from ftcluster.operations.plan import data as describing
 from ftcluster.operations.plan import plan as planning
@@ -272,10 +272,11 @@ def train(
         settings: fields of the recipe, such as {"learning_rate": 2e-5}.
         resume: run to continue, instead of a recipe.
         hub_token: True if the hosts may use this user's token for the Hugging Face Hub.
-        more: `data` and `model` (a file, folder or Hub name; data can also be a DataFrame or a list
-            of dicts); `name` of the run; `hosts` (names of the hosts to use); `nodes`, `spares` and
-            `ranks_per_host` (counts); `cluster`; `options` (arguments of ansible-playbook); `task`
-            and `metrics` (your own Python files, which are executed).
+        more: `data` and `model` (a file, folder or Hub name; data can also be a DataFrame, a list
+            of dicts, or a list of data sets, each a path, a DataFrame or a mapping such as
+            {"path": "a.csv", "weight": 2}); `name` of the run; `hosts` (names of the hosts to use);
+            `nodes`, `spares` and `ranks_per_host` (counts); `cluster`; `options` (arguments of
+            ansible-playbook); `task` and `metrics` (your own Python files, which are executed).
 
     Raises:
         FtclusterError: the recipe, its data or the plan are not valid, or the start failed.
@@ -486,7 +487,7 @@ def _asked(
     recipe: Name,
     settings: Mapping[str, Any] | None,
     *,
-    data: Data | None = None,
+    data: Data | Several | None = None,
     model: Name | None = None,
     hosts: Sequence[str] = (),
     nodes: int | None = None,
@@ -503,7 +504,7 @@ def _asked(
     words += [f"{name}={json.dumps(value)}" for name, value in (settings or {}).items()]
     return {
         "words": tuple(words),
-        "data": None if data is None else data_path(data),
+        "data": None if data is None else data_paths(data),
         "model": None if model is None else fspath(model),
         "hosts": tuple(hosts),
         "nodes": nodes,

@@ -44,12 +44,13 @@ def squad_folder(folder: Path) -> Path:
     return write_rows(folder, row, train=30, validation=12)
 
 
-def text_folder(folder: Path) -> Path:
-    folder.mkdir()
+def texts_and_more(folder: Path) -> tuple[Path, Path]:
+    """Write two data sets: a folder with a text, and a text."""
+    (folder / "gifts").mkdir(parents=True)
     lines = (f"Anna gave Bruno {number} red balls.\n" for number in range(300))
-    (folder / "gifts.txt").write_text("".join(lines))
+    (folder / "gifts/all.txt").write_text("".join(lines))
     (folder / "more.txt").write_text("Bruno gave Anna a cup.\n" * 50)
-    return folder
+    return folder / "gifts", folder / "more.txt"
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,14 @@ class Kind:
 
     Attributes:
         command: recipe and overrides.
-        data: writes its data into a new folder.
+        data: writes its data into a new folder, and returns the paths of its data sets.
         model_class: the class of transformers that loads the trained model.
         metrics: the names that come out.
         notices: the notices about the data, as regular expressions.
     """
 
     command: tuple[str, ...]
-    data: Callable[[Path], Path]
+    data: Callable[[Path], tuple[Path, ...]]
     model_class: str
     metrics: tuple[str, ...]
     notices: tuple[str, ...] = ()
@@ -74,7 +75,7 @@ class Kind:
 KINDS = {
     "classes": Kind(
         ("glue", "glue_task=mnli", "max_length=10"),
-        mnli_folder,
+        lambda folder: (mnli_folder(folder),),
         "AutoModelForSequenceClassification",
         ("accuracy_matched", "loss_matched", "accuracy_mismatched", "loss_mismatched"),
         ("truncated to 10 tokens",),
@@ -82,7 +83,7 @@ KINDS = {
     "answers": Kind(
         ("squad", "version_2_with_negative=true", "max_length=40", "max_query_length=8",
          "doc_stride=12"),
-        squad_folder,
+        lambda folder: (squad_folder(folder),),
         "AutoModelForQuestionAnswering",
         ("exact_match", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"),
         ("train: 30 questions, ([6-9]|1[0-9])[0-9] features", "validation: 12 questions, "),
@@ -90,10 +91,10 @@ KINDS = {
     "texts": Kind(
         ("gpt2-shakespeare", f"config_overrides={TINY}", "block_size=48", "vocab_size=300",
          "training.learning_rate=1e-2"),
-        text_folder,
+        texts_and_more,
         "AutoModelForCausalLM",
-        ("loss", "perplexity"),
-        ("tokenizer of 300 tokens", "validation: the last ", "block_size is 32 instead of 48"),
+        ("loss", "perplexity", "loss_gifts", "perplexity_gifts", "loss_more", "perplexity_more"),
+        ("tokenizer of 300 tokens", "validation_more: the last ", "block_size is 32 instead of 48"),
     ),
 }  # fmt: skip
 # Each rank computes its share of a batch in parts. The batch size is odd, so that shares and parts
@@ -122,8 +123,8 @@ def trained(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Train
     @functools.cache
     def of(name: str) -> "subprocess.CompletedProcess[str]":
         kind = KINDS[name]
-        options = ["--data", str(kind.data(folder / name))]
-        if name != "texts":  # its model has random weights
+        options = [f"--data={path}" for path in kind.data(folder / name)]
+        if name != "texts":  # whose model has random weights
             options += ["--model", str(machine.model)]
         done = machine.home.run("train", *kind.command, *options, *EIGHT_STEPS)
         assert machine.home.left_running() == []

@@ -14,7 +14,6 @@ from tests.unit.test_names import product_files
 # Base classes with one subclass in another file, with the reasons why they are separate.
 USED_AS_THEY_ARE = {
     "Result": "most operations return it as it is",
-    "Samples": "the samples of every other task",
     "ShallowLoader": "it loads the YAML of stacks and bundles",
     "TrainError": "it is raised for each error that a user can fix",
 }

@@ -183,10 +183,12 @@ def is_data(fields: Mapping[str, Any]) -> bool:
                 all(_is(data_set[name], type_) for name, type_ in DATA_SET.items())
                 and _are(data_set["classes"].values(), int)
                 and _is(data_set.get("class_count", 0), int)
+                and all(_are(names, str) for names in data_set.get("columns", {}).values())
                 for data_set in fields["sets"]
             )
             and all(
                 _is(document["label"], str)
+                and _is(document.get("set", ""), str)
                 and all(
                     _is(text, str) and _is(is_target, bool) for text, is_target in document["parts"]
                 )

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ftcluster_common.data.data_sets import DataSet
 from ftcluster_common.given_files import read_form
 from ftcluster_common.protocol.formats import JOB, opened, stamped
 from ftcluster_common.recipe import Recipe, Training
@@ -69,6 +70,8 @@ class Job:
         """Return the content of job.json, which `read_job` reads."""
         data = {**asdict(self), "prefix": str(self.prefix)}
         del data["run_dir"]
+        if not isinstance(self.recipe.data, tuple):
+            del data["recipe"]["data_mixing"]  # unknown to older hosts, and without effect
         if self.code == NO_CODE:
             del data["code"]
         return stamped(JOB, data)
@@ -101,7 +104,14 @@ def recipe_of(data: Mapping[str, Any]) -> Recipe:
     recipe = dict(data)
     recipe["training"] = Training(**_with_tuples(recipe["training"]))
     recipe["options"] = TASKS[recipe["task"]].fields(**_with_tuples(recipe["options"]))
+    if not isinstance(recipe["data"], str):
+        recipe["data"] = tuple(map(_data_set_of, recipe["data"]))
     return Recipe(**recipe)
+
+
+def _data_set_of(data: Mapping[str, Any]) -> DataSet:
+    """Return a data set from its JSON."""
+    return DataSet(**{**data, "fields": _with_tuples(data["fields"])})
 
 
 def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:

@@ -135,6 +135,7 @@ class FewShotClassificationSpec(TaskSpec[FewShotClassification]):
     recipe = "few-shot"
     pipeline = "sentence-similarity"
     scaled_by = {"normalize": ("loss",)}
+    mixes_data = False  # pairs of rows are made from all rows of a class
     training_fields = (
         *TaskSpec.training_fields, "num_samples", "sampling_strategy", "num_iterations",
         "setfit_head",

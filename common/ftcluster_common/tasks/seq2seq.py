@@ -131,6 +131,7 @@ class Seq2SeqLmSpec(TaskSpec[Seq2SeqLm]):
     model_kind = "encoder-decoder"
     predicts_tokens = True
     training_fields = (*TaskSpec.training_fields, "predict_with_generate", "reset_generation")
+    set_fields = ("source_prefix",)
 
     def columns(self, options: Seq2SeqLm, columns: Sequence[str], answered: bool) -> Columns:
         """Find the columns with source and target."""

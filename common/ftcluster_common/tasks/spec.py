@@ -20,6 +20,7 @@ from ftcluster_common.limits import limited
 Contradiction = tuple[str, str]  # the field to change, and the problem of its value
 RETRIEVAL_METRICS = ("ndcg_at_10", "mrr_at_10", "accuracy_at_1")
 SPECIAL_TOKENS = 4  # <s> question </s></s> context </s>: no tokenizer that we know of adds more
+COLUMN_FIELDS = ("_column", "_columns")  # suffixes of the fields that name columns
 OF_ADAPTERS = (
     "lora_alpha", "lora_dropout", "lora_target_modules", "use_rslora", "use_dora", "load_in_4bit",
     "merge_adapters",
@@ -131,6 +132,8 @@ class TaskSpec(ABC, Generic[Fields]):
         is_cross_encoder: True if sentence-transformers' CrossEncoder loads the model.
         auto_class: class of transformers that loads the model if no pipeline does.
         training_fields: fields that do not change how the trained model reads a row.
+        mixes_data: True if a training can mix several data sets.
+        set_fields: fields besides the names of columns that each of several data sets may set.
         base_settings: fields in the configuration of an adapter's base model.
         adapter_type: peft's name of the task; "" if peft has none.
     """
@@ -155,6 +158,8 @@ class TaskSpec(ABC, Generic[Fields]):
     is_cross_encoder: bool = False
     auto_class: str = ""
     training_fields: tuple[str, ...] = ("validation_split_percentage", "lora_r", *OF_ADAPTERS)
+    mixes_data: bool = True
+    set_fields: tuple[str, ...] = ()
     base_settings: Mapping[str, Any] = {}
     adapter_type: str = "CAUSAL_LM"
 
@@ -342,6 +347,14 @@ class TaskSpec(ABC, Generic[Fields]):
     def new_vocabulary(self, options: Fields) -> int | None:
         """Return the vocabulary size of a tokenizer trained on the data, if it is set."""
         return None
+
+    @property
+    def fields_of_a_set(self) -> tuple[str, ...]:
+        """The fields that each of several data sets may set."""
+        names = (field.name for field in fields(self.fields))
+        return tuple(
+            name for name in names if name.endswith(COLUMN_FIELDS) or name in self.set_fields
+        )
 
     @property
     def can_train_adapters(self) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ftcluster.cli.arguments import not_empty
+from ftcluster.cli.parser import ListOnce
 from ftcluster.errors import UsageError
 from ftcluster.operations.connection import SETUP
 
@@ -29,6 +30,8 @@ WITH_VALUE = {
     ),
     "--vault-id": ("ID@FILE", "Vault password with a vault ID, for several vaults"),
 }
+# options that ansible-playbook merges; of all others it would silently use the last value
+REPEATED = ("--tags", "--skip-tags", "--extra-vars", "--vault-password-file", "--vault-id")
 FLAGS = {
     "--check": "change nothing, and report what would change",
     "--diff": "show added and removed lines of files",
@@ -54,7 +57,7 @@ def add_options(
     """Add options of ansible-playbook to a command.
 
     Args:
-        with_value: options that take a value; the user may repeat them.
+        with_value: options that take a value; the user may repeat those in REPEATED.
         flags: options without a value.
     """
     group = parser.add_argument_group(GROUP)
@@ -63,8 +66,9 @@ def add_options(
         metavar, meaning = WITH_VALUE[name]
         # an empty --limit, such as an unset variable of the shell, would mean all hosts
         kind = str if name == "--extra-vars" else not_empty
+        action: Any = "append" if name in REPEATED else ListOnce
         group.add_argument(
-            *names, type=kind, action="append", default=[], metavar=metavar, dest=name, help=meaning
+            *names, type=kind, action=action, default=[], metavar=metavar, dest=name, help=meaning
         )
     for name in flags:
         group.add_argument(name, action="store_true", dest=name, help=FLAGS[name])

@@ -11,7 +11,7 @@ from ftcluster.cli.connection import add_cluster, connected
 from ftcluster.cli.help import example_lines
 from ftcluster.cli.launch_arguments import add_hosts, add_sharing, launch_options
 from ftcluster.cli.output import print_result
-from ftcluster.cli.recipe import add_code, recipe_of
+from ftcluster.cli.recipe import add_code, add_data, recipe_of
 from ftcluster.operations.benchmark.bench_scaling import STEPS, ScalingRequest, bench_scaling
 from ftcluster.operations.connection import CONNECTION
 from ftcluster.operations.plan.recipes import known_recipes
@@ -31,7 +31,7 @@ def add_parser(kinds: Any) -> None:
     parser.add_argument(
         "words", nargs="*", metavar="RECIPE or key=value", help="as in train (default: quickstart)"
     )
-    parser.add_argument("--data", type=not_empty, metavar="DIR", help="as in train")
+    add_data(parser, "as in train")
     parser.add_argument("--model", type=not_empty, metavar="DIR", help="as in train")
     add_code(parser)
     add_hosts(parser)

@@ -15,6 +15,11 @@ from ftcluster.text.terminal import print_lines
 UNKNOWN_WORD = re.compile(r"argument WHAT: invalid choice: (.*) \(choose from (.*)\)")
 
 
+def _typed(value: Any) -> str:
+    """Return an option's value as a user types it."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
 class StoreOnce(argparse.Action):
     """An action for an option that may be given only once; a second value is an error."""
 
@@ -27,10 +32,22 @@ class StoreOnce(argparse.Action):
         stored: dict[str, Any] = namespace.__dict__.setdefault("_stored_once", {})
         if self.option_strings and self.dest in stored:
             raise argparse.ArgumentError(
-                self, f"set twice, first to {stored[self.dest]}: set it once"
+                self, f"set twice, to {_typed(stored[self.dest])} and {_typed(values)}: set it once"
             )
         stored[self.dest] = values
+        self.store(namespace, values)
+
+    def store(self, namespace: argparse.Namespace, values: Any) -> None:
+        """Store the value under the option's name."""
         setattr(namespace, self.dest, values)
+
+
+class ListOnce(StoreOnce):
+    """An action like StoreOnce, for options whose value is a list with at most one element."""
+
+    def store(self, namespace: argparse.Namespace, values: Any) -> None:
+        """Store a list with the value."""
+        setattr(namespace, self.dest, [values])
 
 
 class Parser(argparse.ArgumentParser):

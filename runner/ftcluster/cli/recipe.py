@@ -32,17 +32,21 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
         help=f"a built-in recipe or a YAML file (default: {DEFAULT_RECIPE}), and any of its "
         "fields, such as training.seed=7",
     )
-    parser.add_argument(
-        "--data",
-        type=not_empty,
-        metavar="PATH",
-        help="a file or folder with CSV, TSV, JSON, JSONL, Parquet or text, or a Hub name",
+    add_data(
+        parser,
+        "a file or folder with CSV, TSV, JSON, JSONL, Parquet or text, or a Hub name; repeat it to "
+        "train on several data sets",
     )
     parser.add_argument(
         "--model", type=not_empty, metavar="DIR", help="a model folder, or a Hub name"
     )
     add_code(parser)
     parser.set_defaults(takes_recipe=True)
+
+
+def add_data(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """Add --data, which may be repeated."""
+    parser.add_argument("--data", type=not_empty, action="append", metavar="PATH", help=meaning)
 
 
 def add_code(parser: argparse.ArgumentParser) -> None:
@@ -104,9 +108,7 @@ def add_use(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="the trained model (ftcluster fetch), or a Hub name",
     )
-    parser.add_argument(
-        "--data", type=not_empty, metavar="PATH", help="a file, a folder or a Hub name"
-    )
+    add_data(parser, "a file, a folder or a Hub name")
     add_code(parser)
     add_launch(parser)
     add_notify(parser)
@@ -120,6 +122,9 @@ def recipe_of(options: argparse.Namespace) -> dict[str, Any]:
     words = (*([f"training.sync={sync}"] if sync else []), *options.words)
     names = ("data", "model", "hosts", "nodes", "spares", "ranks_per_host", "run_name")
     settings = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    if settings.get("data"):
+        first, *others = settings["data"]
+        settings["data"] = (first, *others) if others else first
     for name in ("task", "metrics"):  # the recipe has these fields too
         value = getattr(options, name, None) or ""
         if value.endswith(".py"):

@@ -13,7 +13,7 @@ from ftcluster.cli.arguments import add_output, at_least
 from ftcluster.cli.connection import add_cluster, connected
 from ftcluster.cli.launch_arguments import add_hosts, add_sharing, launch_options
 from ftcluster.cli.output import print_result
-from ftcluster.cli.recipe import add_code, recipe_of
+from ftcluster.cli.recipe import add_code, add_data, recipe_of
 from ftcluster.errors import Interrupted
 from ftcluster.operations.connection import CONNECTION
 from ftcluster.operations.search.tune import TuneRequest, dry_run, forget, tune
@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "words", nargs="*", metavar="RECIPE or key=value", help="as in train (default: quickstart)"
     )
-    parser.add_argument("--data", metavar="PATH", help="as in train")
+    add_data(parser, "as in train")
     parser.add_argument("--model", metavar="DIR", help="as in train")
     add_code(parser)
     add_hosts(parser)

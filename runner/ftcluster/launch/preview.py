@@ -31,17 +31,18 @@ def headline(
     plan: LaunchPlan,
     purpose: Purpose,
     folders: Sequence[tuple[str, str]],
-    columns: Columns,
+    columns: Sequence[Columns],
 ) -> list[str]:
     """Return lines that describe the model, data, columns, settings and hosts of a run.
 
     Args:
         folders: local files and folders, and their paths on the hosts.
+        columns: columns of each data set by their use; empty for a data set that hosts read.
     """
     training = recipe.training
-    model, data = (origin(value, folders) for value in (recipe.model, recipe.data))
-    if recipe.data_config:
-        data = data.replace(recipe.data, f"{recipe.data}, {recipe.data_config}", 1)
+    model = origin(recipe.model, folders)
+    data = " and ".join(_data_set(part, folders) for part in recipe.by_set())
+    names = [f"{data_set.name}: " if data_set.name else "" for data_set in recipe.data_sets]
     length = f"samples of up to {recipe.max_length} tokens"
     if purpose == "train":
         much = counted_epochs(training.num_train_epochs)
@@ -53,16 +54,28 @@ def headline(
         )
     else:
         how = f"{length}, {plan.precision}"
-    names = short_names([host.name for host in plan.hosts])
-    where = f"{counted(len(plan.hosts), 'host')} ({names})"
+    hosts = short_names([host.name for host in plan.hosts])
+    where = f"{counted(len(plan.hosts), 'host')} ({hosts})"
     scratch = ", from random weights" if recipe.from_scratch else ""
     about = f"{purpose} {model}{scratch}, on {data}"
     return [
         f"{purpose} {model}{scratch}" if purpose == GENERATE else about,
-        *([columns_line(columns)] if columns else []),
+        *(
+            f"{name}{columns_line(of_set)}"
+            for name, of_set in zip(names, columns, strict=False)
+            if of_set
+        ),
         how,
         f"{counted(plan.world_size, 'rank')} on {where}, backend {plan.backend}",
     ]
+
+
+def _data_set(recipe: Recipe, folders: Sequence[tuple[str, str]]) -> str:
+    """Return the name and the configuration of the only data set of a recipe."""
+    data = origin(recipe.source, folders)
+    if not recipe.data_config:
+        return data
+    return data.replace(recipe.source, f"{recipe.source}, {recipe.data_config}", 1)
 
 
 def counted_epochs(epochs: float) -> str:
@@ -168,10 +181,40 @@ def host_document(host: HostPlan) -> dict[str, Any]:
     }
 
 
+def data_of(recipe: Recipe) -> str | list[str]:
+    """Return the path of the data set of a recipe, or the paths of several."""
+    paths = [data_set.path for data_set in recipe.data_sets]
+    return paths if isinstance(recipe.data, tuple) else paths[0]
+
+
+def sets_of(recipe: Recipe, columns: Sequence[Columns]) -> dict[str, Any]:
+    """Return the field `data_sets` of a document; empty if the recipe has one data set."""
+    if not isinstance(recipe.data, tuple):
+        return {}
+    by_set = columns or [{}] * len(recipe.data)
+    return {
+        "data_sets": [
+            {
+                "name": data_set.name,
+                "path": data_set.path,
+                "weight": data_set.weight,
+                "columns": _lists(of_set),
+            }
+            for data_set, of_set in zip(recipe.data, by_set, strict=True)
+        ],
+        "data_mixing": recipe.data_mixing,
+    }
+
+
+def _lists(columns: Columns) -> dict[str, list[str]] | None:
+    """Return columns by their use as JSON; None if there are none."""
+    return {use: list(names) for use, names in columns.items()} or None
+
+
 def as_document(
     run: str,
     recipe: Recipe,
-    columns: Columns,
+    columns: Sequence[Columns],
     plan: LaunchPlan,
     launch: Launch,
     facts: ClusterFacts,
@@ -180,7 +223,8 @@ def as_document(
     """Return the plan for `--json`. `ftcluster plan --facts` can read the field `facts`.
 
     Args:
-        columns: columns of the data by their use; if empty, the document has null.
+        columns: columns of each data set by their use; `columns` of the document has those of the
+            first data set, or null if they are not known.
         more: further fields of the document.
     """
     return {
@@ -188,9 +232,11 @@ def as_document(
         "state": "planned",
         "recipe": {
             **{name: getattr(recipe, name) for name in SHOWN},
+            "data": data_of(recipe),
             **{name: getattr(recipe.training, name) for name in SHOWN_TRAINING},
         },
-        "columns": {use: list(names) for use, names in columns.items()} or None,
+        "columns": _lists(columns[0]) if columns else None,
+        **sets_of(recipe, columns),
         "world_size": plan.world_size,
         "backend": plan.backend,
         "precision": plan.precision,

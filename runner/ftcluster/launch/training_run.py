@@ -29,7 +29,7 @@ class TrainingRun(ClusterRun):
     Attributes:
         recipe: the recipe of the run.
         folders: local files and folders to copy, and their paths on the hosts.
-        columns: columns of the data by their use; empty if they are not known.
+        columns: columns of each data set by their use; a data set that hosts read has none.
         notes: facts that the user should know before the run begins.
         purpose: purpose of the run: train, evaluate, predict or generate; see Job.
         resume: ids of the runs that this run continues, the newest first.
@@ -42,7 +42,7 @@ class TrainingRun(ClusterRun):
 
     recipe: Recipe
     folders: tuple[tuple[str, str], ...] = ()
-    columns: Columns = field(default_factory=dict)
+    columns: tuple[Columns, ...] = ()
     notes: tuple[str, ...] = ()
     purpose: Purpose = "train"
     resume: tuple[str, ...] = ()

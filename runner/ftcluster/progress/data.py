@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ftcluster.recipe.data_columns import columns_line
 from ftcluster.text.plural import counted
 
 SHOWN = 8  # maximum number of classes in a line
@@ -33,6 +34,8 @@ def set_line(one: Mapping[str, Any]) -> str:
     words += [f"{one['left_out']} LEFT OUT"] if one.get("left_out") else []
     if one.get("duplicates"):
         words.append(f"{one['duplicates']} OF THEM ALSO IN TRAIN")
+    columns = {use: tuple(names) for use, names in one.get("columns", {}).items()}
+    words += [columns_line(columns)] if columns else []
     return _in_one_line(f"{one['set']}: {', '.join(words)}")
 
 
@@ -42,10 +45,11 @@ def sample_lines(sample: list[Mapping[str, Any]]) -> Iterator[str]:
     >>> list(sample_lines([{"label": "good", "parts": [["a\\nb ", False], ["c", True]]}]))
     ['  a\\\\nb «c» -> good']
     """
+    place = f"{sample[0]['set']}: " if sample and sample[0].get("set") else ""
     for document in sample:
         text = "".join(f"«{part}»" if is_target else part for part, is_target in document["parts"])
         label = f" -> {document['label']}" if document["label"] else ""
-        yield "  " + _in_one_line(text + label)
+        yield "  " + _in_one_line(place + text + label)
 
 
 def _in_one_line(text: str) -> str:

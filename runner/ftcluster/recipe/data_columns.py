@@ -25,14 +25,14 @@ ENCODINGS = {"cp1252": "Windows-1252", "utf-16": "UTF-16"}
 
 
 def find_columns(recipe: Recipe, purpose: Purpose = "train") -> Columns:
-    """Return the columns of the data by their use; empty if this machine cannot read the data.
+    """Return the columns of a single data set by their use; empty if this machine cannot read it.
 
     This machine reads local CSV, TSV, JSON and JSONL files. Only hosts read Parquet files and data
     from the Hub.
     """
     names = header(recipe, purpose)
     try:
-        files = files_of(Path(recipe.data)) if names else {}
+        files = files_of(Path(recipe.source)) if names else {}
         options = options_for(files, recipe.options, purpose)
         return recipe.spec.column_uses(options, names, purpose != PREDICT) if names else {}
     except DataError:  # check_data reports the details
@@ -40,8 +40,8 @@ def find_columns(recipe: Recipe, purpose: Purpose = "train") -> Columns:
 
 
 def header(recipe: Recipe, purpose: Purpose = "train") -> list[str]:
-    """Return the names of all columns of the data; empty if this machine cannot read the data."""
-    path, options = Path(recipe.data), recipe.options
+    """Return the names of a single data set's columns; empty if this machine cannot read it."""
+    path, options = Path(recipe.source), recipe.options
     if not path.exists() or (TEXT in recipe.spec.file_kinds and texts_of(path)):
         return []
     try:
@@ -57,11 +57,15 @@ def header(recipe: Recipe, purpose: Purpose = "train") -> list[str]:
 
 def file_notes(recipe: Recipe, purpose: Purpose = "train") -> tuple[str, ...]:
     """Return notes on exports of annotation tools, encodings, and text files that are not read."""
-    if TEXT in recipe.spec.file_kinds and (texts := texts_of(Path(recipe.data))):
+    return tuple(note for part in recipe.by_set() for note in _notes_of_set(part, purpose))
+
+
+def _notes_of_set(recipe: Recipe, purpose: Purpose) -> tuple[str, ...]:
+    if TEXT in recipe.spec.file_kinds and (texts := texts_of(Path(recipe.source))):
         left = [file.name for split in texts.keys() - {TRAIN, VALIDATION} for file in texts[split]]
         return (f"not read, because of their names: {', '.join(left)}",) if left else ()
     try:
-        files = files_of(Path(recipe.data)) if Path(recipe.data).exists() else {}
+        files = files_of(Path(recipe.source)) if Path(recipe.source).exists() else {}
         splits = used_splits(files, recipe.options, purpose) if files else ()
         tables = [f for name in splits for f in files.get(name, ()) if kind_of(f) in DELIMITED]
         encodings = [(file.name, encoding_of(file)) for file in tables]

@@ -30,7 +30,7 @@ from ftcluster_common.tasks.spec import Options
 def count_rows(
     recipe: Recipe, columns: Columns, purpose: Purpose = "train"
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Count the rows and classes of each data set, and return notes for the user.
+    """Count the rows and classes of each split of a single data set; also return notes.
 
     `check_data` must have accepted the data.
 
@@ -43,7 +43,7 @@ def count_rows(
         also has `duplicates`: the number of rows that also occur in the training set. There is no
         dict for texts and for data that only hosts read: Parquet, Arrow, and data from the Hub.
     """
-    path = Path(recipe.data)
+    path = Path(recipe.source)
     files = files_of(path) if path.exists() and header(recipe, purpose) else {}
     used = used_splits(files, recipe.options, purpose) if files else ()
     readable = {

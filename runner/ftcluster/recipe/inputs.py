@@ -5,6 +5,7 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +81,20 @@ def check_inputs(recipe: Recipe, purpose: Purpose = "train") -> None:
         InputError: the inputs have problems; lists all problems.
     """
     problems: list[InputError] = []
-    checks: dict[str, Callable[[Path], None]] = {
-        "data": lambda path: check_data(path, recipe, purpose),
-        "model": lambda path: check_model_folder(path, recipe, purpose),
-        "tokenizer": lambda path: check_tokenizer_folder(path, recipe),
-        "teacher": lambda path: check_model_folder(path, replace(recipe, from_scratch=False)),
-    }
-    for field, check in checks.items():
-        value = getattr(recipe, field)
+    checks: list[tuple[str, str | None, Callable[[Path], None]]] = [
+        *(
+            ("data", part.source, partial(check_data, recipe=part, purpose=purpose))
+            for part in recipe.by_set()
+        ),
+        ("model", recipe.model, lambda path: check_model_folder(path, recipe, purpose)),
+        ("tokenizer", recipe.tokenizer, lambda path: check_tokenizer_folder(path, recipe)),
+        (
+            "teacher",
+            recipe.teacher,
+            lambda path: check_model_folder(path, replace(recipe, from_scratch=False)),
+        ),
+    ]
+    for field, value, check in checks:
         try:
             if value is not None and not is_elsewhere(value):
                 check_exists(field, value)
@@ -118,10 +125,11 @@ def on_the_hub(value: str) -> bool:
 
 def hub_notes(recipe: Recipe) -> list[str]:
     """Return a note that lists the recipe's data and models on the Hub; empty if there are none."""
-    values = {field: getattr(recipe, field) for field in ("data", "model", "tokenizer", "teacher")}
+    values = [("data", data_set.path) for data_set in recipe.data_sets]
+    values += [(field, getattr(recipe, field)) for field in ("model", "tokenizer", "teacher")]
     names = [
         f"{field} {value}"
-        for field, value in values.items()
+        for field, value in values
         if value and not value.startswith("/") and on_the_hub(value)
     ]
     if not names:

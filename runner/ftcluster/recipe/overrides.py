@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from ftcluster.recipe.yaml_loader import read_value
+from ftcluster_common.data.data_sets import DataSet
 from ftcluster_common.data.numbers import read_decimal
 
 SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -59,6 +60,10 @@ def _read(raw: str, kind: Any) -> Any:
     if kind in (int, float):
         number = read_decimal(text)
         return NO_VALUE if number is None else number
+    if origin is tuple and typing.get_args(kind)[0] is DataSet:
+        # a path may have commas, so a list needs its brackets
+        value = read_value(text) if text[:1] + text[-1:] in ("[]", "{}") else NO_VALUE
+        return value if isinstance(value, list | dict) else NO_VALUE
     if origin is tuple:
         inside = text[1:-1] if text[:1] + text[-1:] == "[]" else text
         inner = typing.get_args(kind)[0]

@@ -12,7 +12,8 @@ from typing import Any, Literal, get_args
 
 from ftcluster.errors import RecipeError
 from ftcluster.paths import bundled
-from ftcluster.recipe import training_arguments
+from ftcluster.recipe import data_sets, training_arguments
+from ftcluster.recipe.data_sets import SETTINGS, read_data_sets
 from ftcluster.recipe.names import OTHER_VALUES, meaning_of, nearest
 from ftcluster.recipe.overrides import read_override
 from ftcluster.recipe.schema import Key, keys_of
@@ -21,6 +22,7 @@ from ftcluster.recipe.unsupported import TRL_TRAINERS, UNSUPPORTED
 from ftcluster.recipe.yaml_loader import read_keys, read_value
 from ftcluster.text.plural import counted
 from ftcluster.text.printable import is_plain
+from ftcluster_common.data.data_sets import split_name
 from ftcluster_common.given_files import GivenFileError, read_given
 from ftcluster_common.models.model_package import PACKAGE, read_model_package
 from ftcluster_common.protocol.job import recipe_of
@@ -186,6 +188,10 @@ def parse_recipe(
         for key in schema.values()
         if key.required and key.name not in {*values, *accepted}
     ]
+    if isinstance(accepted.get("data"), tuple):
+        fields = {name: schema[name] for name in _spec_of(task).fields_of_a_set}
+        accepted["data"], wrong = read_data_sets(accepted["data"], fields)
+        problems += [f"{lines['data']}: {problem}" for problem in wrong]
     if not problems:
         recipe = _build(Path(source).stem, accepted, training)
         contradicting = contradictions_of(recipe, training, metrics)
@@ -222,6 +228,16 @@ def checked_recipe(data: Mapping[str, Any], metrics: Sequence[str] = ()) -> Reci
             the reason.
     """
     recipe = recipe_of(data)
+    if isinstance(data["data"], list):
+        of_task = {key.name: key for key in keys_of(recipe.spec.fields)}
+        fields = {name: of_task[name] for name in recipe.spec.fields_of_a_set}
+        entries = [
+            {name: entry[name] for name in SETTINGS} | dict(entry["fields"])
+            for entry in data["data"]
+        ]
+        _, wrong = read_data_sets(entries, fields)
+        if wrong:
+            raise ValueError("; ".join(wrong))
     sections = {
         "": (keys_of(Recipe, leave_out=("options", "training")), data),
         "training.": (keys_of(Training, "training."), data["training"]),
@@ -438,6 +454,8 @@ def _accept(key: str, value: Any, schema: Mapping[str, Key]) -> Any:
         return None
     if key not in schema:
         raise ValueError(_unknown_key(key, schema))
+    if key == "data" and isinstance(value, dict):
+        value = [value]
     if section == "training" and value is None:  # null removes the key, see _section
         return None
     return schema[key].convert(value)
@@ -481,13 +499,15 @@ def _build(name: str, accepted: Mapping[str, Any], training: Mapping[str, Any]) 
         for key, value in accepted.items()
         if key not in {*of_task, *SECTIONS} and "." not in key
     }
-    return Recipe(
+    recipe = Recipe(
         name=name,
         options=kind(**{key: value for key, value in accepted.items() if key in of_task}),
         training=Training(**training),
         config_overrides=_section("config_overrides.", accepted),
         **top,
     )
+    parts = recipe.by_set()
+    return parts[0] if len(parts) == 1 else recipe
 
 
 def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
@@ -503,8 +523,9 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
     for field in ("name", "data_config", "license"):
         if not is_plain(getattr(recipe, field) or ""):
             yield field, f"{getattr(recipe, field)[:200]!a} {NOT_TEXT}"
-    for field in ("model", "data", "tokenizer", "teacher"):
-        value = getattr(recipe, field) or ""
+    sources = [("data", data_set.path) for data_set in recipe.data_sets]
+    sources += [(name, getattr(recipe, name) or "") for name in ("model", "tokenizer", "teacher")]
+    for field, value in sources:
         if problem := _not_a_source(value):
             yield field, f"{value[:200]!a} {problem}"
         elif value.startswith(PACKAGE) and field != "data":
@@ -512,7 +533,9 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
                 read_model_package(value)
             except ValueError as error:
                 yield field, str(error)
-    if recipe.data.startswith(GENERATED) and recipe.task != DEFAULT_TASK:
+    if recipe.task != DEFAULT_TASK and any(
+        data_set.path.startswith(GENERATED) for data_set in recipe.data_sets
+    ):
         yield "data", f"generated data are for the task {DEFAULT_TASK}"
     yield from recipe.spec.tokenizer_contradictions(options, recipe.from_scratch, recipe.tokenizer)
     if recipe.lora_r is not None:
@@ -522,6 +545,7 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
             yield "training.shard_optimizer", "adapters are too small for it; remove it"
     yield from adapter_contradictions(options)
     yield from recipe.spec.contradictions(options)
+    yield from data_sets.contradictions(recipe)
 
 
 def _not_a_source(value: str) -> str:
@@ -541,7 +565,14 @@ def _of_training(
         yield f"training.{name}", problem
     options = recipe.options
     metric = (recipe.training.metric_for_best_model or "").removeprefix("eval_")
-    metrics = (*recipe.spec.metric_names(options), *own)
+    metrics = tuple(
+        dict.fromkeys(
+            split_name(name, set_name)
+            for set_name in ("", *(data_set.name for data_set in recipe.data_sets))
+            for part in recipe.by_set()
+            for name in (*recipe.spec.metric_names(part.options), *own)
+        )
+    )
     if metric and metric not in metrics:
         yield (
             "training.metric_for_best_model",

@@ -9,11 +9,13 @@ from typing import Any, Literal
 
 from ftcluster.recipe.descriptions import descriptions_of
 from ftcluster.recipe.overrides import read_override
+from ftcluster_common.data.data_sets import DataSet
 from ftcluster_common.data.numbers import is_decimal, why_no_number
 from ftcluster_common.limits import Limits
 
 MOST = 1 << 63
 WEIGHTS = Mapping[str, float]
+DATA_SETS = tuple[DataSet, ...]
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,10 @@ class Key:
         """
         if value is False and _says_no(self.kind):
             return "no"
+        if isinstance(value, list) and DATA_SETS in typing.get_args(self.kind):
+            if not value:
+                raise ValueError(f"'{self.name}' must be {self.meaning}, got {value!r}")
+            return tuple(value)  # `data_sets` reads the entries
         if isinstance(value, dict) and WEIGHTS not in typing.get_args(self.kind):
             wrong = next((name for name in value if not str(name).isidentifier()), None)
             if wrong is not None:
@@ -174,6 +180,8 @@ def _meaning(kind: Any, limits: Limits) -> str:
         return "one of " + ", ".join(map(_in_yaml, typing.get_args(kind)))
     if origin in (types.UnionType, typing.Union):
         return " or ".join(_meaning(inner, limits) for inner in typing.get_args(kind))
+    if kind == DATA_SETS:
+        return "a list of data sets"
     if origin is tuple:
         inner = typing.get_args(kind)[0]
         if inner is str:
@@ -198,6 +206,9 @@ def _json_schema(kind: Any, limits: Limits) -> dict[str, Any]:
         return {"enum": [*arguments, *([False] if "no" in arguments else [])]}
     if origin in (types.UnionType, typing.Union):
         return {"anyOf": [_json_schema(inner, limits) for inner in arguments]}
+    if kind == DATA_SETS:
+        entry = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+        return {"type": "array", "items": {"anyOf": [{"type": "string"}, entry]}, "minItems": 1}
     if origin is tuple:
         most = {} if limits.at_most is None else {"maxItems": int(limits.at_most)}
         items = _json_schema(arguments[0], Limits())
@@ -238,6 +249,8 @@ def _matches(value: Any, kind: Any) -> bool:
         ]
     if origin in (types.UnionType, typing.Union):
         return any(_matches(value, inner) for inner in typing.get_args(kind))
+    if kind == DATA_SETS:
+        return isinstance(value, list) and all(isinstance(item, str | dict) for item in value)
     if origin is tuple:
         inner = typing.get_args(kind)[0]
         return isinstance(value, list) and all(_matches(item, inner) for item in value)

@@ -194,9 +194,16 @@ def how_of(precision: str, ipex: bool, sharded: bool, fields: Mapping[str, Any])
 def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return True if both recipes have the same model and the same samples per epoch."""
     return all(one.get(name) == other.get(name) for name in COMPARED_FIELDS) and all(
-        PurePath(str(one.get(name))).name == PurePath(str(other.get(name))).name
+        _without_folders(one.get(name)) == _without_folders(other.get(name))
         for name in COMPARED_NAMES
     )
+
+
+def _without_folders(value: Any) -> Any:
+    """Return the last part of a path; for a list of data sets, the list with such parts."""
+    if isinstance(value, list):
+        return [{**data_set, "path": _without_folders(data_set["path"])} for data_set in value]
+    return PurePath(str(value)).name
 
 
 def thread_rates(runs: Iterable[PastRun], precision: str) -> dict[str, float]:

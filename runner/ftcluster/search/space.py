@@ -14,6 +14,7 @@ from decimal import Decimal
 from ftcluster.errors import UsageError
 from ftcluster.recipe.names import OTHER_NAMES, SECTION
 from ftcluster.recipe.schema import Key
+from ftcluster_common.data.data_sets import DataSet
 from ftcluster_common.recipe import GENERATED
 
 MOST = 1000  # maximum number of runs of a sweep
@@ -163,12 +164,13 @@ def _range(name: str, match: re.Match[str], key: Key | None) -> Range:
 
 
 def _takes_list(key: Key | None) -> bool:
-    """Return True if values of the field may be lists."""
+    """Return True if values of the field may be lists whose elements are separated by commas."""
     if key is None:
         return False
     union = typing.get_origin(key.kind) in (types.UnionType, typing.Union)
     kinds = typing.get_args(key.kind) if union else (key.kind,)
-    return any(typing.get_origin(kind) is tuple for kind in kinds)
+    lists = [kind for kind in kinds if typing.get_origin(kind) is tuple]
+    return any(typing.get_args(kind)[0] is not DataSet for kind in lists)
 
 
 def _parts(text: str) -> list[str]:

@@ -155,7 +155,7 @@ def test_a_trained_model_remembers_what_it_reads(
     assert (options.text_columns, options.label_column) == (("subject", "body"), "kind")
     assert (options.max_length, options.metrics) == (64, None)
     assert run.recipe.name == "classify"
-    assert run.columns["text"] == ("subject", "body")
+    assert run.columns[0]["text"] == ("subject", "body")
 
 
 def test_what_a_model_remembers_can_be_overridden_or_not_be_there(

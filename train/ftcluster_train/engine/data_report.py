@@ -2,18 +2,19 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.data.data_files import TRAIN, VALIDATION
+from ftcluster_common.data.data_sets import data_set_of, is_train
 from ftcluster_common.models.trained_model import ROWS, hash_of, write_rows
 from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.tasks.base import Document, Task
 
 SHOWN = 3  # number of samples that the report shows
 MOST_CLASSES = 100
+FEWEST_CLASSES = 8  # number of classes of each set that a report shows in any case
 # The whole report is one event. Programs that need only a run's latest events read 64 kB, so the
 # report must be shorter.
 MOST_CHARACTERS = 1200  # maximum number of characters of a sample
@@ -45,33 +46,59 @@ def describe(task: Task, folder: Path, earlier: Collection[int] = ()) -> dict[st
         - `cut`: number of truncated texts.
         - `left_out`: number of skipped rows.
         - `class_count` and `classes`: number of classes, and the most frequent classes.
+        - `columns`: with several data sets, the columns of a training set by their purpose.
         - `duplicates`: for a validation set, the number of its documents that are also training
           data of this or an earlier training; null if unknown.
     """
     found = {path.name: Samples(path) for path in sorted(folder.iterdir()) if path.is_dir()}
-    first = TRAIN if TRAIN in found else next(iter(found))
-    names = [first, *(name for name in found if name != first)]
+    order = [data_set.name for data_set in task.recipe.data_sets]
+    names = sorted(
+        found, key=lambda name: (not is_train(name), order.index(data_set_of(name, order)))
+    )
+    trained = [name for name in names if is_train(name)]
+    several = len(task.recipe.data_sets) > 1
     known = {*earlier}
-    sets = [_set(task, name, found[name], known) for name in names]
-    if not earlier and not {TRAIN, VALIDATION} <= found.keys():
+    most_classes = max(MOST_CLASSES // len(names), FEWEST_CLASSES) if several else MOST_CLASSES
+    sets = [_set(task, name, found[name], known, most_classes) for name in names]
+    if not earlier and not 0 < len(trained) < len(names):
         for data_set in sets:
             data_set["duplicates"] = None
-    if TRAIN in found and known:
+    for data_set in sets if several else ():
+        name = data_set_of(data_set["set"], task.uses_of)
+        if name in task.uses_of and data_set["set"] in (trained or names):
+            data_set["columns"] = {use: [*found] for use, found in task.uses_of[name].items()}
+    if trained and known:
         write_rows(folder / ROWS, known)
     return {
         "columns": {use: list(columns) for use, columns in task.uses.items()},
         "sets": sets,
-        "samples": _shown(task, found[first]),
+        "samples": [
+            sample
+            for name in (trained or names[:1])
+            for sample in _samples(task, found, name, several)
+        ],
     }
 
 
-def _set(task: Task, name: str, samples: Samples, known: set[int]) -> dict[str, Any]:
+def _samples(
+    task: Task, found: Mapping[str, Samples], name: str, several: bool
+) -> list[list[dict[str, Any]]]:
+    """Return the first samples of a set; with several data sets, a short one with its set."""
+    if not several:
+        return _shown(task, found[name], SHOWN, MOST_CHARACTERS)
+    shown = _shown(task, found[name], 1, MOST_CHARACTERS // len(found))
+    return [[{**document, "set": name} for document in sample] for sample in shown]
+
+
+def _set(
+    task: Task, name: str, samples: Samples, known: set[int], most_classes: int
+) -> dict[str, Any]:
     """Return the report on one set.
 
     Args:
         known: hashes of training documents; gets the hashes of this set if it is the training set.
     """
-    about, lengths, duplicates = samples.about, [], 0
+    about, lengths, duplicates, trains = samples.about, [], 0, is_train(name)
     classes: Counter[str] = Counter()
     if task.compares:
         for sample in samples:
@@ -79,9 +106,9 @@ def _set(task: Task, name: str, samples: Samples, known: set[int]) -> dict[str, 
                 lengths.append(len(document.ids))
                 classes.update(document.classes)
                 mark = hash_of(document.ids)
-                if name == TRAIN:
+                if trains:
                     known.add(mark)
-                duplicates += name != TRAIN and mark in known
+                duplicates += not trains and mark in known
     else:
         lengths = samples.lengths("input_ids")
     return {
@@ -94,21 +121,21 @@ def _set(task: Task, name: str, samples: Samples, known: set[int]) -> dict[str, 
         "limit": task.limit,
         "cut": about.get("cut", 0),
         "left_out": about.get("left_out", 0),
-        "classes": dict(classes.most_common(MOST_CLASSES)),
+        "classes": dict(classes.most_common(most_classes)),
         "class_count": len(classes),
-        "duplicates": duplicates if task.compares and name != TRAIN else None,
+        "duplicates": duplicates if task.compares and not trains else None,
     }
 
 
-def _shown(task: Task, samples: Samples) -> list[list[dict[str, Any]]]:
+def _shown(task: Task, samples: Samples, count: int, characters: int) -> list[list[dict[str, Any]]]:
     shown: list[list[dict[str, Any]]] = []
-    for sample in islice(samples, SHOWN):
+    for sample in islice(samples, count):
         documents = task.documents(sample, samples)
         groups = [[document] for document in documents] if task.packs else [documents]
         for group in groups:
-            most = MOST_CHARACTERS // len(group)
+            most = characters // len(group)
             shown.append([_document(task, document, most) for document in group[:MOST_PARTS]])
-    return shown[:SHOWN]
+    return shown[:count]
 
 
 def _document(task: Task, document: Document, most: int) -> dict[str, Any]:

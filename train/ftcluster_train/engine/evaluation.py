@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 from ftcluster_common.protocol.job import PREDICT, Job
 from ftcluster_train.comm.world import World, folder_led, gather_over_ranks
 from ftcluster_train.engine.data.sets import PREDICTED
-from ftcluster_train.engine.data.token_samples import Samples
+from ftcluster_train.engine.data.token_samples import Samples, joined
 from ftcluster_train.engine.generation import samples_beside_references
+from ftcluster_train.engine.metrics import perplexity
 from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks.base import ROWS_FILE, Task
@@ -52,8 +53,12 @@ def evaluate(
     """Evaluate a model on all validation sets, and return the same scores on every rank.
 
     With several sets, each metric's name ends with the name of its set: `validation_matched` gives
-    `accuracy_matched`. During a training, settings such as thresholds are tuned on one set and used
-    for all sets. This is the set of `metric_for_best_model`, or otherwise the first set.
+    `accuracy_matched`. With several data sets, there is also each metric without such an ending:
+    the mean over the sets that have the metric, weighted by their numbers of samples.
+
+    During a training, settings such as thresholds are tuned on one set and used for all sets. This
+    is the set of `metric_for_best_model`, or otherwise the first set. Several data sets are tuned
+    on together.
 
     Args:
         context: batch context, see `predict`.
@@ -62,25 +67,55 @@ def evaluate(
     doubts: list[str] = []
     best = task.recipe.training.metric_for_best_model or ""
     sets = sorted(validation_sets, key=lambda name: not best.endswith(_suffix(name)))
+    mixes = len(task.recipe.data_sets) > 1
+    predicted, measured_sets = {}, {}
     for name in sets:
-        samples = validation_sets[name]
-        predictions = predict(task, model, samples, world, bf16, context)
-        if name == sets[0] and task.purpose == "train":
-            task.fit(predictions, samples)
-        of_set = task.score(predictions, samples)
-        if task.own_metrics:
-            measured = task.own_metrics(*task.compared(predictions, samples))
-            of_set |= gather_over_ranks(measured)[0]  # a user's metrics may differ between ranks
-        if report := task.class_report(predictions, samples):
-            classes[name] = report.to_dict()
-        if written := task.texts(predictions, samples):
-            texts[name] = written
-        if doubt := task.doubts(predictions, samples):
-            doubts.append(f"{name}: {doubt}")
+        with task.using(name):
+            predicted[name] = predict(task, model, validation_sets[name], world, bf16, context)
+    if task.purpose == "train" and sets:
+        fitted = sets if mixes else sets[:1]
+        every = [prediction for name in fitted for prediction in predicted[name]]
+        task.fit(every, joined([validation_sets[name] for name in fitted]))
+    for name in sets:
+        samples, predictions = validation_sets[name], predicted[name]
+        with task.using(name):
+            of_set = task.score(predictions, samples)
+            if task.own_metrics:
+                measured = task.own_metrics(*task.compared(predictions, samples))
+                of_set |= gather_over_ranks(measured)[0]  # they may differ between ranks
+            if report := task.class_report(predictions, samples):
+                classes[name] = report.to_dict()
+            if written := task.texts(predictions, samples):
+                texts[name] = written
+            if doubt := task.doubts(predictions, samples):
+                doubts.append(f"{name}: {doubt}")
+        measured_sets[name] = of_set
         suffix = _suffix(name) if len(sets) > 1 else ""
         metrics.update({f"{metric}{suffix}": value for metric, value in of_set.items()})
+    if mixes:
+        metrics = {**mean_metrics(measured_sets, validation_sets, task.loss_column), **metrics}
     task.score_notices = doubts
     return Scores(metrics, classes, texts)
+
+
+def mean_metrics(
+    of_sets: Mapping[str, Mapping[str, float]], sets: Mapping[str, Samples], loss_column: str
+) -> dict[str, float]:
+    """Return the mean of each metric over the sets that have it, weighted by their samples.
+
+    The loss is weighted by the values of `loss_column`, and a perplexity is computed from the loss.
+    """
+    samples = {name: len(sets[name]) for name in of_sets}
+    values = {name: sum(sets[name].lengths(loss_column)) for name in of_sets if loss_column}
+    means: dict[str, float] = {}
+    for metric in dict.fromkeys(name for metrics in of_sets.values() for name in metrics):
+        having = [name for name, metrics in of_sets.items() if metric in metrics]
+        sizes = values if loss_column and metric == "loss" else samples
+        total = sum(sizes[name] for name in having)
+        means[metric] = sum(of_sets[name][metric] * sizes[name] for name in having) / total
+    if {"loss", "perplexity"} <= means.keys():
+        means["perplexity"] = perplexity(means["loss"])
+    return means
 
 
 def _suffix(name: str) -> str:

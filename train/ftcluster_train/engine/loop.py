@@ -18,6 +18,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from ftcluster_common.data.data_sets import weights_of
 from ftcluster_common.protocol.job import Job
 from ftcluster_kernels.nf4 import shape_of
 from ftcluster_train.comm.world import World, check_equal_on_ranks, gather_over_ranks
@@ -79,6 +80,7 @@ def train(
     validation_sets: Mapping[str, Samples], world: World, log: ProgressLog,
     optimizations: Optimizations = ALL_OPTIMIZATIONS,
     stop_asked: Callable[[], bool] = lambda: False, check: SavedCheck | None = None,
+    sizes: Sequence[int] = (),
 ) -> tuple[LoopResult, PreTrainedModel]:  # fmt: skip
     """Train `model` and return it in fp32 on rank 0.
 
@@ -88,6 +90,7 @@ def train(
         stop_asked: function that returns True if this rank was asked to stop. If any rank was asked
             to stop, all ranks stop after the current step.
         check: validator for the first checkpoint that this rank writes, or None for no check.
+        sizes: number of training samples of each data set; may be empty for a single one.
 
     Raises:
         TrainingStopped: a rank was asked to stop; the state is saved.
@@ -95,8 +98,9 @@ def train(
             installed transformers lacks a feature that the recipe asks for.
     """
     loop = _Loop(
-        job, task, model, train_set, validation_sets, world, log, optimizations, stop_asked, check
-    )
+        job, task, model, train_set, validation_sets, world, log, optimizations, stop_asked, check,
+        sizes,
+    )  # fmt: skip
     loop.evaluate_at_start()
     for step, indices in loop.batches.after(loop.state.step):
         loop.take_step(step, indices)
@@ -120,12 +124,13 @@ class _Loop:
         self, job: Job, task: Task, model: PreTrainedModel, train_set: Samples,
         validation_sets: Mapping[str, Samples], world: World, log: ProgressLog,
         optimizations: Optimizations, stop_asked: Callable[[], bool], check: SavedCheck | None,
+        sizes: Sequence[int],
     ) -> None:  # fmt: skip
         self._job, self._task, self._model, self._world, self._log = job, task, model, world, log
         self._validation_sets, self._stop_asked = validation_sets, stop_asked
         self._settings, bf16 = job.recipe.training, job.precision == "bf16"
         torch.use_deterministic_algorithms(self._settings.full_determinism)
-        self.batches = Batches(job, task, train_set, world, optimizations.group_by_length)
+        self.batches = Batches(job, task, train_set, world, optimizations.group_by_length, sizes)
         self._intervals = Intervals(
             self._settings, self.batches.steps_per_epoch, self.batches.steps
         )
@@ -340,6 +345,9 @@ def new_state(
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
+    if len(job.recipe.data_sets) > 1:
+        weights = weights_of(job.recipe.data_sets, job.recipe.data_mixing)
+        compared["weights of the data sets"] = weights or "by size"
     return TrainState(settings=compared, layout=state_layout(model))
 
 

@@ -18,11 +18,12 @@ import yaml
 
 from ftcluster_common import __version__
 from ftcluster_common.data.class_names import are_unnamed
+from ftcluster_common.data.data_sets import data_set_of, split_name
 from ftcluster_common.models.model_package import PACKAGE
 from ftcluster_common.models.trained_model import pipeline_of, read_trained
 from ftcluster_common.protocol.class_report import ClassReport, read_report
 from ftcluster_common.protocol.job import Job
-from ftcluster_common.recipe import BY_TYPE, GENERATED, split_revision
+from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe, split_revision
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.io.events import seconds_since_first
 
@@ -102,7 +103,10 @@ def card(
     """
     recipe, commits = job.recipe, about.get("commits", {})
     model = _with_commit(_public(recipe.model), commits.get("model"))
-    data = _with_commit(_public(recipe.data), commits.get("data"))
+    data = " and ".join(
+        _with_commit(_public(data_set.path), commits.get(split_name("data", data_set.name)))
+        for data_set in recipe.data_sets
+    )
     how = "trained from random weights" if recipe.from_scratch else "fine-tuned"
     ranks = recipe.spec.is_cross_encoder
     kind = "cross-encoder" if ranks and library != "peft" else library
@@ -180,36 +184,50 @@ def front_matter(
     alone = recipe.adapters is not None and not recipe.adapters.merge_adapters
     relation = "adapter" if alone else "finetune"
     base = {"base_model": split_revision(recipe.model)[0], "base_model_relation": relation}
-    dataset = split_revision(recipe.data)[0] if of_hub(recipe.data) else None
     values = {name: value for name, value in metrics.items() if math.isfinite(value)}
     tags = ["ftcluster", recipe.task]
     tags += ["lora"] if recipe.lora_r else []
     tags += {"cross-encoder": [kind, "reranker"], "sentence-transformers": [kind]}.get(kind, [])
-    of_data = {
-        "name": _public(recipe.data),
-        "type": dataset or "local",
-        "config": recipe.data_config,
-        "revision": commits.get("data"),
-    }
-    result = {
-        "task": {"type": pipeline},
-        "dataset": {name: value for name, value in of_data.items() if value},
-        "metrics": [
-            {"type": METRICS.get(name, name), "name": name, "value": value}
-            for name, value in values.items()
-        ],
-    }
+    on_the_hub = [split_revision(part.path)[0] for part in recipe.data_sets if of_hub(part.path)]
+    results = [*_results(recipe, commits, values, pipeline)]
     library = "sentence-transformers" if kind == "cross-encoder" else kind
     return {
         **({"license": recipe.license} if recipe.license else {}),
         "library_name": library,
         "pipeline_tag": pipeline,
         **(base if on_hub else {}),
-        **({"datasets": [dataset]} if dataset else {}),
+        **({"datasets": [*dict.fromkeys(on_the_hub)]} if on_the_hub else {}),
         **({"metrics": [METRICS.get(name, name) for name in values]} if values else {}),
         "tags": sorted({*tags}),
-        **({"model-index": [{"name": job.run, "results": [result]}]} if values else {}),
+        **({"model-index": [{"name": job.run, "results": results}]} if values else {}),
     }
+
+
+def _results(
+    recipe: Recipe, commits: Mapping[str, str], values: Mapping[str, float], pipeline: str
+) -> Iterator[dict[str, Any]]:
+    """Yield the metrics of each data set, in the Hub's form."""
+    names = [data_set.name for data_set in recipe.data_sets]
+    for data_set, part in zip(recipe.data_sets, recipe.by_set(), strict=True):
+        of_data = {
+            "name": _public(part.source),
+            "type": split_revision(part.source)[0] if of_hub(part.source) else "local",
+            "config": part.data_config,
+            "revision": commits.get(split_name("data", data_set.name)),
+        }
+        of_set = {
+            name.removesuffix(split_name("", data_set.name)): value
+            for name, value in values.items()
+            if data_set_of(name, names) == data_set.name
+        }
+        yield {
+            "task": {"type": pipeline},
+            "dataset": {name: value for name, value in of_data.items() if value},
+            "metrics": [
+                {"type": METRICS.get(name, name), "name": name, "value": value}
+                for name, value in of_set.items()
+            ],
+        }
 
 
 def of_hub(name: str) -> bool:
@@ -290,6 +308,7 @@ def _recipe(job: Job) -> dict[str, Any]:
     training = _changed(recipe.training, LEFT_OUT_OF_TRAINING)
     return {
         "task": recipe.task,
+        **({"data": [*_entries(recipe)]} if isinstance(recipe.data, tuple) else {}),
         **_changed(recipe, LEFT_OUT),
         "batch_size": recipe.batch_size,
         "precision": job.precision,
@@ -301,6 +320,20 @@ def _recipe(job: Job) -> dict[str, Any]:
             **training,
         },
     }
+
+
+def _entries(recipe: Recipe) -> Iterator[dict[str, Any]]:
+    """Yield the data sets of a recipe as its file has them, with public names."""
+    for data_set in recipe.data_sets:
+        fields = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in data_set.fields.items()
+        }
+        settings = {"name": data_set.name, "weight": data_set.weight, **fields}
+        yield {
+            "path": _public(data_set.path),
+            **{name: value for name, value in settings.items() if value is not None},
+        }
 
 
 def _changed(value: Any, left_out: Sequence[str]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ if __name__ == "__main__":
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import os
 import tempfile
@@ -41,6 +42,7 @@ from transformers.utils import logging as transformers_logging
 
 from ftcluster_common.data import data_files
 from ftcluster_common.data.data_files import TRAIN, DataError
+from ftcluster_common.data.data_sets import split_name
 from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.models.trained_model import hash_of, read_rows
 from ftcluster_common.protocol.job import EVALUATE, GENERATE, Job
@@ -125,8 +127,13 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         report = describe(task, samples, earlier)
         (samples / REPORT).write_text(json.dumps(report), encoding="utf-8")
         if task.drawn:
-            drawn = {"data": recipe.data, "rows": [place for place, _ in task.drawn.with_places()]}
-            (samples / VALIDATION_ROWS).write_text(f"{json.dumps(drawn)}\n", encoding="utf-8")
+            sources = {data_set.name: data_set.path for data_set in recipe.data_sets}
+            drawn = [
+                {"data": sources[name], "rows": [place for place, _ in rows.with_places()]}
+                for name, rows in task.drawn.items()
+            ]
+            document = json.dumps(drawn[0] if len(sources) == 1 else drawn)
+            (samples / VALIDATION_ROWS).write_text(f"{document}\n", encoding="utf-8")
         if job.purpose == EVALUATE:
             notices += [
                 f"{data_set['set']}: THE MODEL WAS TRAINED ON {data_set['duplicates']} OF "
@@ -136,9 +143,10 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
             ]
         return notices
 
-    version = _data_version(recipe)
+    version = [_data_version(part) for part in recipe.by_set()]
     settings = _token_settings(job, task, trained, longest, version, earlier)
-    paths = [Path(name) for name in (folder, recipe.data, teacher) if name and Path(name).exists()]
+    sources = [data_set.path for data_set in recipe.data_sets]
+    paths = [Path(name) for name in (folder, *sources, teacher) if name and Path(name).exists()]
     # hash the code too: another version may read rows in another way, or write other columns
     key = token_key(settings, [Path(__file__).parent, *READERS, *paths])
     samples, more = cached_tokens(job.prefix / "cache" / "tokens", key, encode)
@@ -148,35 +156,41 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         largest = max(split.about["largest"]["input_ids"] for split in sets)
         check_tokens(vocabulary, largest, recipe.tokenizer or recipe.model)
     if job.purpose == "train" and not model.startswith(BY_TYPE):
-        settings_of_head = task.model_settings(Samples(samples / TRAIN))
+        first = split_name(TRAIN, recipe.data_sets[0].name)
+        settings_of_head = task.model_settings(Samples(samples / first))
         head = head_of(recipe, model, task.model_class, settings_of_head)
         notices += [head.notice] if head and head.notice else []
         if recipe.adapters and recipe.adapters.adapter_targets:
             check_targets(task.model_class, config, recipe.adapters)
     report = json.loads((samples / REPORT).read_text(encoding="utf-8"))
-    commits = {
-        "model": "" if Path(recipe.model).exists() else commit_of(Path(own)),
-        "data": commit_of(*(Path(name) for names in version.values() for name in names)),
-    }
+    commits = {"model": "" if Path(recipe.model).exists() else commit_of(Path(own))}
+    places = {"model": recipe.model}
+    for data_set, of_set in zip(recipe.data_sets, version, strict=True):
+        what = split_name("data", data_set.name)
+        commits[what] = commit_of(*(Path(name) for names in of_set.values() for name in names))
+        places[what] = data_set.path
     known = {what: commit for what, commit in commits.items() if commit}
-    notices += [
-        f"{what} {getattr(recipe, what)}: commit {commit}" for what, commit in known.items()
-    ]
+    notices += [f"{what} {places[what]}: commit {commit}" for what, commit in known.items()]
     return Inputs(model, folder, str(samples), notices + more, report, teacher, known, adapters)
 
 
 def _token_settings(
     job: Job, task: Task, trained: PretrainedConfig | None, longest: int | None,
-    version: Mapping[str, Sequence[str]], earlier: Collection[int],
+    version: Sequence[Mapping[str, Sequence[str]]], earlier: Collection[int],
 ) -> dict[str, Any]:  # fmt: skip
     """Return the settings that the tokens of the data depend on, besides files.
 
     Args:
         trained: configuration of the model if it is already trained; None for a training.
         longest: maximum number of tokens of an input; None for no limit.
-        version: strings that change when the data on the Hub change, by split.
+        version: strings that change when the data on the Hub change, by split, for each data set.
         earlier: hashes of the rows that the model was already trained on.
     """
+    data = [
+        part.source if part.source.startswith(GENERATED) else of_set or ""
+        for part, of_set in zip(job.recipe.by_set(), version, strict=True)
+    ]
+    several = job.recipe.data if isinstance(job.recipe.data, tuple) else ()
     return {
         "task": job.recipe.task,
         "options": asdict(job.recipe.options),
@@ -185,7 +199,7 @@ def _token_settings(
         "classes": trained.label2id if trained else None,
         "longest": longest,
         "task_settings": task.sample_settings(),
-        "data": job.recipe.data if job.recipe.data.startswith(GENERATED) else version or "",
+        "data": data[0] if len(data) == 1 else data,
         "transformers": transformers.__version__,
         # the classes are checked against these settings
         "checked": [
@@ -193,6 +207,7 @@ def _token_settings(
             job.recipe.training.label_smoothing_factor,
         ],
         "earlier": hash_of(sorted(number >> 1 for number in earlier)),
+        **({"sets": [[entry.name, dict(entry.fields)] for entry in several]} if several else {}),
         **({"code": job.code.task.sha256} if job.code.task else {}),
         **({"own_metrics": task.own_metric_names} if task.own_metric_names else {}),
     }
@@ -225,12 +240,14 @@ def _check_ends(task: Task, config: PretrainedConfig, folder: Path) -> None:
 
 
 def _data_version(recipe: Recipe) -> Mapping[str, list[str]]:
-    """Return strings that change when data on the Hub change, by split; {} for local data."""
-    return (
-        {}
-        if recipe.data.startswith(GENERATED) or Path(recipe.data).exists()
-        else (dataset_version(recipe.data, recipe.data_config))
-    )
+    """Return strings that change when data on the Hub change, by split; {} for local data.
+
+    Args:
+        recipe: recipe with one data set.
+    """
+    if recipe.source.startswith(GENERATED) or Path(recipe.source).exists():
+        return {}
+    return dataset_version(recipe.source, recipe.data_config)
 
 
 def _tokenizer(recipe: Recipe, model: str, models: Path, run_dir: Path) -> tuple[str, list[str]]:
@@ -241,9 +258,11 @@ def _tokenizer(recipe: Recipe, model: str, models: Path, run_dir: Path) -> tuple
         return model, []
     if not recipe.from_scratch or not recipe.spec.makes_tokenizer:
         raise TrainError(f"{recipe.model} has no tokenizer", "use another one: tokenizer=DIR")
-    texts = load_texts(recipe.data, recipe.data_config, recipe.options)
+    texts = itertools.chain.from_iterable(
+        load_texts(part.source, part.data_config, part.options)[TRAIN] for part in recipe.by_set()
+    )
     count = recipe.spec.new_vocabulary(recipe.options) or VOCABULARY
-    tokenizer = train_tokenizer(texts["train"], count)
+    tokenizer = train_tokenizer(texts, count)
     folder = run_dir / "tokenizer"
     tokenizer.save_pretrained(folder)
     return str(folder), [f"a tokenizer of {len(tokenizer)} tokens was trained on the data"]

@@ -27,6 +27,7 @@ from transformers import PreTrainedModel, set_seed
 from transformers.utils import logging as transformers_logging
 
 from ftcluster_common.data.data_files import TRAIN
+from ftcluster_common.data.data_sets import split_name
 from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.models.trained_model import ROWS
 from ftcluster_common.protocol.class_report import read_report
@@ -61,7 +62,7 @@ from ftcluster_train.engine.class_head import (
 )
 from ftcluster_train.engine.data.run_code import code_failure, open_job, own_metrics
 from ftcluster_train.engine.data.run_inputs import Inputs, read_inputs
-from ftcluster_train.engine.data.token_samples import Samples
+from ftcluster_train.engine.data.token_samples import Samples, joined
 from ftcluster_train.engine.evaluation import run_on_sets
 from ftcluster_train.engine.generation import generate
 from ftcluster_train.engine.loop import LoopResult, train
@@ -168,9 +169,13 @@ def _train(
     if adapters:
         set_seed(job.recipe.training.seed)
         add_adapters(model, adapters)
-    train_set = samples.pop(TRAIN)
     bf16 = job.precision == "bf16"
-    train_set = task.prepare_train_set(model, train_set, world, bf16, log)
+    train_sets = []
+    for data_set in job.recipe.data_sets:
+        split = split_name(TRAIN, data_set.name)
+        with task.using(data_set.name):
+            train_sets.append(task.prepare_train_set(model, samples.pop(split), world, bf16, log))
+    train_set = joined(train_sets)
     length = sum(train_set.lengths("input_ids")) / len(train_set)
     write_matmul_speed(log, job, model, length, world.size)
     merged = adapters is not None and adapters.merge_adapters
@@ -189,8 +194,9 @@ def _train(
         )
     try:
         done, trained = train(
-            job, task, model, train_set, samples, world, log, stop_asked=stop_asked, check=check
-        )
+            job, task, model, train_set, samples, world, log, stop_asked=stop_asked, check=check,
+            sizes=[*map(len, train_sets)],
+        )  # fmt: skip
     finally:
         if trackers:
             trackers.close(failed=sys.exc_info()[0] is not None)
@@ -298,12 +304,13 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
                 raise TrainError(what, "use the model that the adapters were trained with")
         return task, model, samples
     task = make_task(recipe, tokenizer)
-    task.columns = samples[TRAIN].about.get("columns", {})
+    first = samples[split_name(TRAIN, recipe.data_sets[0].name)]
+    task.columns = first.about.get("columns", {})
     task.about_data = {**inputs.report, "commits": inputs.commits}
     task.trained_rows = Path(inputs.samples) / ROWS
     if inputs.teacher:
         task.load_teacher(Path(inputs.teacher))
-    settings = task.model_settings(samples[TRAIN])
+    settings = task.model_settings(first)
     head = head_of(recipe, inputs.model, task.model_class, settings)
     config = load_config(recipe, inputs.model, tokenizer, **settings)
     to_load = load_config(recipe, inputs.model, tokenizer, **settings_to_load(head, settings))

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,11 +13,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ftcluster_common.data.data_sets import weights_of
 from ftcluster_common.protocol.job import Job
 from ftcluster_common.protocol.launch import RESTART_VARIABLE
 from ftcluster_train.comm.gather_rows import gather_rows
 from ftcluster_train.comm.world import World
-from ftcluster_train.engine.data.sampler import BatchSampler, micro_batches, share_of_rank
+from ftcluster_train.engine.data.sampler import (
+    BatchSampler,
+    MixedSets,
+    micro_batches,
+    share_of_rank,
+)
 from ftcluster_train.engine.data.token_samples import Sample, Samples
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.optim.base import OptimizerStep
@@ -39,6 +46,7 @@ class StepBatch:
         share: indices of this rank's samples in the training set.
         parts: samples of each micro-batch of this rank.
         dropout_seed: seed of this rank's dropout.
+        data_set: name of the data set of all samples; "" if the batch may have several.
     """
 
     step: int
@@ -48,6 +56,7 @@ class StepBatch:
     share: Sequence[int]
     parts: Sequence[Sequence[Sample]]
     dropout_seed: int
+    data_set: str = ""
 
 
 class Batches:
@@ -59,15 +68,22 @@ class Batches:
     """
 
     def __init__(
-        self, job: Job, task: Task, train_set: Samples, world: World, group_by_length: bool = True
-    ) -> None:
+        self, job: Job, task: Task, train_set: Samples, world: World, group_by_length: bool = True,
+        sizes: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self._job, self._task, self._train_set, self._world = job, task, train_set, world
         self._settings = job.recipe.training
         self._lengths = task.lengths(train_set)
         self._weights: Mapping[int, float] | Sequence[float] | None = task.weights(train_set)
+        recipe = job.recipe
+        self._sets = MixedSets(
+            sizes or [len(train_set)],
+            weights_of(recipe.data_sets, recipe.data_mixing) if len(sizes) > 1 else None,
+            len(sizes) > 1 and task.separates_sets,
+        )
         self._sampler = BatchSampler(
             self._lengths, job.recipe.batch_size, self._settings,
-            group_by_length and task.group_by_length,
+            group_by_length and task.group_by_length, self._sets,
         )  # fmt: skip
         self.steps, self.steps_per_epoch = self._sampler.steps, self._sampler.steps_per_epoch
 
@@ -89,6 +105,10 @@ class Batches:
         }
         if task.draws:
             weights = {i: len(sample["targets"]) for i, sample in samples.items()}
+        data_set = ""
+        if self._sets.apart:
+            number = bisect_right(self._sets.starts, indices[0]) - 1
+            data_set = self._job.recipe.data_sets[number].name
         parts = micro_batches(share, self._settings.gradient_accumulation_steps)
         if self._job.log_samples:
             log_samples(self._job.run_dir, self._world.rank, step, share)
@@ -104,6 +124,7 @@ class Batches:
             share=share,
             parts=[[samples[i] for i in part] for part in parts],
             dropout_seed=dropout_seed(self._settings.seed, step, self._world.rank),
+            data_set=data_set,
         )
 
 
@@ -165,7 +186,8 @@ class TrainingStep:
     def run(self, batch: StepBatch) -> StepResult:
         """Take one step; every rank must call this method, even without samples in the batch."""
         torch.manual_seed(batch.dropout_seed)
-        with self._optimizer.context, self._kernels:
+        data_set = self._task.using(batch.data_set) if batch.data_set else nullcontext()
+        with self._optimizer.context, self._kernels, data_set:
             loss = self._add_gradients(batch)
         report(batch.step, "all-reduce")
         return StepResult(loss, self._optimizer.step())

@@ -89,14 +89,18 @@ def _train_arguments(request: SlurmRequest) -> tuple[str, ...]:
         "--task": _absolute(request.task or None),
         "--metrics": _absolute(request.metrics or None),
     }
-    options |= {"--data": _absolute(request.data), "--model": _absolute(request.model)}
+    options["--model"] = _absolute(request.model)
     if request.ranks_per_host is not None:
         options["--ranks-per-host"] = str(request.ranks_per_host)
     recipe = str(Path(recipe).absolute()) if Path(recipe).is_file() else recipe
-    flags = [(name, value) for name, value in options.items() if value is not None]
-    return (
-        "train", *filter(None, [recipe]), *overrides, *(text for flag in flags for text in flag)
-    )  # fmt: skip
+    flags: list[tuple[str, str | None]] = []
+    for entry in [request.data] if isinstance(request.data, str) else request.data or ():
+        if not isinstance(entry, str):
+            raise UsageError("a data set with settings is for a recipe", "name it: RECIPE.yml")
+        flags.append(("--data", _absolute(entry)))
+    flags += options.items()
+    arguments = (text for flag, value in flags if value is not None for text in (flag, value))
+    return ("train", *filter(None, [recipe]), *overrides, *arguments)
 
 
 def _absolute(name: str | None) -> str | None:

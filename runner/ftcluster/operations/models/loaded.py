@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ftcluster.errors import FtclusterError, InputError, UsageError, raise_together
 from ftcluster.paths import state_dir, write_atomically
+from ftcluster.recipe.data_sets import SETTINGS
 from ftcluster.recipe.inputs import ADAPTERS
 from ftcluster.recipe.model_code import code_problems
 from ftcluster.recipe.trained_fields import trained_fields
@@ -34,6 +35,37 @@ class Frame(Protocol):
 
 
 Data = str | PathLike[str] | Frame | Sequence[Mapping[str, Any]]
+Several = Sequence[Data | Mapping[str, Any]]  # data sets; a mapping is an entry as in a recipe
+
+
+def data_paths(data: Data | Several) -> str | tuple[str | Mapping[str, Any], ...]:
+    """Return the path or name of data; for a list of data sets, those of each.
+
+    A list of mappings has rows, unless each mapping is an entry of a recipe's `data`.
+
+    Raises:
+        InputError: rows cannot be written as JSON, or there are none.
+    """
+    if isinstance(data, str | PathLike | Frame) or not isinstance(data, Sequence):
+        return data_path(data)
+    if not data or not all(map(_is_set, data)):
+        return data_path(data)  # type: ignore[arg-type]
+    return tuple(
+        _entry(data_set) if isinstance(data_set, Mapping) else data_path(data_set)
+        for data_set in data
+    )
+
+
+def _is_set(item: Any) -> bool:
+    """Return True if an item of a list is a data set, and not a row."""
+    if not isinstance(item, Mapping):
+        return True
+    fields = {name for spec in TASKS.values() for name in spec.fields_of_a_set}
+    return "path" in item and {*item} <= {*SETTINGS, *fields}
+
+
+def _entry(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**entry, "path": data_path(entry["path"])}
 
 
 def data_path(data: Data) -> str:

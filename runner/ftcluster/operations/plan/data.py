@@ -1,11 +1,13 @@
 """Show how a training would read its data: columns, sizes and samples. Trains nothing."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ftcluster.cluster.saved import Cluster, NoCluster
 from ftcluster.launch.hub_token import find_token
+from ftcluster.launch.preview import data_of
 from ftcluster.launch.run_hosts import run_hosts_of
 from ftcluster.launch.runs import read_data
 from ftcluster.operations.connection import cluster_of
@@ -17,6 +19,8 @@ from ftcluster.recipe.data_columns import columns_line, file_notes, find_columns
 from ftcluster.recipe.data_counts import count_rows
 from ftcluster.recipe.inputs import check_inputs, hub_notes
 from ftcluster.user_script.own_code import reported
+from ftcluster_common.data.column_uses import Columns
+from ftcluster_common.data.data_sets import is_train, split_name
 from ftcluster_common.protocol.formats import FORMAT
 from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import Recipe
@@ -45,9 +49,11 @@ class DataResult:
 
     Attributes:
         host: name of the host that has tokenized the data; "" if no host has.
-        columns: column names by their use, including the unused columns.
-        sets: description of each data set, from `ftcluster_train.engine.data_report`; without a
-            host, from `recipe.data_counts`.
+        columns: column names by their use, including the unused columns; of several data sets,
+            those of the first one.
+        sets: description of each split, from `ftcluster_train.engine.data_report`; without a
+            host, from `recipe.data_counts`. With several data sets, the name of a split ends with
+            the name of its data set, and the splits for training have `columns`.
         samples: samples as the model receives them; empty without a host.
         notes: facts that the user should know.
     """
@@ -65,7 +71,7 @@ class DataResult:
             "recipe": self.recipe.name,
             "task": self.recipe.task,
             "model": self.recipe.model,
-            "data": self.recipe.data,
+            "data": data_of(self.recipe),
             "host": self.host or None,
             "columns": self.columns,
             "sets": self.sets,
@@ -77,8 +83,9 @@ class DataResult:
         """Return the result as text. Notes come first, because samples can fill the screen."""
         columns = {use: tuple(names) for use, names in self.columns.items()}
         notes = [f"note: {note}" for note in self.notes]
-        said = [*notes, *([columns_line(columns)] if columns else [])]
-        head = [line.replace("\n", "\n  ") for line in said]
+        once = columns and not isinstance(self.recipe.data, tuple)  # else each set has a line
+        first = [*notes, *([columns_line(columns)] if once else [])]
+        head = [line.replace("\n", "\n  ") for line in first]
         if not self.host:
             return [*head, *map(set_line, self.sets), NO_HEAD]
         return [*head, *data_lines({"sets": self.sets, "samples": self.samples}, SAMPLES)]
@@ -101,16 +108,33 @@ def describe(request: DataRequest, view: View) -> DataResult:
 def _described(request: DataRequest, code: UserCode, view: View) -> DataResult:
     recipe = training_recipe(request.words, request.data, request.model, code=code)
     check_inputs(recipe)
-    columns = find_columns(recipe)
     cluster = None if request.here else _cluster(request, view)
     if cluster:
         return _of_head(request, recipe, code, cluster, view)
-    sets, notes = count_rows(recipe, columns)
-    known = {use: list(names) for use, names in columns.items()}
-    if not sets and Path(recipe.data).exists():
-        notes = [f"no row of {recipe.data} has been read: only hosts read Parquet, Arrow and texts"]
+    columns = [find_columns(part) for part in recipe.by_set()]
+    sets, notes = _counted(recipe, columns)
+    first = {use: list(names) for use, names in columns[0].items()}
     about = (*hub_notes(recipe), *file_notes(recipe), *notes)
-    return DataResult(recipe, "", known, sets, notes=about)
+    return DataResult(recipe, "", first, sets, notes=about)
+
+
+def _counted(recipe: Recipe, columns: Sequence[Columns]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the counts of each split of each data set, and notes."""
+    counts: list[dict[str, Any]] = []
+    notes: list[str] = []
+    for data_set, part, of_set in zip(recipe.data_sets, recipe.by_set(), columns, strict=True):
+        sets, about = count_rows(part, of_set)
+        if not sets and Path(part.source).exists():
+            about = [
+                f"no row of {part.source} has been read: only hosts read Parquet, Arrow and texts"
+            ]
+        for split in sets if data_set.name else ():
+            if is_train(split["set"]):
+                split["columns"] = {use: list(names) for use, names in of_set.items()}
+            split["set"] = split_name(split["set"], data_set.name)
+        counts += sets
+        notes += [f"{data_set.name}: {note}" if data_set.name else note for note in about]
+    return counts, notes
 
 
 def _cluster(request: DataRequest, view: View) -> Cluster | None:

@@ -9,6 +9,7 @@ from ftcluster.operations.result import Result
 from ftcluster.recipe import recipe as files
 from ftcluster.recipe.recipe import all_fields, find_recipe, load_recipe, recipe_text, schema_of
 from ftcluster.recipe.schema import in_recipe
+from ftcluster_common.recipe import Recipe
 
 FIELDS_HEAD = ("field", "default", "value", "meaning")
 RECIPE_HEAD = ("field", "in the recipe", "default", "value", "meaning")
@@ -85,6 +86,10 @@ def recipe_schema() -> Result:
     return Result(schema, tuple(json.dumps(schema, indent=1).split("\n")))
 
 
+def _paths(recipe: Recipe) -> str:
+    return ", ".join(data_set.path for data_set in recipe.data_sets)
+
+
 def _entry(path: Path) -> RecipeEntry:
     recipe, about = load_recipe(str(path)), []
     for line in recipe_text(path).splitlines():
@@ -93,4 +98,6 @@ def _entry(path: Path) -> RecipeEntry:
             break
         about.append(words)
     description = " ".join(about).rstrip(":")
-    return RecipeEntry(recipe.name, recipe.task, recipe.model, recipe.data, description, str(path))
+    return RecipeEntry(
+        recipe.name, recipe.task, recipe.model, _paths(recipe), description, str(path)
+    )

@@ -9,6 +9,7 @@ from typing import TypeVar
 from ftcluster.cluster.chosen_hosts import with_hosts
 from ftcluster.cluster.price import price_of
 from ftcluster.cluster.saved import Cluster
+from ftcluster.errors import UsageError
 from ftcluster.launch.environment import with_user_variables
 from ftcluster.launch.follow import new_run_id
 from ftcluster.launch.kept_options import KeptOptions
@@ -21,6 +22,7 @@ from ftcluster.launch.training_run import TrainingRun
 from ftcluster.launch.user_env import read_env
 from ftcluster.operations.connection import Connection
 from ftcluster.operations.train.recipe_words import (
+    DataWords,
     on_the_hosts,
     split_words,
     trained_recipe,
@@ -40,7 +42,7 @@ from ftcluster.report.epoch_time import PastRun, batch_of, epoch_time
 from ftcluster.stacks.catalog import load_stacks
 from ftcluster.text.host_names import described
 from ftcluster.user_script.own_code import read_code, reported
-from ftcluster_common.protocol.job import Purpose
+from ftcluster_common.protocol.job import PREDICT, Purpose
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.user_code import UserCode
 
@@ -53,7 +55,8 @@ class RecipeRequest:
 
     Attributes:
         words: name or file of a recipe, and `key=value` arguments for its fields.
-        data: folder or name that replaces the recipe's data; None for the recipe's data.
+        data: folder or name that replaces the recipe's data, or a tuple of several, each a path or
+            an entry as in a recipe; None for the recipe's data.
         model: folder or name that replaces the recipe's model; None for the recipe's model.
         hosts: names of the hosts to use; if empty, all hosts of the cluster that are not drained.
         nodes: number of these hosts that get ranks, including the head; None for all of them.
@@ -67,7 +70,7 @@ class RecipeRequest:
     """
 
     words: tuple[str, ...] = ()
-    data: str | None = None
+    data: DataWords = None
     model: str | None = None
     nodes: int | None = None
     spares: int | None = None
@@ -130,8 +133,13 @@ class RecipeRequest:
             asked, remembered = trained_recipe(
                 self.words, self.data, self.model or "", purpose, code
             )
+        if purpose == PREDICT and len(asked.data_sets) > 1:
+            raise UsageError(
+                f"predict reads one data set, got {len(asked.data_sets)}", "name one: --data PATH"
+            )
         check_inputs(asked, purpose)
-        columns, encodings = find_columns(asked, purpose), file_notes(asked, purpose)
+        columns = tuple(find_columns(part, purpose) for part in asked.by_set())
+        encodings = file_notes(asked, purpose)
         facts = first_hosts(cluster.usable, self.nodes, cluster.absent)
         further = next_hosts(cluster.usable, self.nodes, self.spares or 0, cluster.absent)
         size = size_of(asked)

@@ -1,7 +1,7 @@
 """Read the recipe that a command line requests, and map its files to paths on the hosts."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,20 @@ from ftcluster.recipe.recipe import (
 )
 from ftcluster.recipe.schema import in_recipe
 from ftcluster.recipe.trained_fields import TrainedFields, shortened, trained_fields
+from ftcluster_common.data.data_sets import DataSet
 from ftcluster_common.given_files import read_json
 from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.registry import TASKS
+from ftcluster_common.tasks.spec import COLUMN_FIELDS
 from ftcluster_common.user_code import NO_CODE, UserCode, current_task, declared_metrics
 
 DEFAULT_RECIPE = "quickstart"
-# fields of a recipe that may name a folder of this machine
-FOLDERS = ("data", "model", "tokenizer", "teacher")
+# data on a command line: nothing, a path, or several paths or entries of a recipe's list
+DataWords = str | Sequence[str | Mapping[str, Any]] | None
+# fields of a recipe that may name a folder of this machine, besides its data
+FOLDERS = ("model", "tokenizer", "teacher")
 CONFIG = "config.json"
-COLUMNS = ("_column", "_columns")  # suffixes of the fields that name columns
 
 
 def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -60,7 +63,7 @@ def _keys(overrides: Sequence[str]) -> list[str]:
 
 def training_recipe(
     words: Sequence[str],
-    data: str | None,
+    data: DataWords,
     model: str | None,
     remembered: Sequence[Given] = (),
     chosen: Sequence[str] = (),
@@ -72,7 +75,8 @@ def training_recipe(
 
     Args:
         words: name or file of a recipe, and `key=value` arguments for its fields.
-        data: folder or name that replaces the recipe's data; None for the recipe's data.
+        data: folder or name that replaces the recipe's data, or several of them; None for the
+            recipe's data.
         model: folder or name that replaces the recipe's model; None for the recipe's model.
         remembered: values from a trained model for fields of the task; `words` override them.
         chosen: `key=value` arguments from a search (`sweep`, `tune`); they override `words`.
@@ -141,7 +145,7 @@ def _check_code(recipe: Recipe, code: UserCode) -> None:
 
 def trained_recipe(
     words: Sequence[str],
-    data: str | None,
+    data: DataWords,
     model: str,
     purpose: Purpose,
     code: UserCode = NO_CODE,
@@ -169,7 +173,8 @@ def trained_recipe(
         notes.append(f"recipe {name}, as the model was trained ({trained.file})")
     plain = training_recipe(words, data, model, code=code)
     if notes and data is None:
-        notes = [f"{notes[0]}: data={shortened(plain.data)}"]
+        paths = ", ".join(data_set.path for data_set in plain.data_sets)
+        notes = [f"{notes[0]}: data={shortened(paths)}"]
     # the user requests another task, or another program trained the model
     if trained.task != plain.task:
         if trained.task:
@@ -223,7 +228,7 @@ def _settings(
     If the user sets a field that determines other fields, the model's values of those other fields
     are skipped.
     """
-    columns = header(plain, purpose)
+    columns = header(plain.by_set()[0], purpose)
     names = {word.partition("=")[0] for word in split_words(words)[1]}
     sets = plain.spec.sets_fields
     typed = {field for name in names & sets.keys() for field in sets[name]}
@@ -231,7 +236,7 @@ def _settings(
         (name, value, str(trained.file))
         for name, value in trained.options.items()
         if name not in typed
-        and not (columns and name.endswith(COLUMNS) and _no_column(value, columns))
+        and not (columns and name.endswith(COLUMN_FIELDS) and _no_column(value, columns))
     ]
 
 
@@ -320,7 +325,14 @@ def on_the_hosts(recipe: Recipe, facts: ClusterFacts) -> tuple[Recipe, tuple[tup
 
 
 def with_folders(recipe: Recipe, rename: Callable[[str, str], str]) -> Recipe:
-    """Return the recipe with each local folder replaced by `rename(field, folder)`."""
+    """Return the recipe with each local folder replaced by `rename(field, folder)`.
+
+    The folders of data sets have the field `data`.
+    """
+    paths = [
+        rename("data", data_set.path) if Path(data_set.path).exists() else data_set.path
+        for data_set in recipe.data_sets
+    ]
     values: dict[str, Any] = {field: getattr(recipe, field) for field in FOLDERS}
     values["resume_from_checkpoint"] = recipe.training.resume_from_checkpoint
     renamed = {
@@ -329,5 +341,9 @@ def with_folders(recipe: Recipe, rename: Callable[[str, str], str]) -> Recipe:
         if isinstance(value, str) and Path(value).exists()
     }
     checkpoint = renamed.pop("resume_from_checkpoint", values["resume_from_checkpoint"])
+    data: str | tuple[DataSet, ...] = paths[0]
+    if isinstance(recipe.data, tuple):
+        pairs = zip(recipe.data, paths, strict=True)
+        data = tuple(replace(data_set, path=path) for data_set, path in pairs)
     training = replace(recipe.training, resume_from_checkpoint=checkpoint)
-    return replace(recipe, training=training, **renamed)  # type: ignore[arg-type]
+    return replace(recipe, data=data, training=training, **renamed)  # type: ignore[arg-type]

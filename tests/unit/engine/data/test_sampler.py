@@ -1,8 +1,14 @@
 """The sampler decides which rank trains on which sample in each step."""
 
+import json
+import math
 import random
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +19,7 @@ from ftcluster_common.protocol.kernel_limits import EVAL_TOKENS
 from ftcluster_common.recipe import Training
 from ftcluster_train.engine.data.sampler import (
     BatchSampler,
+    MixedSets,
     epoch_batches,
     eval_batches,
     micro_batches,
@@ -20,6 +27,8 @@ from ftcluster_train.engine.data.sampler import (
 )
 
 MANY = 3200
+# recorded by tests/engine/record_mixed_sets.py
+MIXED_SETS = Path(__file__).parents[3] / "engine/mixed_sets.json"
 
 
 def lengths_of(count: int, seed: int = 1) -> list[int]:
@@ -190,3 +199,57 @@ def test_an_evaluation_takes_as_many_samples_at_once_as_it_may() -> None:
     batches = list(eval_batches([4] * 7, 0, 1, 3))
     assert [len(batch) for batch in batches] == [3, 3, 1]
     assert len(list(eval_batches([4] * 7, 0, 1))) == 1
+
+
+def sets_in(batches: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[list[int]]:
+    """The number of the data set, and the number of samples, of each batch."""
+    ends = [*accumulate(sizes)]
+    return [[bisect_right(ends, batch[0]), len(batch)] for batch in batches]
+
+
+@pytest.mark.parametrize("case", json.loads(MIXED_SETS.read_text())["cases"])
+def test_data_sets_take_turns_as_with_sentence_transformers_and_datasets(
+    case: dict[str, Any],
+) -> None:
+    sizes, drops = case["sizes"], case["drop_last"]
+    training = Training(group_by_length=False, dataloader_drop_last=drops, num_train_epochs=1)
+
+    def sampler(weights: Sequence[float] | None, apart: bool, times: int = 1) -> BatchSampler:
+        mixed = MixedSets([size * times for size in sizes], weights, apart)
+        return BatchSampler([5] * sum(mixed.sizes), case["batch_size"], training, True, mixed)
+
+    # unlike the peer, we keep a data set that has fewer rows than a batch
+    whole = [size for size in sizes if not drops or size >= case["batch_size"]]
+    if whole == sizes:
+        by_size = sets_in([*sampler(None, True)], sizes)
+        assert sorted(by_size) == sorted(case["proportional"])
+        in_turns = sets_in([*sampler([1] * len(sizes), True)], sizes)
+        assert in_turns[: len(case["round_robin"])] == case["round_robin"]
+    rows = [index for batch in sampler(case["weights"], False, 100) for index in batch]
+    ends = [*accumulate(size * 100 for size in sizes)]
+    ours = Counter(bisect_right(ends, index) for index in rows)
+    drawn = sum(case["interleaved"])
+    for number, count in enumerate(case["interleaved"]):
+        share = ours[number] / len(rows)
+        assert abs(count - drawn * share) < 4 * math.sqrt(drawn * share * (1 - share))
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("weights", [None, [1, 1, 1], [0.2, 5, 1]])
+def test_no_row_of_a_data_set_is_read_more_often_than_another(
+    weights: Sequence[float] | None, apart: bool
+) -> None:
+    sets = MixedSets([40, 9, 17], weights, apart)
+    training = Training(num_train_epochs=7)
+    lengths = [5 + index * 7 % 11 for index in range(66)]
+    batches = [*BatchSampler(lengths, 6, training, True, sets)]
+    assert batches == [*BatchSampler(lengths, 6, training, True, sets)]
+    assert batches != [*BatchSampler(lengths, 6, replace(training, seed=7), True, sets)]
+    counts = Counter(index for batch in batches for index in batch)
+    for start, size in zip(sets.starts, sets.sizes, strict=True):
+        of_set = [counts[index] for index in range(start, start + size)]
+        assert max(of_set) - min(of_set) <= 1
+        if weights is None:
+            assert {*of_set} == {7}
+    for batch in batches if apart else ():
+        assert len({bisect_right(sets.starts, index) for index in batch}) == 1

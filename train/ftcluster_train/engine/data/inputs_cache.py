@@ -84,7 +84,9 @@ def _inputs_of(job: Job) -> Path | None:
     recipe = job.recipe
     is_local = recipe.model.startswith((BY_TYPE, PACKAGE)) or Path(recipe.model).is_dir()
     is_local &= all(not name or Path(name).is_dir() for name in (recipe.tokenizer, recipe.teacher))
-    if not is_local or not (recipe.data.startswith(GENERATED) or Path(recipe.data).exists()):
+    sources = [data_set.path for data_set in recipe.data_sets]
+    is_local &= all(path.startswith(GENERATED) or Path(path).exists() for path in sources)
+    if not is_local:
         return None
     fields = job.to_dict()["recipe"]
     training = {name: fields["training"][name] for name in fields["training"].keys() - OF_STEPS}
@@ -108,6 +110,6 @@ def _files(job: Job, inputs: Inputs) -> str:
         if path.suffix in NO_TOKEN_FILES
     ]
     code = [Path(__file__).parents[1], Path(ftcluster_common.__file__).parent]
-    names = (*models, inputs.tokenizer, job.recipe.data)
+    names = (*models, inputs.tokenizer, *(data_set.path for data_set in job.recipe.data_sets))
     read = [Path(name) for name in names if name and Path(name).exists()]
     return token_key({"weights": weights}, [*code, *read])

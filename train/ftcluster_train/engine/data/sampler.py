@@ -3,7 +3,10 @@
 import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from ftcluster_common.protocol.kernel_limits import EVAL_TOKENS
 from ftcluster_common.recipe import Training
@@ -20,6 +23,31 @@ MIN_GROUPS = 4
 # costs more tokens.
 PASS_TOKENS = 256
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class MixedSets:
+    """Data sets whose samples a training mixes.
+
+    An epoch has as many samples as all data sets together. With weights, a data set that is smaller
+    than its share repeats samples, and a larger one continues in the next epoch where it stopped.
+
+    Attributes:
+        sizes: number of samples of each data set, in the order of their indices.
+        weights: weight of each data set; None if each sample is in each epoch once.
+        apart: True if all samples of a batch are of one data set.
+    """
+
+    sizes: Sequence[int]
+    weights: Sequence[float] | None = None
+    apart: bool = False
+
+    @property
+    def starts(self) -> list[int]:
+        """The index of each data set's first sample."""
+        return [*itertools.accumulate(self.sizes[:-1], initial=0)]
+
 
 class BatchSampler:
     """Iterates over the batches of a training: the sample indices of each step, for all ranks.
@@ -28,6 +56,7 @@ class BatchSampler:
         lengths: number of tokens of each sample in the data set.
         batch_size: number of samples of a step, over all ranks.
         group_by_length: False to ignore the recipe's setting `group_by_length`.
+        sets: data sets of the samples; None for a single data set.
 
     Attributes:
         steps: number of optimizer steps of the whole training.
@@ -40,29 +69,122 @@ class BatchSampler:
         batch_size: int,
         training: Training,
         group_by_length: bool = True,
+        sets: MixedSets | None = None,
     ) -> None:
         self._lengths, self._batch_size = lengths, batch_size
+        self._sets = sets or MixedSets([len(lengths)])
         self._seed = training.seed if training.data_seed is None else training.data_seed
         self._group_by_length = group_by_length and training.group_by_length
-        whole = len(lengths) // batch_size
-        self._drop_last = training.dataloader_drop_last and whole > 0
-        self.steps_per_epoch = whole if self._drop_last else math.ceil(len(lengths) / batch_size)
+        self._drop_last = training.dataloader_drop_last
+        sizes = self._sets.sizes if self._sets.apart else [len(lengths)]
+        self._batches = [self._count(size) for size in sizes]  # of a pass over each set
+        self.steps_per_epoch = sum(self._batches)
         self.steps = math.ceil(self.steps_per_epoch * training.num_train_epochs)
         if training.max_steps > 0:
             self.steps = training.max_steps
 
     def __iter__(self) -> Iterator[list[int]]:
         for epoch in range(math.ceil(self.steps / self.steps_per_epoch)):
-            batches = epoch_batches(
-                self._lengths, self._batch_size, self._seed, epoch, self._group_by_length
-            )
-            if self._drop_last:
-                batches = [batch for batch in batches if len(batch) == self._batch_size]
+            batches = self._batches_apart(epoch) if self._sets.apart else self._batches_mixed(epoch)
             yield from batches[: self.steps - epoch * self.steps_per_epoch]
+
+    def _count(self, samples: int) -> int:
+        """Return the number of batches of a pass over so many samples."""
+        whole = samples // self._batch_size
+        return whole if self._drop_last and whole else math.ceil(samples / self._batch_size)
+
+    def _epoch_batches(
+        self, lengths: Sequence[int], seed: int | str, epoch: int, indices: Sequence[int] | None
+    ) -> list[list[int]]:
+        batches = epoch_batches(
+            lengths, self._batch_size, seed, epoch, self._group_by_length, indices
+        )
+        return batches[: self._count(len(lengths) if indices is None else len(indices))]
+
+    def _batches_mixed(self, epoch: int) -> list[list[int]]:
+        """Return the batches of an epoch; a batch may have samples of several data sets."""
+        sets = self._sets
+        if sets.weights is None:
+            return self._epoch_batches(self._lengths, self._seed, epoch, None)
+        counts = apportioned(len(self._lengths), sets.weights)
+        indices: list[int] = []
+        for number, (start, size, count) in enumerate(
+            zip(sets.starts, sets.sizes, counts, strict=True)
+        ):
+            seed = f"{self._seed}/{number}"
+            passes = partial(shuffled, range(start, start + size), seed)
+            indices += part_of_passes(passes, size, epoch * count, count)
+        return self._epoch_batches(self._lengths, self._seed, epoch, indices)
+
+    def _batches_apart(self, epoch: int) -> list[list[int]]:
+        """Return the batches of an epoch, each of one data set, in turns by their weights."""
+        sets = self._sets
+        counts, weights = self._batches, sets.weights
+        if weights is not None:
+            counts = apportioned(sum(self._batches), weights)
+        placed: list[tuple[float, int, list[int]]] = []
+        for number, (start, size, count) in enumerate(
+            zip(sets.starts, sets.sizes, counts, strict=True)
+        ):
+            passes = partial(self._pass_of_set, number, start, size)
+            batches = part_of_passes(passes, self._batches[number], epoch * count, count)
+            weight = count if weights is None else weights[number]
+            placed += [((i + 0.5) / weight, number, batch) for i, batch in enumerate(batches)]
+        return [batch for _, _, batch in sorted(placed, key=lambda place: place[:2])]
+
+    def _pass_of_set(self, number: int, start: int, size: int, epoch: int) -> list[list[int]]:
+        lengths = self._lengths[start : start + size]
+        batches = self._epoch_batches(lengths, f"{self._seed}/{number}", epoch, None)
+        return [[start + index for index in batch] for batch in batches]
+
+
+def shuffled(indices: Sequence[int], seed: int | str, epoch: int) -> list[int]:
+    """Return the indices in the random order of an epoch."""
+    order = list(indices)
+    random.Random(f"{seed} {epoch}").shuffle(order)
+    return order
+
+
+def part_of_passes(
+    passes: Callable[[int], Sequence[T]], length: int, begin: int, count: int
+) -> list[T]:
+    """Return `count` elements of an endless sequence of passes, from the element `begin` on.
+
+    Args:
+        passes: function that returns the elements of a pass by its number.
+        length: number of elements of each pass.
+
+    >>> part_of_passes(lambda number: [f"{number}a", f"{number}b"], 2, 1, 3)
+    ['0b', '1a', '1b']
+    """
+    first, last = begin // length, math.ceil((begin + count) / length)
+    elements = [element for number in range(first, last) for element in passes(number)]
+    return elements[begin - first * length :][:count]
+
+
+def apportioned(total: int, weights: Sequence[float]) -> list[int]:
+    """Divide a number by weights into whole numbers; each is at least 1 if `total` allows this.
+
+    >>> apportioned(10, [2, 1]), apportioned(10, [1, 1000])
+    ([7, 3], [1, 9])
+    """
+    exact = [total * weight / sum(weights) for weight in weights]
+    counts = [max(int(share), min(1, total // len(weights))) for share in exact]
+    while (missing := total - sum(counts)) != 0:  # the largest difference first
+        step = 1 if missing > 0 else -1
+        able = [i for i in range(len(counts)) if step > 0 or counts[i] > 1]
+        number = max(able, key=lambda i: (step * (exact[i] - counts[i]), -i))
+        counts[number] += step
+    return counts
 
 
 def epoch_batches(
-    lengths: Sequence[int], batch_size: int, seed: int, epoch: int, group_by_length: bool
+    lengths: Sequence[int],
+    batch_size: int,
+    seed: int | str,
+    epoch: int,
+    group_by_length: bool,
+    indices: Sequence[int] | None = None,
 ) -> list[list[int]]:
     """Return an epoch's batches of sample indices in random order.
 
@@ -70,20 +192,22 @@ def epoch_batches(
     sample.
 
     Args:
+        indices: sample indices of the epoch, which may be repeated; None for each sample once.
         group_by_length: True for batches of samples of similar length. Up to 50 random batches are
             sorted together and divided into new batches, which are then shuffled. The first batch
             of the training has the longest samples, so that a lack of memory shows immediately.
     """
     draw = random.Random(f"{seed} {epoch}")
-    order = list(range(len(lengths)))
+    order = list(range(len(lengths)) if indices is None else indices)
     draw.shuffle(order)
     if group_by_length and epoch == 0 and order:  # the first batch gets the longest sample
         longest = max(range(len(order)), key=lambda i: lengths[order[i]])
         order[0], order[longest] = order[longest], order[0]
-    whole = len(order) // batch_size * batch_size
+    count = len(order)
+    whole = count // batch_size * batch_size
     order, rest = order[:whole], order[whole:]
     if group_by_length:
-        batches_sorted = min(len(lengths) // (MIN_GROUPS * batch_size), SORTED_BATCHES)
+        batches_sorted = min(count // (MIN_GROUPS * batch_size), SORTED_BATCHES)
         together = max(1, batches_sorted) * batch_size
         order = [
             index

@@ -6,11 +6,13 @@ Standard library only.
 import random
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from ftcluster_common.data.columns import is_incomplete
 from ftcluster_common.data.data_files import TRAIN, VALIDATION, Row
+from ftcluster_common.data.data_sets import is_train
 from ftcluster_common.protocol.job import EVALUATE, PREDICT, Purpose
-from ftcluster_train.engine.data.sources import Rows, places
+from ftcluster_train.engine.data.sources import Rows, class_names, places
 from ftcluster_train.errors import TrainError
 
 PREDICTED = "predict"  # name of the set whose rows are predicted
@@ -78,6 +80,58 @@ def draw_rows(classes: Sequence[Hashable], percent: float, seed: int) -> frozens
     return frozenset(chosen)
 
 
+@dataclass(frozen=True)
+class RenamedRows:
+    """The rows of `rows` with other names for some columns.
+
+    Attributes:
+        names: new name of each renamed column.
+        split: name of the set, for places.
+    """
+
+    rows: Rows
+    names: Mapping[str, str]
+    split: str
+
+    def __iter__(self) -> Iterator[Row]:
+        return map(self._renamed, self.rows)
+
+    def with_places(self) -> Iterator[tuple[str, Row]]:
+        """Yield each row with its place in the data."""
+        return ((where, self._renamed(row)) for where, row in places(self.rows, self.split))
+
+    def class_names(self, column: str) -> list[str]:
+        """Return the class names of a column, or [] if the data do not have them."""
+        original = {new: name for name, new in self.names.items()}
+        return class_names(self.rows, original.get(column, column))
+
+    def _renamed(self, row: Row) -> Row:
+        # a column that has a new name of another column is not read
+        others = {k: v for k, v in row.items() if k not in self.names.values()}
+        return others | {new: row[name] for name, new in self.names.items() if name in row}
+
+
+@dataclass(frozen=True)
+class JoinedRows:
+    """The rows of several sets, one set after the other."""
+
+    sets: Sequence[Rows]
+
+    def __iter__(self) -> Iterator[Row]:
+        return chain.from_iterable(self.sets)
+
+    def with_places(self) -> Iterator[tuple[str, Row]]:
+        """Yield each row with its place in the data."""
+        return chain.from_iterable(places(rows, TRAIN) for rows in self.sets)
+
+
+def all_rows(sets: Mapping[str, Rows]) -> Rows:
+    """Return the rows of all sets that are trained on; without such sets, the rows of all sets."""
+    trained = [rows for name, rows in sets.items() if is_train(name)]
+    chosen = trained or [*sets.values()]
+    return chosen[0] if len(chosen) == 1 else JoinedRows(chosen)
+
+
 class Complete:
     """The rows of `rows` that have a value in each of `columns`; other rows are skipped.
 
@@ -114,11 +168,12 @@ class PartOfRows:
     rows: Rows
     numbers: frozenset[int]
     inside: bool
+    split: str = TRAIN  # name of the set that has the rows
 
     def __iter__(self) -> Iterator[Row]:
         return (row for _, row in self.with_places())
 
     def with_places(self) -> Iterator[tuple[str, Row]]:
         """Yield each row with its place in the data."""
-        rows = enumerate(places(self.rows, TRAIN))
+        rows = enumerate(places(self.rows, self.split))
         return (row for number, row in rows if (number in self.numbers) == self.inside)

@@ -204,7 +204,8 @@ def class_names(rows: Rows, label: str) -> list[str]:
     Raises:
         TrainError: several classes have the same name.
     """
-    if isinstance(rows, ArrowRows):
+    names: list[str]
+    if hasattr(rows, "class_names"):
         names = rows.class_names(label)
     else:
         kind = getattr(rows, "features", {}).get(label)

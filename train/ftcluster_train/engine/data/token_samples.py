@@ -9,7 +9,9 @@ import hashlib
 import json
 import mmap
 from array import array
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +131,47 @@ class Samples(Sequence[Sample]):
     def _begin(self, name: str, index: int) -> int:
         begin: int = self._ends[name][index - 1] if index else 0
         return begin
+
+
+class JoinedSamples(Samples):
+    """The samples of several sets, one set after the other.
+
+    Attributes:
+        about: `about` of the first set, with the values of all sets that identify the samples.
+    """
+
+    def __init__(self, sets: Sequence[Samples]) -> None:
+        self._sets = tuple(sets)
+        self._starts = [*accumulate(map(len, sets), initial=0)]
+        self._count = self._starts[-1]
+        digests = "".join(samples.about["sha256"] for samples in sets)
+        largest: dict[str, Any] = {}
+        for samples in sets:
+            for name, value in samples.about["largest"].items():
+                largest[name] = max(value, largest.get(name, value))
+        self.about = {
+            **sets[0].about,
+            "count": self._count,
+            "largest": largest,
+            "sha256": hashlib.sha256(digests.encode()).hexdigest(),
+        }
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._count))]
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        number = bisect_right(self._starts, index) - 1
+        return self._sets[number][index - self._starts[number]]
+
+    def lengths(self, column: str) -> list[int]:
+        """Return how many values each sample has in a column."""
+        return [length for samples in self._sets for length in samples.lengths(column)]
+
+
+def joined(sets: Sequence[Samples]) -> Samples:
+    """Return the samples of all sets; a single set is returned unchanged."""
+    return sets[0] if len(sets) == 1 else JoinedSamples(sets)
 
 
 def move_tail(source: Path, target: Path, count: int) -> None:

@@ -1,8 +1,10 @@
 """The interface between a task and the rest of the engine: data preparation and training loop."""
 
+import contextlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -12,13 +14,21 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from ftcluster_common.data.column_uses import UNREAD, Columns, unread_texts
 from ftcluster_common.data.columns import is_incomplete
 from ftcluster_common.data.data_files import TRAIN, VALIDATION, DataError
+from ftcluster_common.data.data_sets import DataSet, data_set_of, split_name
 from ftcluster_common.protocol.class_report import ClassReport
 from ftcluster_common.protocol.job import PREDICT, Purpose
 from ftcluster_common.protocol.kernel_limits import EVAL_TOKENS, LOGITS
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.registry import spec_of
 from ftcluster_common.tasks.row_review import RowReview
-from ftcluster_train.engine.data.sets import PREDICTED, SEED, PartOfRows, choose_sets, draw_rows
+from ftcluster_train.engine.data.sets import (
+    PREDICTED,
+    SEED,
+    PartOfRows,
+    RenamedRows,
+    choose_sets,
+    draw_rows,
+)
 from ftcluster_train.engine.data.sources import (
     Rows,
     check_rows,
@@ -31,6 +41,7 @@ from ftcluster_train.engine.data.sources import (
 from ftcluster_train.engine.data.token_samples import Sample, Samples
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.tasks.tokens import TextReader, check_padding
+from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode, find_head
 
 if TYPE_CHECKING:
@@ -44,6 +55,8 @@ if TYPE_CHECKING:
 ROWS_FILE = "rows.jsonl"  # file with the rows to predict, in the folder of the samples
 VALIDATION_ROWS = "validation_rows.json"  # indices of the rows drawn for validation
 COMPARED_TOKENS = 64
+
+Data = str | tuple[DataSet, ...]  # the field `data` of a recipe
 
 # function that runs the model on samples, and returns its outputs and the targets for the loss
 Forward = Callable[[Sequence[Sample]], tuple[Any, dict[str, torch.Tensor]]]
@@ -98,8 +111,12 @@ class Task(ABC):
         reader: the tokenizer, which also counts unusual texts for notices.
         limit: maximum number of tokens of a sample.
         validation_splits: names of the validation sets.
-        uses: names of the data's columns, by their purpose.
-        drawn: indices of the training rows that were drawn for validation, or None.
+        uses: names of the data's columns, by their purpose; of several data sets, the first one's.
+        uses_of: `uses` of each data set by its name.
+        drawn: rows that were drawn for validation, by the name of their data set.
+        loss_column: column of samples whose values, such as target tokens, share the mean loss of a
+            set; "" if samples share it.
+        separates_sets: True if all samples of a batch must be of one data set.
         model_class: transformers' AutoModelFor... class.
         large_vocabulary: True if the loss is computed over the whole vocabulary.
         has_head: True if the model needs a head for the task.
@@ -138,7 +155,9 @@ class Task(ABC):
     options: Any
     limit = 0
     validation_splits: tuple[str, ...] = (VALIDATION,)
-    drawn: PartOfRows | None = None
+    drawn: Mapping[str, PartOfRows] = {}
+    separates_sets = False
+    loss_column = ""
     model_class: Any
     large_vocabulary = False
     has_head = True
@@ -157,8 +176,6 @@ class Task(ABC):
     score_notices: Sequence[str] = ()
     own_metric_names: tuple[str, ...] = ()
     own_metrics: "Metrics | None" = None
-    _unread: tuple[str, ...] = ()
-    _reviewed: Sequence[str] = ()
 
     def __init__(
         self,
@@ -168,12 +185,20 @@ class Task(ABC):
         trained: PretrainedConfig | None = None,
     ) -> None:
         self.recipe, self.tokenizer, self.reader = recipe, tokenizer, TextReader(tokenizer)
-        self.options, self.used_as = recipe.options, recipe
+        self._options = {  # by data set
+            data_set.name: part.options
+            for data_set, part in zip(recipe.data_sets, recipe.by_set(), strict=True)
+        }
+        self._data_set = recipe.data_sets[0].name  # data set whose options are in use
+        self.options, self.used_as = self._options[self._data_set], recipe
         self.purpose = purpose
         self.trained = trained
         self.columns: Mapping[str, Any] = {}
         self.about_data: Mapping[str, Any] = {}
         self.uses: Columns = {}
+        self.uses_of: dict[str, Columns] = {}
+        self._reviewed: list[str] = []
+        self._unread: dict[str, tuple[str, ...]] = {}  # columns that are not read, by data set
         self.trained_rows: Path | None = None
         self.smoothing = recipe.training.label_smoothing_factor
         self.head: torch.Tensor | None = None
@@ -222,10 +247,51 @@ class Task(ABC):
             TrainError: the folder cannot be read.
         """
 
-    def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
+    @contextlib.contextmanager
+    def using(self, split: str) -> Iterator[None]:
+        """Use the options of a data set inside a `with` block. It changes nothing for a single one.
+
+        Args:
+            split: name of the data set, or of one of its splits.
+        """
+        if len(self._options) == 1:
+            yield
+            return
+        before = self._data_set
+        self._change_set(split if split in self._options else data_set_of(split, self._options))
+        try:
+            with self.naming(split):
+                yield
+        finally:
+            self._change_set(before)
+
+    @contextlib.contextmanager
+    def naming(self, split: str) -> Iterator[None]:
+        """Name the data set, if it is one of several, in the errors of a `with` block.
+
+        Args:
+            split: name of the data set, or of one of its splits.
+        """
+        name = split if split in self._options else data_set_of(split, self._options)
+        where = f"data set {name}: " if name else ""
+        try:
+            yield
+        except TrainError as error:
+            message = f"{where}{error.message}"
+            raise TrainError(message, error.hint, error.restartable) from error
+        except DataError as error:
+            raise DataError(f"{where}{error}") from error
+
+    def _change_set(self, data_set: str) -> None:
+        """Keep the options of the data set in use, and use the options of another one."""
+        self._options[self._data_set] = self.options
+        self._data_set, self.options = data_set, self._options[data_set]
+
+    def encode(self, data: Data, longest: int | None, folder: Path) -> list[str]:
         """Write the samples of each set into `folder`/SET; for a prediction also write the rows.
 
         Args:
+            data: the recipe's data: a path or a name, or several data sets.
             longest: maximum number of tokens of the model's input; None for no limit.
 
         Returns:
@@ -238,7 +304,8 @@ class Task(ABC):
         sets, drawn = self.with_validation(self.sets(data))
         self.keep_rows(sets, folder)
         for split, rows in sets.items():
-            notices += self.encode_split(rows, split, limit, folder / split)
+            with self.using(split):
+                notices += self.encode_split(rows, split, limit, folder / split)
         return [*notices, *drawn]
 
     def limit_length(self, wanted: int, field: str, longest: int | None) -> tuple[int, list[str]]:
@@ -254,25 +321,60 @@ class Task(ABC):
             return wanted, []
         return self.limit, [f"{field} is {longest} instead of {wanted}, the model's limit"]
 
-    def sets(self, data: str) -> dict[str, Rows]:
-        """Return the rows of each set that the task reads.
+    def sets(self, data: Data) -> dict[str, Rows]:
+        """Return the rows of each set that the task reads. `split_name` gives their names.
 
         Raises:
             TrainError: the data cannot be loaded, or lack a set that the task needs.
         """
-        found = load_rows(data, self.recipe.data_config, self.purpose != PREDICT)
-        sets = choose_sets(found, self.purpose, self.validation_splits, data)
+        recipe = replace(self.recipe, data=data)
+        sets: dict[str, Rows] = {}
+        for data_set, part in zip(recipe.data_sets, recipe.by_set(), strict=True):
+            with self.using(data_set.name):
+                sets |= self._sets_of(part, data_set.name)
+        self.uses = self.uses_of.get(recipe.data_sets[0].name, self.uses)
+        return sets
+
+    def _sets_of(self, part: Recipe, name: str) -> dict[str, Rows]:
+        """Return the rows of each set of one data set."""
+        splits = load_rows(part.source, part.data_config, self.purpose != PREDICT)
+        chosen = choose_sets(splits, self.purpose, self.validation_splits, part.source)
+        sets = {split_name(split, name): rows for split, rows in chosen.items()}
         self.inspect_rows(next(iter(sets.values())))
         for split, rows in sets.items():
             check_rows(rows, split, self.options, self.purpose != PREDICT)
         self.inspect_columns(next(iter(sets.values())))
         if self.purpose != PREDICT:
-            self._reviewed = [
-                note
-                for split, rows in sets.items()
-                for note in [*host_export_notes(rows, split), *self._review(rows, split)]
-            ]
+            for split, rows in sets.items():
+                self._reviewed += [*host_export_notes(rows, split), *self._review(rows, split)]
         return sets
+
+    def with_equal_columns(self, sets: Mapping[str, Rows]) -> dict[str, Rows]:
+        """Return the sets with the names that the columns of the first data set have.
+
+        Raises:
+            TrainError: a data set has more or fewer columns for the same purpose, or other classes.
+        """
+        renamed: dict[str, Rows] = {}
+        for split, rows in sets.items():
+            name = data_set_of(split, self._options)
+            names: dict[str, str] = {}
+            # reading the rows reports missing columns
+            uses = self.uses if {name, next(iter(self._options))} <= self.uses_of.keys() else {}
+            for use, columns in uses.items():
+                others = self.uses_of[name].get(use, ())
+                if use == UNREAD or columns == others:
+                    continue
+                if len(columns) != len(others) or (use == "label" and len(columns) > 1):
+                    first = next(iter(self._options))
+                    raise TrainError(
+                        f"the data sets {first} and {name} have different columns ({use}): "
+                        f"{', '.join(columns) or 'none'}, and {', '.join(others) or 'none'}",
+                        "name the columns of each data set in the recipe's list data",
+                    )
+                names |= dict(zip(others, columns, strict=True))
+            renamed[split] = RenamedRows(rows, names, split) if names else rows
+        return renamed
 
     def _review(self, rows: Rows, split: str) -> list[str]:
         """Return notices about suspicious rows of a set."""
@@ -299,32 +401,51 @@ class Task(ABC):
             )
         except DataError:  # reading the rows reports the error with more details
             return
-        self._unread = tuple(unread_texts(self.uses, rows))
+        self.uses_of[self._data_set] = self.uses
+        self._unread[self._data_set] = tuple(unread_texts(self.uses, rows))
 
     def notices(self) -> list[str]:
         """Return notices for the user about the data that `encode` has read."""
         notices = [*self._reviewed]
-        if self._unread:
-            read = (", ".join(names) for use, names in self.uses.items() if use != UNREAD)
-            notices.append(
-                f"NOT READ, although it holds texts: column {', '.join(self._unread)}; the task "
-                f"reads {', '.join(read)}"
-            )
+        for data_set, unread in self._unread.items():
+            uses = self.uses_of[data_set]
+            read = (", ".join(names) for use, names in uses.items() if use != UNREAD)
+            if unread:
+                notices.append(
+                    f"{data_set}: "
+                    * bool(data_set)
+                    + f"NOT READ, although it holds texts: column {', '.join(unread)}; the task "
+                    f"reads {', '.join(read)}"
+                )
         return [*notices, *self.reader.notices()]
 
     def with_validation(self, sets: dict[str, Rows]) -> tuple[dict[str, Rows], list[str]]:
         """Return the sets and notices.
 
-        If there is no validation set, draw its rows from the training set.
+        If a data set has no validation set, draw its rows from its training set.
         """
-        if self.purpose != "train" or len(sets) > 1:
+        if self.purpose != "train":
             return sets, []
         seed, percent = self.recipe.training.data_seed, self.options.validation_split_percentage
-        rows = sets[TRAIN]
-        drawn, what = self.draw_validation(rows, percent, SEED if seed is None else seed)
-        self.drawn = PartOfRows(rows, drawn, True)
-        notice = f"validation: {what}, {percent:g} % of train"
-        return {TRAIN: PartOfRows(rows, drawn, False), VALIDATION: self.drawn}, [notice]
+        complete: dict[str, Rows] = {}
+        notices: list[str] = []
+        for name in self._options:
+            of_set = {s: rows for s, rows in sets.items() if data_set_of(s, self._options) == name}
+            train, validation = split_name(TRAIN, name), split_name(VALIDATION, name)
+            if [*of_set] == [train]:
+                rows = of_set[train]
+                with self.using(name):
+                    drawn, what = self.draw_validation(
+                        rows, percent, SEED if seed is None else seed
+                    )
+                self.drawn = {**self.drawn, name: PartOfRows(rows, drawn, True, train)}
+                notices.append(f"{validation}: {what}, {percent:g} % of {train}")
+                of_set = {
+                    train: PartOfRows(rows, drawn, False, train),
+                    validation: self.drawn[name],
+                }
+            complete |= of_set
+        return complete, notices
 
     def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
         """Draw rows for validation.

@@ -21,7 +21,7 @@ from ftcluster_common.tasks.chat import DecoderTuning
 from ftcluster_train.engine.data.sources import BATCH_ROWS
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.models import router_coefficient, unknown_id
-from ftcluster_train.engine.tasks.base import Batch, Document, Task
+from ftcluster_train.engine.tasks.base import Batch, Data, Document, Task
 from ftcluster_train.engine.tasks.chat.documents import packed, padded, why_not_packed
 from ftcluster_train.engine.tasks.chat.marked_texts import (
     MarkedText,
@@ -70,7 +70,7 @@ class DecoderTuningTask(Task):
 
     # data
 
-    def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
+    def encode(self, data: Data, longest: int | None, folder: Path) -> list[str]:
         self._check_tokenizer()
         return super().encode(data, longest, folder)
 

@@ -27,6 +27,7 @@ class InstructionTuningTask(DecoderTuningTask):
     name = "instruction-tuning"
     options: InstructionTuning
     packs = True
+    loss_column = "targets"
     shows_answers = True
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ftcluster_common.data.conversations import read_judged_conversation
-from ftcluster_common.data.data_files import TRAIN
+from ftcluster_common.data.data_sets import is_train
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.unpaired import UnpairedPreferenceTuning, all_alike, judged_columns
 from ftcluster_train.comm.gather_rows import sum_over_ranks
@@ -96,9 +96,9 @@ class UnpairedPreferenceTuningTask(DecoderTuningTask):
         notices = self.close_split(
             writer, split, limit, count=count, cut=cut, left_out=count - len(writer)
         )
-        if split == TRAIN and not all(answers):
+        if is_train(split) and not all(answers):
             raise TrainError(*all_alike(f"{split}: ", sum(answers), liked=bool(answers[True])))
-        if split == TRAIN:
+        if is_train(split):
             notices += self._weight_notices(*answers)
         return notices
 

@@ -15,6 +15,7 @@ from ftcluster_common.data.class_lists import split_classes
 from ftcluster_common.data.class_names import as_word, few, find_labels, flat_labels
 from ftcluster_common.data.columns import LOOKED_AT
 from ftcluster_common.data.data_files import TRAIN, DataError, short
+from ftcluster_common.data.data_sets import is_train
 from ftcluster_common.protocol.class_report import ClassReport, report_of_classes, report_of_sets
 from ftcluster_common.protocol.job import PREDICT
 from ftcluster_common.recipe import Recipe
@@ -23,11 +24,11 @@ from ftcluster_common.tasks.classify import (
     classification_columns,
 )
 from ftcluster_common.tasks.registry import spec_of
-from ftcluster_train.engine.data.sets import Complete, draw_rows
+from ftcluster_train.engine.data.sets import Complete, all_rows, draw_rows
 from ftcluster_train.engine.data.sources import Rows, class_names, column_batches, columns_of
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.metrics import constant_notice
-from ftcluster_train.engine.tasks.base import Batch, Document, Task
+from ftcluster_train.engine.tasks.base import Batch, Data, Document, Task
 from ftcluster_train.engine.tasks.class_numbers import names_of_model, numbered
 from ftcluster_train.engine.tasks.classify.class_choice import Thresholds, class_answer, reports_of
 from ftcluster_train.engine.tasks.classify.labels import (
@@ -74,21 +75,24 @@ class TextClassificationTask(Task):
         if self.purpose != PREDICT:
             self.options = spec_of(self.options).with_rows(self.options, rows)
 
-    def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
+    def sets(self, data: Data) -> dict[str, Rows]:
+        return self.with_equal_columns(super().sets(data))
+
+    def encode(self, data: Data, longest: int | None, folder: Path) -> list[str]:
         self._check_trained()
         limit, notices = self.limit_length(self.options.max_length, "max_length", longest)
         sets = self.sets(data)
         first, labelled = next(iter(sets.values())), self.purpose != PREDICT
         columns = classification_columns(self.options, columns_of(first), labelled)
         texts, self._label = columns if labelled else (columns[0], ())
-        names = class_names(first, self._label[0]) if len(self._label) == 1 else []
+        names = self._names_in(sets) if len(self._label) == 1 else []
         if self.options.skip_incomplete and labelled:
             read = (*texts, *self._label)
             sets = {name: Complete(rows, name, read) for name, rows in sets.items()}
         left_out, whole = 0, sets
-        labels = self._labels(next(iter(sets.values())), names)
         asked: Any = self.recipe.options
         notices += spec_of(self.options).reading_notes(asked, self.options, self.uses)
+        labels = self._labels(all_rows(sets), names)
         if self.trained and labelled and not self.options.regression and not labels.numbers:
             shown = few([f"{n} is {name}" for n, name in enumerate(names_of_model(self.trained))])
             notices.append(f"labels are the numbers of the model's classes: {shown}")
@@ -99,7 +103,8 @@ class TextClassificationTask(Task):
         for split, rows in sets.items():
             kinds = {**self.reader.token_kinds(), "label": "d" if self.options.regression else "i"}
             writer = SampleWriter(folder / split, kinds)
-            cut, classes[split] = self._encode_split(rows, split, texts, labels, limit, writer)
+            with self.naming(split):
+                cut, classes[split] = self._encode_split(rows, split, texts, labels, limit, writer)
             if split in whole and (left_out := getattr(whole[split], "left_out", 0)):
                 notices.append(f"{split}: {left_out} rows without text or class are skipped")
             labelled_by = self.options.label_columns
@@ -118,8 +123,29 @@ class TextClassificationTask(Task):
             trains, own = self.purpose == "train", self.own_metric_names
             check_metrics(self.recipe, self.options, names, self.several, trains, own)
             if self.purpose == "train":
-                notices += check_classes(self.recipe, self.options, classes, names, self.several)
+                trained = sum((classes[split] for split in filter(is_train, classes)), Counter())
+                others = {name: found for name, found in classes.items() if not is_train(name)}
+                notices += check_classes(
+                    self.recipe, self.options, {TRAIN: trained, **others}, names, self.several
+                )
         return [*notices, *drawn]
+
+    def _names_in(self, sets: Mapping[str, Rows]) -> list[str]:
+        """Return the class names in the data; [] if the data have none.
+
+        Raises:
+            TrainError: data sets have different class names.
+        """
+        names = {split: class_names(rows, self._label[0]) for split, rows in sets.items()}
+        first, *others = names
+        for split in others if len(self._options) > 1 else ():
+            if names[split] != names[first]:
+                raise TrainError(
+                    f"{first} and {split} have different class names: "
+                    f"{few(names[first] or ['none'])}, and {few(names[split] or ['none'])}",
+                    "write the classes of all data sets as texts",
+                )
+        return names[first]
 
     def _check_trained(self) -> None:
         """Check that the trained model's outputs match the recipe: classes or a regression."""

@@ -32,7 +32,7 @@ from ftcluster_train.engine.models import (
     load_tokenizer,
     longest_input,
 )
-from ftcluster_train.engine.tasks.base import Batch, Document, Task
+from ftcluster_train.engine.tasks.base import Batch, Data, Document, Task
 from ftcluster_train.engine.tasks.class_numbers import numbered
 from ftcluster_train.engine.tasks.classify.labels import ClassLabels, labels_of_model
 from ftcluster_train.engine.tasks.classify.metrics import f1_scores
@@ -147,7 +147,7 @@ class TextDistillationTask(Task):
 
     # data
 
-    def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
+    def encode(self, data: Data, longest: int | None, folder: Path) -> list[str]:
         known = [limit for limit in (longest, self._longest) if limit is not None]
         self.reader.tokenizer = self._widest_tokenizer
         try:

@@ -138,7 +138,7 @@ class EmbeddingDistillationTask(EmbeddingTask):
 
     def inspect_model(self, folder: Path) -> None:
         modules = self.modules_of(folder)  # tokenize as `SentenceTransformer.encode`
-        self.prompts = Prompts(modules.prompt, "", modules.pools_prompt)
+        self.model_prompts = Prompts(modules.prompt, "", modules.pools_prompt)
 
     def check_model(self, model: "PreTrainedModel") -> None:
         super().check_model(model)

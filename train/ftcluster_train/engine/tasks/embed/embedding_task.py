@@ -40,7 +40,7 @@ class EmbeddingTask(Task):
     """Trains a model that computes text embeddings, in the format of sentence-transformers.
 
     Attributes:
-        prompts: prompt of queries, and prompt of other texts.
+        model_prompts: the model's prompt of queries, and its prompt of other texts.
         modules: pooling and normalization that follow the transformer in the saved model.
     """
 
@@ -50,7 +50,8 @@ class EmbeddingTask(Task):
     reads_padding = False
 
     options: SentenceSimilarity
-    prompts = Prompts()
+    separates_sets = True  # each data set may have a loss and negatives of its own
+    model_prompts = Prompts()
     modules = SentenceModules("mean", normalize=True)
     _prompted = 0  # number of texts in the data that already begin with their prompt
 
@@ -58,15 +59,29 @@ class EmbeddingTask(Task):
         super().__init__(*args, **kwargs)
         self._tokens_of: dict[str, int] = {}  # number of tokens of each unpooled prompt
 
+    @property
+    def prompts(self) -> Prompts:
+        """The prompts of the data set in use; the recipe's fields override the model's prompts."""
+        query, text = self.options.query_prompt, self.options.text_prompt
+        prompts = self.model_prompts
+        return prompts._replace(
+            query=prompts.query if query is None else query,
+            text=prompts.text if text is None else text,
+        )
+
     def sample_settings(self) -> dict[str, Any]:
         return {"prompts": self.prompts}
 
     def notices(self) -> list[str]:
-        query, text, pooled = self.prompts
-        used = {"query": query} if self.purpose == PREDICT else {"query": query, "text": text}
-        written = [f"{prompt!r} before each {kind}" for kind, prompt in used.items() if prompt]
-        apart = "" if pooled else ", whose tokens are not pooled"
-        notices = [f"prompts: {', '.join(written)}{apart}"] if written else []
+        notices: list[str] = []
+        for name in self._options:
+            with self.using(name):
+                query, text, pooled = self.prompts
+            used = {"query": query} if self.purpose == PREDICT else {"query": query, "text": text}
+            written = [f"{prompt!r} before each {kind}" for kind, prompt in used.items() if prompt]
+            apart = "" if pooled else ", whose tokens are not pooled"
+            of_set = f" of {name}" * bool(name)
+            notices += [f"prompts{of_set}: {', '.join(written)}{apart}"] if written else []
         if self._prompted:
             notices.append(
                 f"{self._prompted} texts already begin with their prompt, and get it a second time"
@@ -78,12 +93,7 @@ class EmbeddingTask(Task):
         query, text = modules.search_prompts
         if self.purpose == PREDICT:
             query = modules.prompt
-        given = self.options.query_prompt, self.options.text_prompt
-        self.prompts = Prompts(
-            query if given[0] is None else given[0],
-            text if given[1] is None else given[1],
-            modules.pools_prompt,
-        )
+        self.model_prompts = Prompts(query, text, modules.pools_prompt)
 
     def modules_of(self, folder: Path) -> SentenceModules:
         """Return the modules in a model's folder; the recipe's settings are ignored."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from ftcluster_common.data.data_files import TRAIN, found_columns
+from ftcluster_common.data.data_files import found_columns
+from ftcluster_common.data.data_sets import is_train
 from ftcluster_common.protocol.job import PREDICT, Purpose
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.embed import SCORE_LOSSES, TRIPLET, with_loss
@@ -69,21 +70,30 @@ class SentenceSimilarityTask(EmbeddingTask):
     def serves(cls, recipe: Recipe, purpose: Purpose) -> bool:
         return not learns_from_teacher(recipe, purpose)
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._chosen: set[str] = set()  # data sets whose rows have decided the loss
+
     def inspect_rows(self, rows: Rows) -> None:
-        if self.purpose != PREDICT:
+        if self.purpose != PREDICT and self.options.loss == "auto":
             self.options = with_loss(self.options, rows)
+            self._chosen.add(self._data_set)
 
     def notices(self) -> list[str]:
         notices = super().notices()
-        if self.options.loss != self.recipe.options.loss and self.options.loss in SCORE_LOSSES:  # type: ignore[attr-defined]
-            [label] = self.uses["label"]
-            notices.append(
-                f"column {label} has scores, so pairs are trained on them: loss={self.options.loss}"
-            )
+        for name in self._options:
+            with self.using(name):
+                loss, uses = self.options.loss, self.uses_of.get(name, self.uses)
+            if name in self._chosen and loss in SCORE_LOSSES:
+                [label] = uses["label"]
+                where = f"{name}: " * bool(name)
+                notices.append(
+                    f"{where}column {label} has scores, so pairs are trained on them: loss={loss}"
+                )
         return notices
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
-        encode = self._encode_rows if split == TRAIN else self._encode_texts
+        encode = self._encode_rows if is_train(split) else self._encode_texts
         return self.truncated(split, encode(rows, split, limit, folder), limit, "texts")
 
     def _encode_rows(self, rows: Rows, split: str, limit: int, folder: Path) -> int:

@@ -9,6 +9,7 @@ import torch
 
 from ftcluster_common.data.class_names import as_word, find_labels
 from ftcluster_common.data.data_files import TRAIN, DataError
+from ftcluster_common.data.data_sets import is_train
 from ftcluster_common.models.sentence_modules import SentenceModules
 from ftcluster_common.protocol.class_report import ClassReport, report_of_classes
 from ftcluster_common.protocol.job import PREDICT, Purpose
@@ -118,7 +119,7 @@ class FewShotClassificationTask(SentenceSimilarityTask):
         texts, labels = self._cells(rows, split)
         classes = [self._labels.read(label, split) for label in labels]
         notices: list[str] = []
-        if split == TRAIN:
+        if is_train(split):
             kept = drawn_shots([*map(as_word, labels)], self.options.num_samples)
             if len(kept) < len(texts):
                 notices.append(
@@ -131,7 +132,7 @@ class FewShotClassificationTask(SentenceSimilarityTask):
         tokenized, cut = self._tokenize(texts, limit)
         text, label = self._column_names(rows, split)
         columns = {"text_columns": (text,)} | ({"label_column": label} if label else {})
-        if split == TRAIN:
+        if is_train(split):
             self._shots = {"samples": tokenized, "classes": classes, "names": self._names}
             self._write_pairs(texts, folder, cut, columns)
             pairs = len(Samples(folder))

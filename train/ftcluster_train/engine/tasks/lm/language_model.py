@@ -2,16 +2,19 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from ftcluster_common.data.data_files import TRAIN, VALIDATION
+from ftcluster_common.data.data_sets import split_name
 from ftcluster_common.protocol.job import EVALUATE
+from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.lm import LanguageModel
 from ftcluster_train.engine.data.pieces import PIECE
 from ftcluster_train.engine.data.sources import BATCH_ROWS, TextRows, Texts, load_texts
 from ftcluster_train.engine.data.token_samples import Samples, move_tail
-from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.engine.tasks.base import Data, Task
 from ftcluster_train.errors import TrainError
 
 T = TypeVar("T")
@@ -32,28 +35,39 @@ class LanguageModelTask(Task):
     compares = False
     length_field = "max_length"
 
-    def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
+    def encode(self, data: Data, longest: int | None, folder: Path) -> list[str]:
         field = self.length_field
         length, notices = self.limit_length(getattr(self.options, field), field, longest)
-        texts = load_texts(data, self.recipe.data_config, self.options)
+        recipe = replace(self.recipe, data=data)
+        for data_set, part in zip(recipe.data_sets, recipe.by_set(), strict=True):
+            with self.using(data_set.name):
+                notices += self._encode_set(part, data_set.name, length, folder)
+        return notices
+
+    def _encode_set(self, part: Recipe, name: str, length: int, folder: Path) -> list[str]:
+        """Write the samples of one data set into `folder`, and return notices."""
+        notices: list[str] = []
+        texts = load_texts(part.source, part.data_config, self.options)
         if self.purpose == EVALUATE:
             texts = {VALIDATION: texts.get(VALIDATION, texts[TRAIN])}
         first = next(iter(texts.values()))
         if isinstance(first, TextRows):
             self.inspect_columns(first.rows)
         for split, of_split in texts.items():
+            split = split_name(split, name)
             notices += self.encode_texts(of_split, split, length, folder / split)
         if VALIDATION not in texts:
-            count = len(Samples(folder / TRAIN))
+            train, validation = split_name(TRAIN, name), split_name(VALIDATION, name)
+            count = len(Samples(folder / train))
             moved = max(1, round(count * self.options.validation_split_percentage / 100))
             if moved == count:
                 raise TrainError(
-                    f"the texts fill one block of {length} tokens; training needs a block and "
-                    "validation needs another",
-                    f"add text, or use smaller blocks: {field}=128",
+                    f"the texts{f' of {train}' * bool(name)} fill one block of {length} tokens; "
+                    "training needs a block and validation needs another",
+                    f"add text, or use smaller blocks: {self.length_field}=128",
                 )
-            move_tail(folder / TRAIN, folder / VALIDATION, moved)
-            notices.append(f"validation: the last {moved} of {count} blocks")
+            move_tail(folder / train, folder / validation, moved)
+            notices.append(f"{validation}: the last {moved} of {count} blocks")
         return notices
 
     @abstractmethod

@@ -42,6 +42,7 @@ class MaskedLmTask(LanguageModelTask):
     draws = True
     reads_padding = False
     biased_head = True
+    loss_column = "input_ids"  # the same share of all tokens is masked
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)

@@ -24,6 +24,7 @@ from ftcluster_common.data.tagged_words import (
 from ftcluster_common.protocol.class_report import ClassReport
 from ftcluster_common.protocol.job import PREDICT
 from ftcluster_common.tasks.ner import TokenClassification, tagged_columns
+from ftcluster_train.engine.data.sets import all_rows
 from ftcluster_train.engine.data.sources import (
     BATCH_ROWS,
     Rows,
@@ -32,7 +33,7 @@ from ftcluster_train.engine.data.sources import (
     read_rows,
 )
 from ftcluster_train.engine.data.token_samples import Sample, Samples
-from ftcluster_train.engine.tasks.base import Batch, Document, Task
+from ftcluster_train.engine.tasks.base import Batch, Data, Document, Task
 from ftcluster_train.engine.tasks.class_numbers import names_of_model, numbered
 from ftcluster_train.engine.tasks.ner.entity_scores import (
     entities_of,
@@ -53,6 +54,7 @@ class TokenClassificationTask(Task):
     name = "token-classification"
     model_class = AutoModelForTokenClassification
     options: TokenClassification
+    loss_column = "word"
     reads_padding = False
 
     def check_padding(self) -> None:
@@ -76,10 +78,13 @@ class TokenClassificationTask(Task):
     def _columns(self, names: Sequence[str]) -> TaggedColumns:
         return tagged_columns(self.options, names, self.purpose != PREDICT)
 
-    def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
+    def sets(self, data: Data) -> dict[str, Rows]:
+        return self.with_equal_columns(super().sets(data))
+
+    def encode(self, data: Data, longest: int | None, folder: Path) -> list[str]:
         limit, notices = self.limit_length(self.options.max_length, "max_length", longest)
         sets = self.sets(data)
-        names = names_of_model(self.trained) if self.trained else self._find_names(sets[TRAIN])
+        names = names_of_model(self.trained) if self.trained else self._find_names(all_rows(sets))
         names = [plain_tag(name) for name in names]
         if self.options.label_all_tokens and scheme_of(names) not in ("IOB1", "IOB2"):
             raise TrainError(
@@ -93,10 +98,11 @@ class TokenClassificationTask(Task):
                 self.tokenizer, self.options, self.reader.token_kinds(), folder / split, names,
                 limit, self.purpose == PREDICT,
             )  # fmt: skip
-            read = self._read(rows, split)
-            while batch := list(islice(read, BATCH_ROWS)):
-                self.reader.count_special(tagged.text for _, tagged, _ in batch)
-                writer.add(batch)
+            with self.naming(split):
+                read = self._read(rows, split)
+                while batch := list(islice(read, BATCH_ROWS)):
+                    self.reader.count_special(tagged.text for _, tagged, _ in batch)
+                    writer.add(batch)
             notices += writer.close(split)
         return [*notices, *drawn]
 

@@ -11,6 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from transformers import AutoModelForSequenceClassification
 
 from ftcluster_common.data.data_files import TRAIN
+from ftcluster_common.data.data_sets import is_train
 from ftcluster_common.protocol.job import PREDICT
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.rerank import (
@@ -25,7 +26,7 @@ from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns, 
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.metrics import constant_notice
 from ftcluster_train.engine.models import longest_input
-from ftcluster_train.engine.tasks.base import Batch, Document, Task
+from ftcluster_train.engine.tasks.base import Batch, Data, Document, Task
 from ftcluster_train.engine.tasks.class_numbers import numbered
 from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.engine.tasks.rerank.metrics import ranking_metrics
@@ -64,7 +65,7 @@ class TextRankingTask(Task):
     def inspect_model(self, folder: Path) -> None:
         self._folder = folder
 
-    def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
+    def encode(self, data: Data, longest: int | None, folder: Path) -> list[str]:
         if self.trained and self.trained.num_labels != 1:
             raise TrainError(
                 f"{self.recipe.model} has {self.trained.num_labels} outputs, a reranker has one",
@@ -97,7 +98,7 @@ class TextRankingTask(Task):
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
         """Write one sample for each pair, or for each row if the loss reads lists of texts."""
         kinds = self.reader.token_kinds()
-        lists = split == TRAIN and self.options.loss in LIST_LOSSES
+        lists = is_train(split) and self.options.loss in LIST_LOSSES
         of_lists = {"lengths": "i"} if lists else {}
         writer = SampleWriter(folder, {**kinds, "label": "d", "query": "i", **of_lists})
         numbers: dict[str, int] = {}  # index of each query, by text

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy as smoothed_cross_entropy
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedTokenizerBase
 
-from ftcluster_common.data.data_files import TRAIN
+from ftcluster_common.data.data_sets import is_train
 from ftcluster_common.data.source_target import source_and_target
 from ftcluster_common.protocol.job import PREDICT
 from ftcluster_common.recipe import Recipe
@@ -23,7 +23,7 @@ from ftcluster_kernels.cross_entropy import (
 )
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns, read_rows
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter, token_kind
-from ftcluster_train.engine.tasks.base import COMPARED_TOKENS, Batch, Document, Task
+from ftcluster_train.engine.tasks.base import COMPARED_TOKENS, Batch, Data, Document, Task
 from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.engine.tasks.seq2seq.target_review import (
     TargetReview,
@@ -61,6 +61,7 @@ class Seq2SeqLmTask(Task):
     options: Seq2SeqLm
     large_vocabulary = True
     trains_head = False
+    loss_column = "labels"
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
@@ -109,7 +110,7 @@ class Seq2SeqLmTask(Task):
                     name: self.inherited[name] for name in KEPT & self.inherited.keys()
                 }
 
-    def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
+    def encode(self, data: Data, longest: int | None, folder: Path) -> list[str]:
         options = self.options
         limits = {"max_source_length": options.max_source_length}
         if self.purpose != PREDICT:
@@ -123,7 +124,8 @@ class Seq2SeqLmTask(Task):
         sets, drawn = self.with_validation(self.sets(data))
         self.keep_rows(sets, folder)
         for split, rows in sets.items():
-            notices += self.encode_split(rows, split, found[0], folder / split)
+            with self.using(split):
+                notices += self.encode_split(rows, split, found[0], folder / split)
         return [*notices, *drawn]
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
@@ -134,13 +136,13 @@ class Seq2SeqLmTask(Task):
         kind = token_kind(len(self.tokenizer))
         kinds = {"input_ids": kind, "labels": kind}
         # the reference as text, because its tokens may be truncated or lack characters
-        kinds |= {"reference": "B"} if split != TRAIN else {}
+        kinds |= {"reference": "B"} if not is_train(split) else {}
         writer = SampleWriter(folder, kinds)
         pairs = (
             pair for _, pair in read_rows(rows, split, lambda r: source_and_target(r, columns))
         )
         lengths: tuple[list[int], list[int]] = [], []
-        first = split == TRAIN or self.purpose != "train"  # notices about settings: only once
+        first = is_train(split) or self.purpose != "train"  # notices about settings: only once
         settings = self.inherited | self._forced if first else {}
         reviewed = TargetReview(self.tokenizer, settings, self._most_written)
         unknown = UnknownTokens(self.tokenizer)

@@ -1,0 +1,114 @@
+"""The data sets of a training. Standard library only.
+
+A recipe names one data set or several. `Recipe.data_sets` returns them in both cases, and
+`Recipe.by_set` returns a recipe for each data set.
+"""
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import Any, Literal
+
+from ftcluster_common.data.data_files import TRAIN, WORDS
+
+Mixing = Literal["proportional", "equal"]
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{,63}")
+NOT_IN_NAME = re.compile(r"[^A-Za-z0-9_-]+")
+MOST_CHARACTERS = 40  # maximum length of a default name
+UNNAMED = "data"  # name of a data set whose path has no character for a name
+PART = "_"  # separates the name of a split from the name of the data set
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """One of the data sets that a training mixes.
+
+    Attributes:
+        path: file, folder, or name on the Hugging Face Hub, as in the recipe's field `data`.
+        name: name in metrics and messages; "" if the training has no other data set.
+        weight: share of the samples, relative to the weights of the other data sets; None if the
+            recipe's `data_mixing` decides.
+        data_config: configuration of a data set on the Hub. Default: the recipe's data_config.
+        fields: fields of the task whose values differ from the recipe's values.
+    """
+
+    path: str
+    name: str = ""
+    weight: float | None = None
+    data_config: str | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+def with_names(data_sets: Sequence[DataSet]) -> tuple[DataSet, ...]:
+    """Return the data sets with distinct names; the default name is the name of the file or folder.
+
+    >>> paths = ["d/a.csv", "a.jsonl", "x/y@1", "faq/train.csv"]
+    >>> [data_set.name for data_set in with_names([DataSet(path) for path in paths])]
+    ['a', 'a_2', 'y', 'faq']
+    """
+    taken = {data_set.name for data_set in data_sets if data_set.name}
+    named = []
+    for data_set in data_sets:
+        plain = _name_of(data_set.path)
+        numbered = (f"{plain}_{number}" for number in itertools.count(2))
+        free = (name for name in itertools.chain([plain], numbered) if name not in taken)
+        name = data_set.name or next(free)
+        taken.add(name)
+        named.append(replace(data_set, name=name))
+    return tuple(named)
+
+
+def _name_of(path: str) -> str:
+    """Return the name of a file or folder without its ending, in the characters of a name.
+
+    A file that is only called train or the like has the name of its folder.
+    """
+    place = PurePath(path.partition("@")[0])
+    stem = place.name.partition(".")[0] or place.name
+    if stem.lower() in WORDS and place.suffix and place.parent.name:
+        stem = place.parent.name
+    return NOT_IN_NAME.sub("_", stem).strip("_-")[:MOST_CHARACTERS] or UNNAMED
+
+
+def split_name(split: str, data_set: str) -> str:
+    """Return the name of a split of a data set among all sets of a training.
+
+    >>> split_name("train", "reviews"), split_name("train", "")
+    ('train_reviews', 'train')
+    """
+    return f"{split}{PART}{data_set}" if data_set else split
+
+
+def data_set_of(split: str, names: Iterable[str]) -> str:
+    """Return the name of the data set that a split belongs to; "" if it belongs to none of them.
+
+    >>> data_set_of("train_b_a", ["a", "b_a"]), data_set_of("train", [""])
+    ('b_a', '')
+    """
+    fitting = (name for name in names if name and split.endswith(f"{PART}{name}"))
+    return max(fitting, key=len, default="")
+
+
+def is_train(split: str) -> bool:
+    """Return True if a set with this name is trained on.
+
+    >>> is_train("train"), is_train("train_reviews"), is_train("validation_reviews")
+    (True, True, False)
+    """
+    return split == TRAIN or split.startswith(f"{TRAIN}{PART}")
+
+
+def weights_of(data_sets: Sequence[DataSet], mixing: Mixing) -> list[float] | None:
+    """Return the weight of each data set; None if each row is read once in each epoch.
+
+    A data set without a weight has the weight 1 if another data set has one.
+
+    >>> weights_of([DataSet("a"), DataSet("b", weight=3.0)], "proportional")
+    [1.0, 3.0]
+    """
+    weights = [data_set.weight for data_set in data_sets]
+    if mixing == "proportional" and not any(weights):
+        return None
+    return [1.0 if weight is None else weight for weight in weights]
