@@ -245,7 +245,7 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
         "hard_negatives", "margin", "relative_margin", "absolute_margin", "max_score", "min_score",
         "range_min", "range_max",
     )  # fmt: skip
-    set_fields = ("loss", "scale", "symmetric", "query_prompt", "text_prompt")
+    set_fields = ("loss", "scale", "margin", "symmetric", "query_prompt", "text_prompt")
     adapter_type = "FEATURE_EXTRACTION"
 
     def columns(
