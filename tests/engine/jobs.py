@@ -19,6 +19,7 @@ from ftcluster_common.tasks.lm import CausalLm, MaskedLm
 from ftcluster_common.tasks.ner import TokenClassification
 from ftcluster_common.tasks.rerank import TextRanking
 from ftcluster_common.tasks.seq2seq import Seq2SeqLm
+from ftcluster_common.tasks.sparse import SparseEncoding
 from ftcluster_common.tasks.spec import Options
 from ftcluster_common.tasks.squad import QuestionAnswering
 from ftcluster_train.comm.world import World
@@ -48,6 +49,7 @@ OPTIONS: dict[str, Options] = {
     "masked-lm": MaskedLm(max_length=16),
     "sentence-similarity": SentenceSimilarity(max_length=24),
     "text-ranking": TextRanking(max_length=32),
+    "sparse-encoding": SparseEncoding(max_length=24),
     "instruction-tuning": InstructionTuning(max_length=40),
     "preference-tuning": PreferenceTuning(max_length=40),
     "text-distillation": TextDistillation(max_length=32),

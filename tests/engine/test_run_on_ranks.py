@@ -102,6 +102,11 @@ KINDS = {
         "sentence-similarity", "bert", triplets, {},
         ("ndcg_at_10", "mrr_at_10", "accuracy_at_1", "recall_at_10", "recall_at_100"),
     ),
+    "sparse vectors": Kind(
+        "sparse-encoding", "bert", triplets, {"document_regularizer_weight": 0.01},
+        ("ndcg_at_10", "mrr_at_10", "accuracy_at_1", "recall_at_10", "recall_at_100",
+         "query_active_dims", "document_active_dims"),
+    ),
     "without packing": Kind(
         "instruction-tuning", "bloom", completions, {"chat_template": False},
         ("loss", "perplexity"),

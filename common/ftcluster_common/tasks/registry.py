@@ -10,6 +10,7 @@ from ftcluster_common.tasks.lm import CausalLmSpec, MaskedLmSpec
 from ftcluster_common.tasks.ner import TokenClassificationSpec
 from ftcluster_common.tasks.rerank import TextRankingSpec
 from ftcluster_common.tasks.seq2seq import Seq2SeqLmSpec
+from ftcluster_common.tasks.sparse import SparseEncodingSpec
 from ftcluster_common.tasks.spec import Options, TaskSpec
 from ftcluster_common.tasks.squad import QuestionAnsweringSpec
 
@@ -21,8 +22,8 @@ DEFAULT_TASK = TextClassificationSpec.name
 # order of the tasks in messages; other tasks follow
 LISTED = (
     "text-classification", "token-classification", "question-answering", "causal-lm", "masked-lm",
-    "sentence-similarity", "text-ranking", "instruction-tuning", "preference-tuning", "seq2seq-lm",
-    "text-distillation",
+    "sentence-similarity", "sparse-encoding", "text-ranking", "instruction-tuning",
+    "preference-tuning", "seq2seq-lm", "text-distillation",
 )  # fmt: skip
 
 
@@ -77,6 +78,6 @@ def task_names() -> tuple[str, ...]:
 for _spec in (
     TextClassificationSpec(), QuestionAnsweringSpec(), CausalLmSpec(), SentenceSimilaritySpec(),
     TextRankingSpec(), InstructionTuningSpec(), PreferenceTuningSpec(), Seq2SeqLmSpec(),
-    TokenClassificationSpec(), MaskedLmSpec(), TextDistillationSpec(),
+    TokenClassificationSpec(), MaskedLmSpec(), TextDistillationSpec(), SparseEncodingSpec(),
 ):  # fmt: skip
     register(_spec)

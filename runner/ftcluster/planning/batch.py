@@ -49,6 +49,7 @@ class StepWorkload:
         merged: True if adapters are merged into the weights at the end of the training.
         evaluated: number of tokens that a rank evaluates at once; 0 without evaluation.
         targets: maximum number of target tokens of an encoder-decoder model; 0 for other models.
+        sparse: True if the vector of a text has an element for each token of the vocabulary.
     """
 
     samples: int | None = None
@@ -69,6 +70,7 @@ class StepWorkload:
     merged: bool = False
     evaluated: int = 0
     targets: int = 0
+    sparse: bool = False
 
     @classmethod
     def of(
@@ -100,6 +102,7 @@ class StepWorkload:
             merged=recipe.adapters is not None and recipe.adapters.merge_adapters,
             evaluated=min(EVAL_TOKENS, most * tokens if most else EVAL_TOKENS) * evaluates,
             targets=spec.target_length(recipe.options),
+            sparse=spec.is_sparse_encoder,
         )
 
     def total(self, world: int) -> int | None:
@@ -132,8 +135,18 @@ class StepWorkload:
             self.model, self.precision, texts, self.tokens, self.predicts_tokens, self.ipex,
             world if self.sharded else None, self.local and world > 1,
             self.adapter_rank, self.checkpointing, self.in_4bit, self.merged, self.evaluated,
-            self.targets, self.logits_share,
+            self.targets, self.logits_share, self.vectors(world) if self.sparse else 0,
         )  # fmt: skip
+
+    def vectors(self, world: int) -> int:
+        """Return the number of vectors of texts that the rank with the most samples keeps at once.
+
+        The backward pass of a part keeps the vectors, their places and two gradients. The vectors
+        of all parts of a rank are kept with their gradients. The loss of the whole batch keeps the
+        vectors of all ranks, in the order of ranks and by kind, both with their gradients.
+        """
+        own = 4 * self.at_once(world) + 2 * self.share(0, world)
+        return self.texts * (own + 4 * (self.total(world) or 0))
 
     def sent_at_once(self, bucket_mib: int | None) -> int:
         """Return the bytes of the largest all-reduce of fp32 gradients: at most one bucket.
@@ -250,6 +263,7 @@ class StepWorkload:
                 f", {gigabytes(needed.activations)} for the activations of "
                 f"{samples} of {self.tokens} tokens"
             ) + (f" and {self.targets} to generate" if self.targets else "")
+            words += " and for vectors over the vocabulary" if self.sparse else ""
         return words
 
     def decision(self, samples: int, world: int) -> tuple[str, str]:

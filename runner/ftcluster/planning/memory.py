@@ -51,6 +51,7 @@ WITH_IPEX = {"bf16": Costs(730 * 10**6, 37, 5, 16), "fp32": Costs(730 * 10**6, 7
 # activations of a decoder layer relative to an encoder layer with the same number of tokens: the
 # decoder layer has one more attention and one more norm
 OF_A_DECODER_LAYER = 1.5
+SHORT_TEXT = 8  # tokens of a short text; an evaluation has at most as many vectors as such texts
 OF_A_LAYER = 0.5  # fraction of a layer's backward-pass memory that an evaluation needs at once
 USABLE = 0.9  # usable fraction of a host's memory; the system and its page cache need the rest
 
@@ -120,6 +121,7 @@ def need(
     evaluated: int = 0,
     targets: int = 0,
     logits_share: float = 1.0,
+    vectors: int = 0,
 ) -> Need:
     """Return the memory that a rank needs for training steps, evaluations and saving.
 
@@ -137,6 +139,8 @@ def need(
         evaluated: number of tokens that a rank evaluates at once; 0 without evaluation.
         targets: maximum number of target tokens of an encoder-decoder model; 0 for other models.
         logits_share: fraction of tokens that have logits, which may be the target tokens only.
+        vectors: number of fp32 vectors with an element for each token of the vocabulary that a step
+            keeps; 0 unless a sparse encoder is trained.
     """
     costs = (WITH_IPEX if ipex else OURS)[precision]
     attended = tokens if ipex else min(tokens, ATTENTION_TOKENS)
@@ -153,6 +157,8 @@ def need(
     if predicts_tokens:
         logits = int(samples * (targets or tokens) * logits_share) * size.vocabulary
         activations += costs.logits * (logits if ipex else min(logits, LOGITS))
+    if vectors:  # and the gradient of the last layer, which is summed in fp32
+        activations += FP32 * (vectors * size.vocabulary + size.embeddings)
     evaluating = int(evaluated * a_layer * OF_A_LAYER) + FP32 * size.teacher
     each = BF16_COPY if precision == "bf16" else FP32
     if targets:  # generation keeps keys and values of both attentions
@@ -160,6 +166,8 @@ def need(
     if predicts_tokens:
         at_once = min(int(evaluated * logits_share) * size.vocabulary, LOGITS)
         evaluating += at_once * each
+    if vectors:
+        evaluating += FP32 * size.vocabulary * (evaluated // SHORT_TEXT)
     if adapter_rank is not None:
         trained = adapter_parameters(size, adapter_rank)
         frozen, saving = size.parameters * each, 0

@@ -192,6 +192,7 @@ class _Loop:
             batch = self.batches.read(step, indices)
         self._learning_rate = self._schedule.get_last_lr()[0]
         optimizer.start_batch(batch.by_rank)
+        self._task.start_step(step, self.batches.steps)
         done = self._training_step.run(batch)
         if step == self._first_step:
             self._log_kernels()

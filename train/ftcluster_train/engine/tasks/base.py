@@ -403,6 +403,14 @@ class Task(ABC):
         """Return the weight of each sample in a step's mean loss; None if all weights are equal."""
         return None
 
+    def start_step(self, step: int, steps: int) -> None:
+        """Prepare for a training step, for example with a weight that depends on the step.
+
+        Args:
+            step: number of the step, counted from 1.
+            steps: number of steps of the training.
+        """
+
     def draw(self, sample: Sample, number: int, epoch: int | None) -> Sample:  # noqa: ARG002
         """Return a sample with random parts, such as masks.
 

@@ -175,7 +175,11 @@ class EmbeddingTask(Task):
             path.parent.mkdir(exist_ok=True)
             path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
+    def saved_modules(self, folder: Path) -> SentenceModules | None:
+        """Return the modules in the folder of a saved model."""
+        return read_modules(folder)
+
     def saved_problems(self, folder: Path) -> list[str]:
-        saved = read_modules(folder)
+        saved = self.saved_modules(folder)
         trained = f"its files have {saved}, but it was trained with {self.modules}"
         return [] if saved == self.modules else [trained]

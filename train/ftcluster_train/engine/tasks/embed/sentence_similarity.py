@@ -1,6 +1,6 @@
 """Contrastive training of embeddings: a query becomes similar to the text that belongs to it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,7 +75,7 @@ class SentenceSimilarityTask(EmbeddingTask):
 
     def notices(self) -> list[str]:
         notices = super().notices()
-        if self.options.loss != self.recipe.options.loss and self.options.loss in SCORE_LOSSES:  # type: ignore[attr-defined]
+        if self.options.loss in SCORE_LOSSES and self.options.loss != self.recipe.options.loss:  # type: ignore[attr-defined]
             [label] = self.uses["label"]
             notices.append(
                 f"column {label} has scores, so pairs are trained on them: loss={self.options.loss}"
@@ -291,9 +291,26 @@ def search(embeddings: torch.Tensor, about: Mapping[str, Any]) -> dict[str, floa
         about: metadata from `Search.about`.
     """
     documents = torch.tensor(about["documents"])
+    return search_metrics(lambda queries: embeddings[queries] @ embeddings[documents].T, about)
+
+
+def search_metrics(
+    scores_of: Callable[[torch.Tensor], torch.Tensor],
+    about: Mapping[str, Any],
+    at_once: int = SCORED,
+) -> dict[str, float]:
+    """Return the retrieval metrics of a search problem.
+
+    Args:
+        scores_of: function from indices of queries to the scores of all documents, shape (queries,
+            documents).
+        about: metadata from `Search.about`.
+        at_once: number of queries that are scored at once.
+    """
+    documents = torch.tensor(about["documents"])
     retrieved: list[list[int]] = []
-    for queries in torch.tensor(about["queries"]).split(SCORED):
-        scores = embeddings[queries] @ embeddings[documents].T
+    for queries in torch.tensor(about["queries"]).split(at_once):
+        scores = scores_of(queries)
         retrieved += documents[scores.topk(min(RECALLS[-1] + 1, len(documents))).indices].tolist()
     # a query must not find itself
     others = [
