@@ -127,6 +127,11 @@ KINDS = {
         "sentence-similarity", "bert", classes, {"loss": "mse"}, ("cosine", "loss"),
         ("roberta", "sentence-similarity"),
     ),
+    "guided queries": Kind(
+        "sentence-similarity", "bert", triplets, {"loss": "gist"},
+        ("ndcg_at_10", "mrr_at_10", "accuracy_at_1", "recall_at_10", "recall_at_100"),
+        ("roberta", "sentence-similarity"),
+    ),
     "adapters of NF4": Kind(
         "preference-tuning", "llama", preferences,
         {"chat_template": False, "lora_r": 4, "load_in_4bit": True}, ("loss", "accuracy", "margin"),

@@ -111,6 +111,7 @@ class Task(ABC):
         pads: True if the samples of a batch are padded to one length.
         needs_reference: True if the loss needs predictions of a reference model: the untrained
             model or a teacher.
+        references_validation: True if these predictions are needed for validation sets too.
         reads_padding: True if the loss depends on the model's outputs for padding tokens.
         compares: True if the data report compares the documents of different sets.
         trained_rows: file with the hashes of the training rows, or None.
@@ -143,6 +144,7 @@ class Task(ABC):
     trains_head = True
     group_by_length = True
     needs_reference = False
+    references_validation = True
     reference_model: "PreTrainedModel | None" = None
     reference_key = ""
     disables_dropout = False

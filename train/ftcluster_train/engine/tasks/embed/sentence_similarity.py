@@ -104,7 +104,7 @@ class SentenceSimilarityTask(EmbeddingTask):
                 "name the column, negative_columns=NAME, or search for negatives: hard_negatives=1",
             )
         labels = iter(scores_of(rows, columns, split))
-        kinds = {**self.token_columns(), "lengths": "i", "texts": "q"}
+        kinds = {**self.token_columns(), "lengths": "i", "texts": "q", **self.teacher_columns()}
         writer = SampleWriter(folder, {**kinds, "label": "d"} if columns.loss else kinds)
         rows_of_texts, cut = self.with_prompts(rows_of(rows, columns, split)), 0
         while batch := list(islice(rows_of_texts, BATCH_ROWS)):
@@ -113,7 +113,7 @@ class SentenceSimilarityTask(EmbeddingTask):
             )
             ids = iter(tokens["input_ids"])
             cut += too_long
-            for row in batch:
+            for row, of_teacher in zip(batch, self.teacher_tokens(batch), strict=True):
                 of_texts = [next(ids) for _ in row]
                 writer.add(
                     {
@@ -122,6 +122,7 @@ class SentenceSimilarityTask(EmbeddingTask):
                         "texts": [number_of_text(text.text) for text in row],
                         **({"label": [next(labels)]} if columns.loss else {}),
                         **self.skipped_tokens(row, limit),
+                        **of_teacher,
                     }
                 )
         query, positive, negatives, *_ = columns
@@ -156,6 +157,14 @@ class SentenceSimilarityTask(EmbeddingTask):
             for text, ids in zip(batch, tokens["input_ids"], strict=True):
                 writer.add({"input_ids": ids, **self.skipped_tokens([text], limit)})
         return close_set(writer, split, cut, **about)
+
+    def teacher_columns(self) -> dict[str, str]:
+        """Return the columns of training rows for a teacher, and their array type codes."""
+        return {}
+
+    def teacher_tokens(self, rows: Sequence[Sequence[PromptedText]]) -> Iterator[Sample]:
+        """Yield the values of these columns for each row."""
+        return ({} for _ in rows)
 
     def documents(self, sample: Sample, samples: Samples) -> list[Document]:
         if "lengths" not in sample:
@@ -209,13 +218,18 @@ class SentenceSimilarityTask(EmbeddingTask):
         for width, weight in by_width.items():
             first = _first(vectors, width)
             if scored:
-                part = score_loss(first, batch, loss, options.scale, options.margin)
-            elif options.loss == TRIPLET:
-                part = triplet_loss(first, batch, options.margin)
+                part = score_loss(first, batch, loss, options.scale, options.least_margin)
             else:
-                part = ranking_loss(first, batch, options.scale, options.symmetric)
+                part = self.contrastive_loss(first, batch)
             total = total + weight * part
         return total
+
+    def contrastive_loss(self, embeddings: torch.Tensor, batch: BatchTexts) -> torch.Tensor:
+        """Return the sum of the losses of this rank's rows, from embeddings of length 1."""
+        options = self.options
+        if options.loss == TRIPLET:
+            return triplet_loss(embeddings, batch, options.least_margin)
+        return ranking_loss(embeddings, batch, options.scale, options.symmetric)
 
     def pool(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return one embedding for each text, in fp32.
