@@ -134,6 +134,10 @@ class SparseEncodingSpec(TaskSpec[SparseEncoding]):
         """Return True: the negatives of a query are in the whole batch."""
         return True
 
+    def reads_modules(self, options: SparseEncoding) -> bool:
+        """Return True: the prompts of a SPLADE model are used."""
+        return True
+
     def texts_of_a_sample(self, options: SparseEncoding) -> int:
         """Return the number of texts per row, without negative columns found by their names."""
         return 2 + len(options.negative_columns)

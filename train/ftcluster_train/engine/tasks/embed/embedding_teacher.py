@@ -80,7 +80,7 @@ class TaughtEmbeddingTask(EmbeddingTask):
         return replace(self.recipe, model=model, from_scratch=False, config_overrides={})
 
     def teacher_vectors(
-        self, model: "PreTrainedModel", tokens: Sequence[Sequence[int]], bf16: bool
+        self, model: "PreTrainedModel", tokens: Sequence[list[int]], bf16: bool
     ) -> torch.Tensor:
         """Return the teacher's embedding of each text, in fp32.
 
