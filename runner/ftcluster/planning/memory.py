@@ -157,8 +157,8 @@ def need(
     if predicts_tokens:
         logits = int(samples * (targets or tokens) * logits_share) * size.vocabulary
         activations += costs.logits * (logits if ipex else min(logits, LOGITS))
-    if vectors:  # and the gradient of the last layer, which is summed in fp32
-        activations += FP32 * (vectors * size.vocabulary + size.embeddings)
+    if vectors:  # and two gradients of the embeddings: as the first layer, and as the last one
+        activations += FP32 * (vectors * size.vocabulary + 2 * size.embeddings)
     evaluating = int(evaluated * a_layer * OF_A_LAYER) + FP32 * size.teacher
     each = BF16_COPY if precision == "bf16" else FP32
     if targets:  # generation keeps keys and values of both attentions
