@@ -20,6 +20,7 @@ from ftcluster_common.tasks.lm import CausalLm, MaskedLm
 from ftcluster_common.tasks.ner import TokenClassification
 from ftcluster_common.tasks.rerank import TextRanking
 from ftcluster_common.tasks.seq2seq import Seq2SeqLm
+from ftcluster_common.tasks.sparse import SparseEncoding
 from ftcluster_common.tasks.spec import Options
 from ftcluster_common.tasks.squad import QuestionAnswering
 from ftcluster_common.tasks.unpaired import UnpairedPreferenceTuning
@@ -51,6 +52,7 @@ OPTIONS: dict[str, Options] = {
     "sentence-similarity": SentenceSimilarity(max_length=24),
     "text-ranking": TextRanking(max_length=32),
     "few-shot-classification": FewShotClassification(max_length=24),
+    "sparse-encoding": SparseEncoding(max_length=24),
     "instruction-tuning": InstructionTuning(max_length=40),
     "preference-tuning": PreferenceTuning(max_length=40),
     "unpaired-preference-tuning": UnpairedPreferenceTuning(max_length=40),

@@ -132,6 +132,7 @@ MODEL_CLASSES = {
     "causal-lm": AutoModelForCausalLM,
     "masked-lm": AutoModelForMaskedLM,
     "sentence-similarity": AutoModel,
+    "sparse-encoding": AutoModelForMaskedLM,
     "text-ranking": AutoModelForSequenceClassification,
     "few-shot-classification": AutoModel,
     "instruction-tuning": AutoModelForCausalLM,

@@ -16,7 +16,14 @@ from sentence_transformers import CrossEncoder
 from sentence_transformers.cross_encoder.losses import ListNetLoss, MarginMSELoss
 from sentence_transformers.sentence_transformer import losses
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from sentence_transformers.sparse_encoder.losses import (
+    SparseMultipleNegativesRankingLoss,
+    SpladeLoss,
+)
 from sentence_transformers.util import cos_sim, mine_hard_negatives, pairwise_cos_sim
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 FILE = Path(__file__).with_name("sentence_transformers.json")
 ROWS, WIDTH = 6, 7
@@ -27,6 +34,11 @@ MARGINS = [[7.5, 1.0, 3.0], [2.0, -1.0, 4.0]]  # a teacher's scores of the texts
 # pairs of a query and a text that belongs to it
 PAIRS = [*((n, n) for n in range(12)), (3, 12), (5, 13)]
 DOCUMENTS = 24
+GUIDED: list[dict[str, Any]] = [
+    {"temperature": 0.1},
+    {"temperature": 0.05, "margin": 0.2},
+    {"temperature": 0.1, "margin_strategy": "relative", "margin": 0.4},
+]
 MINING: list[dict[str, Any]] = [
     {"num_negatives": 3},
     {"num_negatives": 4, "relative_margin": 0.05},
@@ -50,6 +62,16 @@ class Given(torch.nn.Module):
 
     def get_embedding_dimension(self) -> int:
         return WIDTH
+
+
+class Tokenizing(Given):  # a loss compares the tokenizers
+    max_seq_length = 8
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"w": 0})))
+
+
+class Guide(Tokenizing):
+    def forward(self, features: Any) -> Any:
+        return {"sentence_embedding": features["guide"]}
 
 
 class GivenScores(Given, CrossEncoder):  # a loss checks the class
@@ -110,6 +132,32 @@ def searched() -> dict[str, Any]:
     return {"queries": queries.tolist(), "documents": documents.tolist(), "metrics": metrics}
 
 
+def splade(columns: list[torch.Tensor]) -> dict[str, Any]:
+    """SpladeLoss of sparse vectors, which are the positive parts of the columns."""
+    leaves = [column.relu().requires_grad_() for column in columns]
+    model = Given()
+    parts = SpladeLoss(
+        model, SparseMultipleNegativesRankingLoss(model), document_regularizer_weight=0.3,
+        query_regularizer_weight=0.7,
+    )([{"sentence_embedding": leaf} for leaf in leaves])  # fmt: skip
+    value = torch.stack(list(parts.values())).sum()
+    value.backward()
+    return {"loss": value.item(), "gradients": [leaf.grad.tolist() for leaf in leaves]}
+
+
+def gist(
+    columns: list[torch.Tensor], guides: list[torch.Tensor], settings: dict[str, Any]
+) -> dict[str, Any]:
+    leaves = [column.clone().requires_grad_() for column in columns]
+    features = [
+        {"sentence_embedding": leaf, "guide": guide}
+        for leaf, guide in zip(leaves, guides, strict=True)
+    ]
+    value = losses.GISTEmbedLoss(Tokenizing(), Guide(), **settings)(features, None)
+    value.backward()
+    return {"loss": value.item(), "gradients": [leaf.grad.tolist() for leaf in leaves]}
+
+
 def main() -> None:
     torch.manual_seed(1)
     columns = [torch.randn(ROWS, WIDTH) for _ in range(3)]
@@ -156,6 +204,8 @@ def main() -> None:
         )
         value.backward()
         distilled[metric] = {"loss": value.item(), "gradient": student.grad.tolist()}
+    torch.manual_seed(2)
+    guides = [column + torch.randn(ROWS, WIDTH) for column in columns]
     document = {
         "sentence_transformers": sentence_transformers.__version__,
         "columns": [one.tolist() for one in columns],
@@ -166,6 +216,13 @@ def main() -> None:
         "searched": searched(),
         "listnet": {**listnet, "gradients": logits.grad.tolist()},
         "margin_mse": {**margin_mse, "gradients": scores.grad.tolist()},
+        "splade": [splade(columns[:count]) for count in (2, 3)],
+        "guides": [guide.tolist() for guide in guides],
+        "gist": [
+            {"settings": settings, **gist(columns[:count], guides[:count], settings)}
+            for count in (2, 3)
+            for settings in GUIDED
+        ],
     }
     FILE.write_text(json.dumps(document) + "\n", encoding="utf-8")
 

@@ -46,6 +46,7 @@ class Kind:
 
     Attributes:
         teacher: the teacher's model and what that is for.
+        tolerance: relative difference of the losses.
     """
 
     task: str
@@ -54,6 +55,7 @@ class Kind:
     options: dict[str, Any]
     metrics: tuple[str, ...]
     teacher: tuple[str, str] | None = None
+    tolerance: float = 1e-4
 
 
 def half_labelled(count: int, seed: int) -> Sequence[Row]:
@@ -107,6 +109,12 @@ KINDS = {
         "few-shot-classification", "bert", classes, {"num_iterations": 1},
         ("accuracy", "f1_macro", "loss"),
     ),
+    "sparse vectors": Kind(
+        "sparse-encoding", "bert", triplets, {"document_regularizer_weight": 0.01},
+        ("ndcg_at_10", "mrr_at_10", "accuracy_at_1", "recall_at_10", "recall_at_100",
+         "query_active_dims", "document_active_dims"),
+        tolerance=2e-3,  # rounding decides if a logit near 0 has a gradient, and of which token
+    ),
     "without packing": Kind(
         "instruction-tuning", "bloom", completions, {"chat_template": False},
         ("loss", "perplexity"),
@@ -138,6 +146,11 @@ KINDS = {
     "adapters of a classifier": Kind(
         "text-classification", "gpt2", classes, {"lora_r": 4, "use_dora": True},
         ("accuracy", "f1_macro", "loss"),
+    ),
+    "guided queries": Kind(
+        "sentence-similarity", "bert", triplets, {"loss": "gist"},
+        ("ndcg_at_10", "mrr_at_10", "accuracy_at_1", "recall_at_10", "recall_at_100"),
+        ("roberta", "sentence-similarity"),
     ),
     "adapters of NF4": Kind(
         "preference-tuning", "llama", preferences,
@@ -214,8 +227,9 @@ def test_several_ranks_follow_the_same_loss_as_one(
         return [one for one in runs[name, size] if one["event"] == event]
 
     one, several = ([step["loss"] for step in found(size, "step")] for size in (1, ranks))
-    assert len(set(one)) == STEPS  # the loss changes in each step
-    assert several == pytest.approx(one, rel=1e-4)
+    assert len(set(one)) == STEPS  # the loss changes with each step
+    assert several[:2] == pytest.approx(one[:2], rel=1e-4)
+    assert several == pytest.approx(one, rel=KINDS[name].tolerance)
     [alone], [shared] = found(1, "result"), found(ranks, "result")
     [reloaded] = found(ranks, "reloaded")
     assert reloaded["folder"] == shared["model"]
@@ -224,7 +238,7 @@ def test_several_ranks_follow_the_same_loss_as_one(
     else:
         assert reloaded["difference"] < 1e-5
     assert (alone["world_size"], shared["world_size"]) == (1, ranks)
-    assert shared["metrics"] == pytest.approx(alone["metrics"], rel=1e-3)
+    assert shared["metrics"] == pytest.approx(alone["metrics"], rel=10 * KINDS[name].tolerance)
     assert tuple(shared["metrics"]) == KINDS[name].metrics
     for step in range(1, STEPS + 1):
         batch, *shares = (

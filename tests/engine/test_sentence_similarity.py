@@ -169,10 +169,10 @@ def test_pooling_is_that_of_the_models_folder(tmp_path: Path) -> None:
     task.check_model(model)
     named = replace(modules, prompts={"query": "query: ", "document": ""})
     assert task.modules == named  # type: ignore[attr-defined]
-    path.write_text(json.dumps({"pooling_mode": "max"}))
+    path.write_text(json.dumps({"pooling_mode": ["mean", "max"]}))
     with pytest.raises(TrainError) as caught:
         prepare(job)
-    assert caught.value.message.startswith("the model's pooling is max")
+    assert caught.value.message.startswith("the model's pooling is mean + max")
 
 
 def test_prompts_are_those_of_the_models_folder(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.engine.jobs import result_of
 from tests.engine.runs import WORDS, Row, make_whole_job, triplets, write_data, write_model
 
 pytestmark = pytest.mark.usefixtures("one_world")
-EMBED, RERANK = "sentence-similarity", "text-ranking"
+EMBED, RERANK, SPARSE = "sentence-similarity", "text-ranking", "sparse-encoding"
 # longer than any limit here; without the truncated words, a reranker would judge the text as wrong
 LONG = " ".join(WORDS[number] for number in (*range(9), *range(20, 30), *range(50, 90)))
 TEXTS = ["w7 w8", "w5", LONG, "w9 w60 w61"]
@@ -111,6 +111,50 @@ def test_an_embedder(tmp_path: Path, kind: str, options: dict[str, Any]) -> None
               for name, value in evaluator(model).items()}  # fmt: skip
     names = ("ndcg_at_10", "mrr_at_10", "accuracy_at_1", "recall_at_10", "recall_at_100")
     assert {n: found[n] for n in names} == pytest.approx({n: theirs[n] for n in names}, abs=1e-5)
+
+
+def test_a_sparse_encoder(tmp_path: Path) -> None:
+    """`SparseEncoder` gives the weights of predict, and its evaluator the metrics of evaluate."""
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.sparse_encoder.evaluation import SparseInformationRetrievalEvaluator
+
+    data = write_data(tmp_path / "data", {"train": triplets(60, 1)})
+    job = make_whole_job(
+        tmp_path / "runs/one", SPARSE, data,
+        write_model(tmp_path / "model", "bert", SPARSE, head=True),
+        {**PROMPTS, "max_length": 24, "document_regularizer_weight": 0.1}, batch_size=20,
+        max_steps=30, learning_rate=5e-3, gradient_accumulation_steps=2,
+    )  # fmt: skip
+    saved = result_of(job)["model"]
+    card = (Path(saved) / "README.md").read_text()
+    assert "from sentence_transformers import SparseEncoder" in card
+    model = SparseEncoder(saved, device="cpu")
+    assert model.max_seq_length == 24
+    rows = [{"query": text} for text in TEXTS]
+    ours = predictions(job, saved, tmp_path / "queries", rows)
+    vectors = model.encode_query(TEXTS, convert_to_sparse_tensor=False)
+    for vector, weights in zip(vectors, ours, strict=True):
+        ids = model.tokenizer.convert_tokens_to_ids([*weights])
+        assert vector.nonzero().squeeze(1).tolist() == sorted(ids)
+        assert vector[ids].tolist() == pytest.approx([*weights.values()], abs=1e-5)
+        assert [*weights.values()] == sorted(weights.values(), reverse=True)
+    searched = triplets(20, 2)
+    found = told(job, saved, EVALUATE, tmp_path / "measured", [
+        {"query": row["query"], "positive": row["positive"]} for row in searched
+    ])["metrics"]  # fmt: skip
+    relevant: dict[str, set[str]] = {}
+    for row in searched:
+        relevant.setdefault(row["query"], set()).add(row["positive"])
+    evaluator = SparseInformationRetrievalEvaluator(
+        {row["query"]: row["query"] for row in searched},
+        {row["positive"]: row["positive"] for row in searched}, relevant, accuracy_at_k=[1],
+        precision_recall_at_k=[10, 100], mrr_at_k=[10], ndcg_at_k=[10], name="x",
+    )  # fmt: skip
+    theirs = {name.removeprefix("x_dot_").removeprefix("x_").replace("@", "_at_"): value
+              for name, value in evaluator(model).items()}  # fmt: skip
+    theirs["document_active_dims"] = theirs["corpus_active_dims"]
+    assert found == pytest.approx({name: theirs[name] for name in found}, abs=1e-5)
+    assert 0 < found["document_active_dims"] < 97
 
 
 @pytest.mark.parametrize(

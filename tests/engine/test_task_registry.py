@@ -109,12 +109,16 @@ def test_every_task_of_a_recipe_is_registered() -> None:
         ("train", None, "SentenceSimilarityTask"),
         ("train", "teacher", "EmbeddingDistillationTask"),
         ("evaluate", "teacher", "SentenceSimilarityTask"),
+        ("train", "guide", "GuidedSimilarityTask"),
+        ("evaluate", "guide", "SentenceSimilarityTask"),
     ],
 )
 def test_the_class_that_serves_a_recipe_is_taken(
     tmp_path: Path, purpose: Any, teacher: str | None, kind: str
 ) -> None:
     recipe = replace(make_job(tmp_path, "sentence-similarity").recipe, teacher=teacher)
+    if teacher == "guide":
+        recipe = replace(recipe, options=replace(recipe.options, loss="gist"))  # type: ignore[call-arg]
     assert task_class(recipe, purpose).__name__ == kind
 
 

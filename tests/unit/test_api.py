@@ -20,7 +20,7 @@ from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.runs import runs as operations
 from ftcluster.progress.notebook import NotebookView
 from ftcluster.progress.state import RunProgress
-from ftcluster_common.models.sentence_modules import SentenceModules, module_files
+from ftcluster_common.models.sentence_modules import SPLADE, SentenceModules, module_files
 from ftcluster_common.protocol.run_state import RunState
 from tests.unit.clusters import cluster, host
 
@@ -171,6 +171,7 @@ def test_rows_of_this_python_are_a_file_of_the_run(launched: list[TrainingRun]) 
     [
         (("modules.json",), "sentence-similarity", "sentence_transformers", "SentenceTransformer"),
         ((), "text-ranking", "sentence_transformers", "CrossEncoder"),
+        (("splade",), "sparse-encoding", "sentence_transformers", "SparseEncoder"),
         ((), "instruction-tuning", "transformers", "pipeline text-generation"),
         ((), "text-classification", "transformers", "pipeline text-classification"),
     ],
@@ -181,7 +182,9 @@ def test_a_model_is_loaded_as_its_users_do(
 ) -> None:  # fmt: skip
     folder = tmp_path / "mrpc-1"
     folder.mkdir()
-    documents = module_files(SentenceModules("mean", normalize=True), 8, 9, {}) if files else {}
+    pooling = SPLADE if "splade" in files else "mean"
+    modules = SentenceModules(pooling, normalize=pooling == "mean")
+    documents = module_files(modules, 8, 9, {}) if files else {}
     for name, content in documents.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content))
@@ -203,7 +206,7 @@ def test_a_model_is_loaded_as_its_users_do(
     module.pipeline = lambda task, **options: called_with(  # type: ignore[attr-defined]
         f"pipeline {task}", **options
     )
-    for name in ("SentenceTransformer", "CrossEncoder"):
+    for name in ("SentenceTransformer", "CrossEncoder", "SparseEncoder"):
         setattr(module, name, lambda _, name=name, **options: called_with(name, **options))
     monkeypatch.setitem(sys.modules, package, module)
     ftcluster.load(ftcluster.Run("mrpc-1", OURS), device="cpu")  # the model has been copied here

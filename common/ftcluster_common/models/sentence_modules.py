@@ -29,8 +29,13 @@ FLAGS = {
 # names of prompts that encode_query and encode_document use (release 5)
 QUERY, DOCUMENTS = "query", ("document", "passage", "corpus")
 KINDS = {"Transformer", "Pooling", "Normalize"}
+OF_EMBEDDERS = "Transformer, Pooling and Normalize"
+SPLADE = "SpladePooling"  # the pooling module of a sparse encoder
+SPARSE_KINDS = {"Transformer", "MLMTransformer", SPLADE}
+SPLADE_CONFIG = {"pooling_strategy": "max", "activation_function": "relu"}
 _CLASS = re.compile(r"sentence_transformers(?:\.[A-Za-z_]\w*)*\.([A-Za-z]+)", re.ASCII)
 _PATH = re.compile(r"\w[\w-]*", re.ASCII)
+HAS_SPARSE_ENCODER = "5.0.0"  # the first release with sparse encoders
 READS_SIMILARITY = "3.0.0"  # the first release that reads similarity_fn_name
 
 
@@ -39,7 +44,7 @@ class SentenceModules:
     """The modules after a transformer.
 
     Attributes:
-        pooling: a key of FLAGS.
+        pooling: a key of FLAGS; SPLADE for a sparse encoder.
         normalize: True if embeddings are scaled to length 1.
         prompts: texts that sentence-transformers puts before inputs on request, by name.
         default_prompt: name of the prompt that is always used, or "".
@@ -64,8 +69,11 @@ class SentenceModules:
         return self.prompts.get(QUERY, self.prompt), next(texts, self.prompt)
 
 
-def read_modules(folder: Path) -> SentenceModules | None:
+def read_modules(folder: Path, sparse: bool = False) -> SentenceModules | None:
     """Return the modules of a model's folder; None if sentence-transformers did not write it.
+
+    Args:
+        sparse: True for the modules of a sparse encoder (SPLADE).
 
     Raises:
         DataError: a file cannot be read, or the model has unsupported modules.
@@ -75,14 +83,16 @@ def read_modules(folder: Path) -> SentenceModules | None:
     try:
         modules = read_json(folder / MODULES)
         kinds = {_kind(module["type"]): _below(folder, module["path"]) for module in modules}
-        unknown = sorted(kinds.keys() - KINDS)
-        if unknown or "Pooling" not in kinds:
-            what = f"the module {ascii(unknown[0][:100])[1:-1]}" if unknown else "no module Pooling"
-            raise DataError(
-                f"{folder / MODULES} has {what}; only Transformer, Pooling and Normalize are used"
+        supported, needed = (SPARSE_KINDS, SPLADE) if sparse else (KINDS, "Pooling")
+        unknown = sorted(kinds.keys() - supported)
+        if unknown or needed not in kinds:
+            what = (
+                f"the module {ascii(unknown[0][:100])[1:-1]}" if unknown else f"no module {needed}"
             )
-        config = read_json(kinds["Pooling"] / "config.json")
-        pooling = _pooling(config)
+            used = "MLMTransformer and SpladePooling" if sparse else OF_EMBEDDERS
+            raise DataError(f"{folder / MODULES} has {what}; only {used} are used")
+        config = read_json(kinds[needed] / "config.json")
+        pooling = _splade(config) if sparse else _pooling(config)
         about = read_json(folder / ABOUT) if (folder / ABOUT).is_file() else {}
         return SentenceModules(
             pooling,
@@ -126,6 +136,16 @@ def _below(folder: Path, path: str) -> Path:
     return folder / path
 
 
+def _splade(config: Mapping[str, Any]) -> str:
+    for name, value in SPLADE_CONFIG.items():
+        if config.get(name, value) != value:
+            raise DataError(
+                f"the model's {SPLADE} has {name}={str(config[name])[:100]!a}, which is not "
+                f"supported; {value} is"
+            )
+    return SPLADE
+
+
 def _pooling(config: Mapping[str, Any]) -> str:
     chosen = config.get("pooling_mode")
     if chosen is None:
@@ -149,6 +169,8 @@ def module_files(
         length: maximum tokens of a text.
         versions: versions of transformers and pytorch.
     """
+    if modules.pooling == SPLADE:
+        return _sparse_files(modules, width, length, versions)
     kinds = ["Transformer", "Pooling", *(["Normalize"] if modules.normalize else [])]
     return {
         MODULES: [
@@ -173,4 +195,31 @@ def module_files(
             **{flag: mode == modules.pooling for mode, flag in FLAGS.items()},
             "include_prompt": modules.pools_prompt,
         },
+    }
+
+
+def _sparse_files(
+    modules: SentenceModules, width: int, length: int, versions: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the files of a sparse encoder, which sentence-transformers 5 and later can load."""
+    kinds = {"MLMTransformer": "", SPLADE: f"1_{SPLADE}"}
+    return {
+        MODULES: [
+            {
+                "idx": number,
+                "name": str(number),
+                "path": path,
+                "type": f"sentence_transformers.sparse_encoder.models.{kind}",
+            }
+            for number, (kind, path) in enumerate(kinds.items())
+        ],
+        LENGTH: {"max_seq_length": length, "do_lower_case": False},
+        ABOUT: {
+            "__version__": {"sentence_transformers": HAS_SPARSE_ENCODER, **versions},
+            "model_type": "SparseEncoder",
+            "prompts": dict(modules.prompts),
+            "default_prompt_name": modules.default_prompt,
+            "similarity_fn_name": "dot",
+        },
+        f"1_{SPLADE}/config.json": {**SPLADE_CONFIG, "word_embedding_dimension": width},
     }

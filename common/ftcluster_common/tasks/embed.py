@@ -26,7 +26,8 @@ from ftcluster_common.tasks.spec import RETRIEVAL_METRICS, Adapters, Contradicti
 
 SCORE_LOSSES = ("cosent", "angle", "cosine", "contrastive")  # losses of pairs with a score
 TRIPLET = "triplet"  # the loss of a query, its text and negatives of the same row
-MARGIN_LOSSES = ("contrastive", TRIPLET)
+GIST = "gist"  # the loss of in-batch negatives that the teacher finds less similar
+MARGIN_LOSSES = ("contrastive", TRIPLET, GIST)
 DISTILL_LOSSES = ("mse", "cosine_distance")  # losses of a text and its teacher's embedding
 OF_PAIRS = (
     "positive_column", "negative_columns", "label_column", "query_prompt", "text_prompt",
@@ -44,8 +45,10 @@ class SentenceSimilarity(Adapters):
     are all texts of the batch, on all ranks, that do not belong to the query. With `triplet` they
     are only the negatives of its own row. With `cosent` and `angle` the pairs of the batch are
     ordered by their scores; with `cosine` the score is the cosine itself; with `contrastive` it is
-    1 for pairs that match and 0 for other pairs. With `mse` (mean squared difference) and
-    `cosine_distance` (1 - cosine) the embedding of a text approaches the teacher's.
+    1 for pairs that match and 0 for other pairs. With `gist` the loss is like `ranking`, with
+    queries and positives of other rows as further negatives, but it ignores texts that the
+    teacher, a guide, finds more similar than the query's text. With `mse` (mean squared difference)
+    and `cosine_distance` (1 - cosine) the embedding of a text approaches the teacher's.
 
     Attributes:
         query_column: column with queries. Default: found by its name.
@@ -64,10 +67,14 @@ class SentenceSimilarity(Adapters):
         text_prompt: text before each text that is not a query. Default: the model's prompt for
             documents, else its default prompt.
         loss: loss function. `auto` is cosent if the pairs have scores other than 1, else ranking.
-            mse and cosine_distance learn from the recipe's teacher.
-        scale: multiplier of the cosines, which is the inverse of the temperature.
+            mse, cosine_distance and gist use the recipe's teacher.
+        scale: multiplier of the cosines, which is the inverse of the temperature. In
+            sentence-transformers its default for gist is 100.
         margin: minimum distance (1 - cosine) of pairs that do not match (contrastive), or minimum
-            difference between the distances of a negative and of the matching text (triplet).
+            difference between the distances of a negative and of the matching text (triplet; gist:
+            by the guide). Default: 0.5, and 0 for gist.
+        margin_strategy: relative if the margin of gist is a share of the cosine of the query's
+            text, by the guide.
         symmetric: True to let each text search for its query too.
         matryoshka_dims: widths of shortened embeddings that are trained too. One of them is the
             model's whole width.
@@ -98,11 +105,12 @@ class SentenceSimilarity(Adapters):
     query_prompt: str | None = None
     text_prompt: str | None = None
     loss: Literal[
-        "auto", "ranking", "cosent", "angle", "cosine", "contrastive", "triplet", "mse",
-        "cosine_distance",
+        "auto", "ranking", "cosent", "angle", "cosine", "contrastive", "triplet", "gist",
+        "mse", "cosine_distance",
     ] = "auto"  # fmt: skip
     scale: float = limited(20.0, above=0)
-    margin: float = limited(0.5, above=0, at_most=2)
+    margin: float | None = limited(None, at_least=0, at_most=2)
+    margin_strategy: Literal["absolute", "relative"] = "absolute"
     symmetric: bool = False
     matryoshka_dims: tuple[int, ...] = ()
     matryoshka_weights: tuple[float, ...] = ()
@@ -119,6 +127,13 @@ class SentenceSimilarity(Adapters):
     def distils(self) -> bool:
         """True if the loss compares embeddings of single texts with a teacher's embeddings."""
         return self.loss in DISTILL_LOSSES
+
+    @property
+    def least_margin(self) -> float:
+        """The value of margin, or its default for the loss."""
+        if self.margin is not None:
+            return self.margin
+        return 0.0 if self.loss == GIST else 0.5
 
 
 def search_columns(options: SentenceSimilarity, columns: Sequence[str]) -> SearchColumns:
@@ -224,10 +239,14 @@ def _of_embeddings(options: SentenceSimilarity) -> Iterator[Contradiction]:
         for name in ("negative_columns", "hard_negatives"):
             if getattr(options, name):
                 yield name, f"a pair with a score has no negatives: loss={options.loss}"
-    if options.symmetric and options.loss in (*SCORE_LOSSES, TRIPLET):
+    if options.symmetric and options.loss in (*SCORE_LOSSES, TRIPLET, GIST):
         yield "symmetric", "it is only for loss=ranking"
-    if options.loss not in MARGIN_LOSSES and options.margin != SentenceSimilarity.margin:
+    if options.margin is not None and options.loss not in MARGIN_LOSSES:
         yield "margin", f"it is only for loss={' and loss='.join(MARGIN_LOSSES)}"
+    if options.margin == 0 and options.loss != GIST:
+        yield "margin", f"it must be above 0 for loss={options.loss}"
+    if options.margin_strategy != "absolute" and options.loss != GIST:
+        yield "margin_strategy", f"it is only for loss={GIST}"
 
 
 class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
@@ -242,8 +261,8 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
     student = ("embedder", "embed")
     training_fields = (
         *TaskSpec.training_fields,
-        "hard_negatives", "margin", "relative_margin", "absolute_margin", "max_score", "min_score",
-        "range_min", "range_max",
+        "hard_negatives", "margin", "margin_strategy", "relative_margin", "absolute_margin",
+        "max_score", "min_score", "range_min", "range_max",
     )  # fmt: skip
     set_fields = ("loss", "scale", "margin", "symmetric", "query_prompt", "text_prompt")
     adapter_type = "FEATURE_EXTRACTION"
@@ -299,8 +318,8 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
         return False
 
     def needs_teacher(self, options: SentenceSimilarity) -> bool:
-        """Return True if the loss compares the embeddings with a teacher's embeddings."""
-        return options.distils
+        """Return True if the loss uses the embeddings of a teacher."""
+        return options.distils or options.loss == GIST
 
     def compares_batch(self, options: SentenceSimilarity) -> bool:
         """Return False if the loss compares each text only with the teacher's embedding."""

@@ -11,6 +11,7 @@ from ftcluster_common.tasks.lm import CausalLmSpec, MaskedLmSpec
 from ftcluster_common.tasks.ner import TokenClassificationSpec
 from ftcluster_common.tasks.rerank import TextRankingSpec
 from ftcluster_common.tasks.seq2seq import Seq2SeqLmSpec
+from ftcluster_common.tasks.sparse import SparseEncodingSpec
 from ftcluster_common.tasks.spec import Options, TaskSpec
 from ftcluster_common.tasks.squad import QuestionAnsweringSpec
 from ftcluster_common.tasks.unpaired import UnpairedPreferenceTuningSpec
@@ -23,8 +24,8 @@ DEFAULT_TASK = TextClassificationSpec.name
 # order of the tasks in messages; other tasks follow
 LISTED = (
     "text-classification", "token-classification", "question-answering", "causal-lm", "masked-lm",
-    "sentence-similarity", "text-ranking", "instruction-tuning", "preference-tuning",
-    "unpaired-preference-tuning", "seq2seq-lm", "text-distillation",
+    "sentence-similarity", "sparse-encoding", "text-ranking", "instruction-tuning",
+    "preference-tuning", "unpaired-preference-tuning", "seq2seq-lm", "text-distillation",
     "few-shot-classification",
 )  # fmt: skip
 
@@ -81,6 +82,6 @@ for _spec in (
     TextClassificationSpec(), QuestionAnsweringSpec(), CausalLmSpec(), SentenceSimilaritySpec(),
     TextRankingSpec(), InstructionTuningSpec(), PreferenceTuningSpec(),
     UnpairedPreferenceTuningSpec(), Seq2SeqLmSpec(), TokenClassificationSpec(), MaskedLmSpec(),
-    TextDistillationSpec(), FewShotClassificationSpec(),
+    TextDistillationSpec(), FewShotClassificationSpec(), SparseEncodingSpec(),
 ):  # fmt: skip
     register(_spec)

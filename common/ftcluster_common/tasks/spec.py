@@ -130,6 +130,8 @@ class TaskSpec(ABC, Generic[Fields]):
         compared_rows: part of rows on which an exported model is compared, or "".
         reads_pairs: True if the model reads two texts together.
         is_cross_encoder: True if sentence-transformers' CrossEncoder loads the model.
+        is_sparse_encoder: True if sentence-transformers' SparseEncoder loads the model. The vector
+            of a text then has an element for each token of the vocabulary.
         auto_class: class of transformers that loads the model if no pipeline does.
         training_fields: fields that do not change how the trained model reads a row.
         mixes_data: True if a training can mix several data sets.
@@ -156,6 +158,7 @@ class TaskSpec(ABC, Generic[Fields]):
     compared_rows: Literal["", "classes", "texts"] = ""
     reads_pairs: bool = False
     is_cross_encoder: bool = False
+    is_sparse_encoder: bool = False
     auto_class: str = ""
     training_fields: tuple[str, ...] = ("validation_split_percentage", "lora_r", *OF_ADAPTERS)
     mixes_data: bool = True

@@ -52,6 +52,7 @@ class StepWorkload:
         dora: True if adapters have magnitudes (DoRA).
         trains_head: True if all weights of a classifier's head are trained beside adapters.
         can_load_in_4bit: True if the task can store frozen weights in NF4.
+        sparse: True if the vector of a text has an element for each token of the vocabulary.
     """
 
     samples: int | None = None
@@ -75,6 +76,7 @@ class StepWorkload:
     dora: bool = False
     trains_head: bool = False
     can_load_in_4bit: bool = False
+    sparse: bool = False
 
     @classmethod
     def of(
@@ -109,6 +111,7 @@ class StepWorkload:
             dora=recipe.adapters is not None and recipe.adapters.use_dora,
             trains_head=spec.has_trained_head,
             can_load_in_4bit=spec.can_load_in_4bit,
+            sparse=spec.is_sparse_encoder,
         )
 
     def total(self, world: int) -> int | None:
@@ -142,7 +145,18 @@ class StepWorkload:
             world if self.sharded else None, self.local and world > 1,
             self.adapter_rank, self.checkpointing, self.in_4bit, self.merged, self.evaluated,
             self.targets, self.logits_share, self.dora, self.trains_head,
+            self.vectors(world) if self.sparse else 0,
         )  # fmt: skip
+
+    def vectors(self, world: int) -> int:
+        """Return the number of vectors of texts that the rank with the most samples keeps at once.
+
+        The backward pass of a part keeps the vectors, their places and two gradients. The vectors
+        of all parts of a rank are kept with their gradients. The loss of the whole batch keeps the
+        vectors of all ranks, in the order of ranks and by kind, both with their gradients.
+        """
+        own = 4 * self.at_once(world) + 2 * self.share(0, world)
+        return self.texts * (own + 4 * (self.total(world) or 0))
 
     def sent_at_once(self, bucket_mib: int | None) -> int:
         """Return the bytes of the largest all-reduce of fp32 gradients: at most one bucket.
@@ -260,6 +274,7 @@ class StepWorkload:
                 f", {gigabytes(needed.activations)} for the activations of "
                 f"{samples} of {self.tokens} tokens"
             ) + (f" and {self.targets} to generate" if self.targets else "")
+            words += " and for vectors over the vocabulary" if self.sparse else ""
         return words
 
     def decision(self, samples: int, world: int) -> tuple[str, str]:

@@ -55,6 +55,7 @@ WITH_IPEX = {"bf16": Costs(730 * 10**6, 37, 5, 16), "fp32": Costs(730 * 10**6, 7
 # activations of a decoder layer relative to an encoder layer with the same number of tokens: the
 # decoder layer has one more attention and one more norm
 OF_A_DECODER_LAYER = 1.5
+SHORT_TEXT = 8  # tokens of a short text; an evaluation has at most as many vectors as such texts
 OF_A_LAYER = 0.5  # fraction of a layer's backward-pass memory that an evaluation needs at once
 USABLE = 0.9  # usable fraction of a host's memory; the system and its page cache need the rest
 
@@ -126,6 +127,7 @@ def need(
     logits_share: float = 1.0,
     dora: bool = False,
     trains_head: bool = False,
+    vectors: int = 0,
 ) -> Need:
     """Return the memory that a rank needs for training steps, evaluations and saving.
 
@@ -145,6 +147,8 @@ def need(
         logits_share: fraction of tokens that have logits, which may be the target tokens only.
         dora: True if adapters have magnitudes (DoRA).
         trains_head: True if all weights of a classifier's head are trained beside adapters.
+        vectors: number of fp32 vectors with an element for each token of the vocabulary that a step
+            keeps; 0 unless a sparse encoder is trained.
     """
     costs = (WITH_IPEX if ipex else OURS)[precision]
     attended = tokens if ipex else min(tokens, ATTENTION_TOKENS)
@@ -162,6 +166,8 @@ def need(
     if predicts_tokens:
         logits = int(samples * (targets or tokens) * logits_share) * size.vocabulary
         activations += costs.logits * (logits if ipex else min(logits, LOGITS))
+    if vectors:  # and two gradients of the embeddings: as the first layer, and as the last one
+        activations += FP32 * (vectors * size.vocabulary + 2 * size.embeddings)
     evaluating = int(evaluated * a_layer * OF_A_LAYER) + FP32 * size.teacher
     each = BF16_COPY if precision == "bf16" else FP32
     if targets:  # generation keeps keys and values of both attentions
@@ -169,6 +175,8 @@ def need(
     if predicts_tokens:
         at_once = min(int(evaluated * logits_share) * size.vocabulary, LOGITS)
         evaluating += at_once * each
+    if vectors:
+        evaluating += FP32 * size.vocabulary * (evaluated // SHORT_TEXT)
     if adapter_rank is not None:
         trained = adapter_parameters(size, adapter_rank, trains_head)
         frozen, saving = size.parameters * each, 0

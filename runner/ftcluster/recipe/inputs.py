@@ -288,10 +288,14 @@ def check_model_folder(folder: Path, recipe: Recipe, purpose: Purpose = "train")
     if not recipe.tokenizer and recipe.spec.uses_chat_template(recipe.options):
         check_tokenizer_folder(folder, recipe)
     if recipe.spec.reads_modules(recipe.options):
+        sparse = recipe.spec.is_sparse_encoder
         try:
-            read_modules(folder)
+            read_modules(folder, sparse)
         except DataError as error:
-            raise InputError(str(error), "or train it as: pooling=mean normalize=true") from None
+            advice = "or train it as: pooling=mean normalize=true"
+            if sparse:
+                advice = "use a masked language model, or a SPLADE model of this kind"
+            raise InputError(str(error), advice) from None
 
 
 def check_tokenizer_folder(folder: Path, recipe: Recipe) -> None:

@@ -134,7 +134,10 @@ def _of_modules(folder: Path) -> Iterator[str]:
     try:
         read_modules(folder)
     except DataError as error:
-        yield str(error)
+        try:
+            read_modules(folder, sparse=True)
+        except DataError:
+            yield str(error)
 
 
 def _of_adapters(folder: Path) -> Iterator[str]:

@@ -518,7 +518,7 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
     if recipe.model.startswith(BY_TYPE) and not recipe.from_scratch:
         yield "model", f"'{recipe.model}' has no weights: it needs from_scratch: true"
     if recipe.spec.needs_teacher(options) != (recipe.teacher is not None):
-        what = "text-distillation and the losses mse and cosine_distance of embeddings"
+        what = "text-distillation and the losses mse, cosine_distance and gist of embeddings"
         yield "teacher", f"{what} need a teacher, and only they: teacher=DIR, or a name on the Hub"
     for field in ("name", "data_config", "license"):
         if not is_plain(getattr(recipe, field) or ""):

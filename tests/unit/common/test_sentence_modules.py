@@ -9,6 +9,7 @@ import pytest
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.models.sentence_modules import (
     FLAGS,
+    SPLADE,
     SentenceModules,
     module_files,
     read_modules,
@@ -106,3 +107,45 @@ def test_a_damaged_file_is_named_once(tmp_path: Path) -> None:
         read_modules(tmp_path)
     assert str(caught.value).count("modules.json") == 1
     assert "GivenFileError" not in str(caught.value)
+
+
+SPLADE_OF_RELEASE_6: dict[str, Any] = {  # written by sentence-transformers 6.2's SparseEncoder
+    "modules.json": [
+        {"idx": 0, "name": "0", "path": "",
+         "type": "sentence_transformers.base.modules.transformer.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_SpladePooling",
+         "type": "sentence_transformers.sparse_encoder.modules.splade_pooling.SpladePooling"},
+    ],
+    "config_sentence_transformers.json": {
+        "default_prompt_name": None, "model_type": "SparseEncoder",
+        "prompts": {"document": "", "query": "q: "}, "similarity_fn_name": None,
+    },
+    "1_SpladePooling/config.json": {
+        "pooling_strategy": "max", "activation_function": "relu", "embedding_dimension": None,
+    },
+}  # fmt: skip
+
+
+def test_modules_of_a_sparse_encoder(tmp_path: Path) -> None:
+    modules = SentenceModules(SPLADE, False, {"document": "", "query": "q: "})
+    assert read_modules(write(tmp_path / "6", SPLADE_OF_RELEASE_6), sparse=True) == modules
+    ours = write(tmp_path / "ours", module_files(modules, 30522, 256, VERSIONS))
+    assert read_modules(ours, sparse=True) == modules
+    with pytest.raises(DataError, match=r"has the module (MLMTransformer|SpladePooling); only"):
+        read_modules(ours)
+    dense = write(tmp_path / "dense", module_files(SentenceModules("cls", True), 8, 9, VERSIONS))
+    with pytest.raises(DataError, match="only MLMTransformer and SpladePooling are used"):
+        read_modules(dense, sparse=True)
+
+
+@pytest.mark.parametrize(
+    "change", [{"pooling_strategy": "sum"}, {"activation_function": "log1p_relu"}]
+)
+def test_other_poolings_of_sparse_encoders_are_refused(
+    tmp_path: Path, change: dict[str, str]
+) -> None:
+    config = {**SPLADE_OF_RELEASE_6["1_SpladePooling/config.json"], **change}
+    folder = write(tmp_path, {**SPLADE_OF_RELEASE_6, "1_SpladePooling/config.json": config})
+    [(name, value)] = change.items()
+    with pytest.raises(DataError, match=f"has {name}='{value}', which is not supported"):
+        read_modules(folder, sparse=True)

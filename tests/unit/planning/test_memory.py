@@ -92,6 +92,26 @@ def test_each_text_of_a_sample_has_activations() -> None:
     assert "of 8 samples with 3 texts each, of 128 tokens" in triplets.explain(needed, 2)
 
 
+def test_vectors_over_the_vocabulary_take_memory() -> None:
+    """The rank keeps the vectors of all ranks, whatever its own share of the batch is."""
+    size = ModelSize(*DISTILBERT, HEADS, vocabulary=30_522, embeddings=30_522 * 768)
+
+    def activations(batch_size: int, world: int) -> int:
+        recipe = load_recipe("sparse", [f"batch_size={batch_size}", "max_length=32"])
+        needed = StepWorkload.of(recipe, "bf16", size, ipex=False).need(world)
+        assert needed
+        return needed.activations
+
+    a_vector = 4 * 30_522
+    more = activations(128, 8) - activations(64, 4)  # 16 pairs of this rank, 64 of other ranks
+    assert more == 4 * 2 * 64 * a_vector
+    recipe = load_recipe("sparse", ["batch_size=64", "max_length=32", "eval_strategy=no"])
+    workload = StepWorkload.of(recipe, "bf16", size, ipex=False)
+    needed = workload.need(4)
+    assert needed
+    assert "and for vectors over the vocabulary" in workload.explain(needed, 4)
+
+
 def test_samples_are_no_longer_than_the_model_takes() -> None:
     recipe = load_recipe("embed", ["max_length=5000"])
     sizes = [ModelSize(*MINI, HEADS, positions=tokens) for tokens in (0, 512, 8192)]

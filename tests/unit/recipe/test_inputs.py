@@ -1,5 +1,6 @@
 """Model and tokenizer folders, and the names of their copies."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ from ftcluster.errors import InputError, RecipeError
 from ftcluster.operations.train.recipe_words import on_the_hosts
 from ftcluster.recipe.inputs import check_inputs, check_model_folder, copy_name, on_the_hub
 from ftcluster.recipe.recipe import load_recipe
+from ftcluster_common.models.sentence_modules import SentenceModules, module_files
 from ftcluster_common.protocol.job import EVALUATE
 from tests.unit.clusters import cluster, host
 from tests.unit.shell import Said
@@ -210,3 +212,16 @@ def test_only_names_of_the_hub_have_revisions(tmp_path: Path, field: str) -> Non
     assert str(tmp_path) in str(caught.value)
     (tmp_path / "a@b").mkdir()  # a folder may have such a name
     assert not on_the_hub(str(tmp_path / "a@b"))
+
+
+def test_a_dense_embedder_is_no_start_for_a_sparse_encoder(tmp_path: Path) -> None:
+    files: dict[str, object] = {
+        **module_files(SentenceModules("mean", normalize=True), 8, 9, {}),
+        "config.json": {"model_type": "bert"}, "model.safetensors": {}, "tokenizer.json": {},
+    }  # fmt: skip
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(content))
+    check_model_folder(tmp_path, load_recipe("embed", []))
+    with pytest.raises(InputError, match="has the module Normalize; only MLMTransformer"):
+        check_model_folder(tmp_path, load_recipe("sparse", []))

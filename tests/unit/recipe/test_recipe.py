@@ -159,6 +159,8 @@ CONTRADICTIONS = [
     EMBED + "pooling: attention\n",
     EMBED + "margin: 0.3\n",
     EMBED + "loss: triplet\nsymmetric: true\n",
+    EMBED + "loss: gist\nsymmetric: true\n",
+    EMBED + "loss: contrastive\nmargin: 0\nmargin_strategy: relative\n",
     EMBED + "scale: 0\n",
     EMBED + "temperature: 0.05\n",
     EMBED + "mini_batch_size: 32\n",

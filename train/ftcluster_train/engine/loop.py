@@ -141,7 +141,8 @@ class _Loop:
         self._schedule = make_schedule(optimizer.adamw, self._settings, self.batches.steps)
         self._evaluator = Evaluator(task, model, optimizer, world, bf16, log)
         if task.needs_reference:
-            self._evaluator.compute_reference(job, [train_set, *validation_sets.values()])
+            others = validation_sets.values() if task.references_validation else ()
+            self._evaluator.compute_reference(job, [train_set, *others])
         log_start(job, model, train_set, self.batches, world, log)
         self._resume(new_state(job, model, train_set, self.batches, world), check)
         self._times = StepTimes(optimizer.traffic, world)
@@ -197,6 +198,7 @@ class _Loop:
             batch = self.batches.read(step, indices)
         self._learning_rate = self._schedule.get_last_lr()[0]
         optimizer.start_batch(batch.by_rank)
+        self._task.start_step(step, self.batches.steps)
         done = self._training_step.run(batch)
         if step == self._first_step:
             self._log_kernels()

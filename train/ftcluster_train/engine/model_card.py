@@ -44,6 +44,8 @@ LOAD = {
     'model = PeftModel.from_pretrained(CLASS.from_pretrained(BASE), "FOLDER")',
     "cross-encoder": "from sentence_transformers import CrossEncoder\n\n"
     'model = CrossEncoder("FOLDER")',
+    "sparse-encoder": "from sentence_transformers import SparseEncoder\n\n"
+    'model = SparseEncoder("FOLDER")',
     "sentence-transformers": "from sentence_transformers import SentenceTransformer\n\n"
     'model = SentenceTransformer("FOLDER")',
     "transformers": "from transformers import AutoTokenizer, CLASS\n\n"
@@ -110,6 +112,7 @@ def card(
     how = "trained from random weights" if recipe.from_scratch else "fine-tuned"
     ranks = recipe.spec.is_cross_encoder
     kind = "cross-encoder" if ranks and library != "peft" else library
+    kind = "sparse-encoder" if recipe.spec.is_sparse_encoder else kind
     front = front_matter(job, commits, measured.metrics, kind)
     base = json.dumps(_public(recipe.model)) + _settings_of_head(classes)
     load = LOAD[kind].replace("CLASS", model_class).replace("BASE", base)
@@ -176,7 +179,8 @@ def front_matter(
 
     Args:
         commits: Hub commits of model and data.
-        kind: library of the model: peft, cross-encoder, sentence-transformers or transformers.
+        kind: library of the model: peft, cross-encoder, sparse-encoder, sentence-transformers or
+            transformers.
     """
     recipe = job.recipe
     pipeline = pipeline_of(recipe.task, asdict(recipe.options))
@@ -187,10 +191,14 @@ def front_matter(
     values = {name: value for name, value in metrics.items() if math.isfinite(value)}
     tags = ["ftcluster", recipe.task]
     tags += ["lora"] if recipe.lora_r else []
-    tags += {"cross-encoder": [kind, "reranker"], "sentence-transformers": [kind]}.get(kind, [])
+    tags += {
+        "cross-encoder": [kind, "reranker"],
+        "sparse-encoder": [kind, "sentence-transformers", "sparse", "splade"],
+        "sentence-transformers": [kind],
+    }.get(kind, [])
     on_the_hub = [split_revision(part.path)[0] for part in recipe.data_sets if of_hub(part.path)]
     results = [*_results(recipe, commits, values, pipeline)]
-    library = "sentence-transformers" if kind == "cross-encoder" else kind
+    library = "sentence-transformers" if kind.endswith("-encoder") else kind
     return {
         **({"license": recipe.license} if recipe.license else {}),
         "library_name": library,

@@ -130,6 +130,7 @@ class Task(ABC):
         pads: True if the samples of a batch are padded to one length.
         needs_reference: True if the loss needs predictions of a reference model: the untrained
             model or a teacher.
+        references_validation: True if these predictions are needed for validation sets too.
         reads_padding: True if the loss depends on the model's outputs for padding tokens.
         compares: True if the data report compares the documents of different sets.
         trained_rows: file with the hashes of the training rows, or None.
@@ -164,6 +165,7 @@ class Task(ABC):
     trains_head = True
     group_by_length = True
     needs_reference = False
+    references_validation = True
     reference_model: "PreTrainedModel | None" = None
     reference_key = ""
     disables_dropout = False
@@ -527,6 +529,14 @@ class Task(ABC):
     def weights(self, samples: Samples) -> Sequence[float] | None:  # noqa: ARG002
         """Return the weight of each sample in a step's mean loss; None if all weights are equal."""
         return None
+
+    def start_step(self, step: int, steps: int) -> None:
+        """Prepare for a training step, for example with a weight that depends on the step.
+
+        Args:
+            step: number of the step, counted from 1.
+            steps: number of steps of the training.
+        """
 
     def draw(self, sample: Sample, number: int, epoch: int | None) -> Sample:  # noqa: ARG002
         """Return a sample with random parts, such as masks.

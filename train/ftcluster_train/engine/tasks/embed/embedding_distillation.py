@@ -9,43 +9,30 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.nn import functional
-from transformers import AutoModel
 
-from ftcluster_common.data.data_files import DataError
-from ftcluster_common.given_files import read_json
-from ftcluster_common.models.sentence_modules import LENGTH, MODULES, SentenceModules, read_modules
 from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.embed import embedded_column
-from ftcluster_train.engine.data.download import hash_of_weights
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter, token_kind
-from ftcluster_train.engine.models import (
-    call_model,
-    load_config,
-    load_model,
-    load_tokenizer,
-    longest_input,
-    new_weights,
-)
 from ftcluster_train.engine.tasks.base import Batch
 from ftcluster_train.engine.tasks.embed.embedded_texts import close_set, texts_of
-from ftcluster_train.engine.tasks.embed.embedding_task import EmbeddingTask, learns_from_teacher
+from ftcluster_train.engine.tasks.embed.embedding_task import learns_from_teacher
+from ftcluster_train.engine.tasks.embed.embedding_teacher import (
+    TaughtEmbeddingTask,
+    output_vectors,
+)
 from ftcluster_train.engine.tasks.embed.prompted_texts import Prompts
-from ftcluster_train.engine.tasks.embed.vectors import decoded, encoded, pooled
+from ftcluster_train.engine.tasks.embed.vectors import decoded, encoded
 from ftcluster_train.engine.tasks.registry import register
-from ftcluster_train.engine.tasks.tokens import TextReader, check_padding
 from ftcluster_train.errors import TrainError
-from ftcluster_train.patching.kernel_mode import KernelMode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-HINT = "use a model of sentence-transformers, or of an embed run"
-
 
 @register
-class EmbeddingDistillationTask(EmbeddingTask):
+class EmbeddingDistillationTask(TaughtEmbeddingTask):
     """Trains a model, the student, to reproduce the embeddings of a teacher.
 
     The loss of a text is the mean squared difference between both embeddings, or 1 - their cosine.
@@ -53,8 +40,6 @@ class EmbeddingDistillationTask(EmbeddingTask):
     If they have more elements than the student's embeddings, the targets are their principal
     components, as in sentence-transformers' example model_distillation.py.
     """
-
-    needs_reference = True
 
     @classmethod
     def serves(cls, recipe: Recipe, purpose: Purpose) -> bool:
@@ -70,55 +55,11 @@ class EmbeddingDistillationTask(EmbeddingTask):
 
     # the teacher
 
-    def inspect_teacher(self, folder: Path) -> None:
-        """Read the teacher's settings for embeddings, such as pooling.
-
-        Raises:
-            TrainError: the teacher is not a sentence-transformers model, or is not supported.
-        """
-        name, tokenizer = self.recipe.teacher, load_tokenizer(str(folder))
-        config = load_config(self._of_teacher(), str(folder), tokenizer)
-        try:
-            modules = read_modules(folder)
-        except DataError as error:
-            raise TrainError(f"the teacher {name}: {error}", HINT) from None
-        if modules is None:
-            raise TrainError(
-                f"the teacher {name} has no {MODULES}, which defines how it makes embeddings", HINT
-            )
-        if config.is_encoder_decoder or (modules.prompt and not modules.pools_prompt):
-            what = "has a decoder" if config.is_encoder_decoder else "does not pool its prompt"
-            raise TrainError(f"the teacher {name} {what}, which is not supported", HINT)
-        given = read_json(folder / LENGTH) if (folder / LENGTH).is_file() else {}
-        limit = given.get("max_seq_length") if isinstance(given, dict) else None
-        limits = filter(None, (limit, longest_input(config, tokenizer)))
-        self._teacher_limit = min(limits, default=self.options.max_length)
-        self._teacher, self._teacher_reader = modules, TextReader(tokenizer)
-        check_padding(tokenizer, self.recipe)
-        self._teacher_width = int(config.hidden_size)
-
-    def load_teacher(self, folder: Path) -> None:
-        """Load the teacher, and set `reference_key` to a hash of its weights."""
-        self.inspect_teacher(folder)
-        config = load_config(self._of_teacher(), str(folder), self._teacher_reader.tokenizer)
-        model = load_model(AutoModel, self._of_teacher(), str(folder), config)
-        if new := sorted(name for name in new_weights(model) if "pooler" not in name):
-            raise TrainError(f"the teacher {self.recipe.teacher} lacks the weights {new[0]}", HINT)
-        self.reference_model, self.reference_key = model, f"{hash_of_weights(folder)}-"
-
-    def _of_teacher(self) -> Recipe:
-        model = self.recipe.teacher or ""
-        return replace(self.recipe, model=model, from_scratch=False, config_overrides={})
-
     def predict(self, model: "PreTrainedModel", samples: Sequence[Sample], bf16: bool) -> list[Any]:
         if model is not self.reference_model:
             return super().predict(model, samples, bf16)
-        inputs = self._teacher_reader.pad(
-            [{"input_ids": sample["teacher_ids"]} for sample in samples]
-        )
-        with KernelMode(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            hidden = call_model(model, inputs).last_hidden_state
-        return encoded(_output(hidden, inputs["attention_mask"], self._teacher))
+        tokens = [sample["teacher_ids"] for sample in samples]
+        return encoded(self.teacher_vectors(model, tokens, bf16))
 
     def set_reference(self, samples: Samples, predictions: Sequence[Any]) -> str:
         vectors, said = decoded(predictions), ""
@@ -194,7 +135,7 @@ class EmbeddingDistillationTask(EmbeddingTask):
         self, outputs: Any, targets: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss of each text, and the cosine between its embedding and the target."""
-        student = _output(outputs.last_hidden_state, targets["tokens"], self.modules)
+        student = output_vectors(outputs.last_hidden_state, targets["tokens"], self.modules)
         teacher = targets["teacher"]
         cosines = functional.cosine_similarity(student, teacher, dim=-1)
         if self.options.loss == "mse":
@@ -211,12 +152,6 @@ class EmbeddingDistillationTask(EmbeddingTask):
             torch.tensor(values).double() for values in zip(*predictions, strict=True)
         )
         return {"cosine": cosines.mean().item(), "loss": losses.mean().item()}
-
-
-def _output(hidden: torch.Tensor, tokens: torch.Tensor, modules: SentenceModules) -> torch.Tensor:
-    """Return fp32 embeddings, computed with the modules that follow the transformer."""
-    vectors = pooled(hidden, tokens, modules.pooling)
-    return functional.normalize(vectors, dim=-1) if modules.normalize else vectors
 
 
 def principal_components(vectors: torch.Tensor, count: int) -> tuple[torch.Tensor, float]:

@@ -20,7 +20,7 @@ from ftcluster_common.models.sentence_modules import (
 )
 from ftcluster_common.protocol.job import PREDICT, Purpose
 from ftcluster_common.recipe import Recipe
-from ftcluster_common.tasks.embed import SentenceSimilarity
+from ftcluster_common.tasks.embed import GIST, SentenceSimilarity
 from ftcluster_train.engine.data.token_samples import Sample, token_kind
 from ftcluster_train.engine.models import longest_input
 from ftcluster_train.engine.tasks.base import Batch, Task
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 def learns_from_teacher(recipe: Recipe, purpose: Purpose) -> bool:
     """Return True if a recipe trains a model to reproduce the embeddings of a teacher."""
-    return bool(recipe.teacher) and purpose == "train"
+    guided = recipe.options.loss == GIST  # type: ignore[attr-defined]
+    return bool(recipe.teacher) and purpose == "train" and not guided
 
 
 class EmbeddingTask(Task):
@@ -185,7 +186,11 @@ class EmbeddingTask(Task):
             path.parent.mkdir(exist_ok=True)
             path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
+    def saved_modules(self, folder: Path) -> SentenceModules | None:
+        """Return the modules in the folder of a saved model."""
+        return read_modules(folder)
+
     def saved_problems(self, folder: Path) -> list[str]:
-        saved = read_modules(folder)
+        saved = self.saved_modules(folder)
         trained = f"its files have {saved}, but it was trained with {self.modules}"
         return [] if saved == self.modules else [trained]

@@ -86,7 +86,8 @@ class MinedRows(Samples):
     def __getitem__(self, index: Any) -> Any:
         row = dict(self._rows[index])
         for text in (_text(self._rows[row], place) for row, place in self._mined[index]):
-            row = {name: [*values, *text[name]] for name, values in row.items()}
+            # texts of other rows have no tokens for a teacher, which has read them in these rows
+            row = {name: [*values, *text.get(name, ())] for name, values in row.items()}
         return row
 
     def lengths(self, column: str) -> list[int]:

@@ -1,6 +1,6 @@
 """Contrastive training of embeddings: a query becomes similar to the text that belongs to it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,7 +114,7 @@ class SentenceSimilarityTask(EmbeddingTask):
                 "name the column, negative_columns=NAME, or search for negatives: hard_negatives=1",
             )
         labels = iter(scores_of(rows, columns, split))
-        kinds = {**self.token_columns(), "lengths": "i", "texts": "q"}
+        kinds = {**self.token_columns(), "lengths": "i", "texts": "q", **self.teacher_columns()}
         writer = SampleWriter(folder, {**kinds, "label": "d"} if columns.loss else kinds)
         rows_of_texts, cut = self.with_prompts(rows_of(rows, columns, split)), 0
         while batch := list(islice(rows_of_texts, BATCH_ROWS)):
@@ -123,7 +123,7 @@ class SentenceSimilarityTask(EmbeddingTask):
             )
             ids = iter(tokens["input_ids"])
             cut += too_long
-            for row in batch:
+            for row, of_teacher in zip(batch, self.teacher_tokens(batch), strict=True):
                 of_texts = [next(ids) for _ in row]
                 writer.add(
                     {
@@ -132,6 +132,7 @@ class SentenceSimilarityTask(EmbeddingTask):
                         "texts": [number_of_text(text.text) for text in row],
                         **({"label": [next(labels)]} if columns.loss else {}),
                         **self.skipped_tokens(row, limit),
+                        **of_teacher,
                     }
                 )
         query, positive, negatives, *_ = columns
@@ -166,6 +167,14 @@ class SentenceSimilarityTask(EmbeddingTask):
             for text, ids in zip(batch, tokens["input_ids"], strict=True):
                 writer.add({"input_ids": ids, **self.skipped_tokens([text], limit)})
         return close_set(writer, split, cut, **about)
+
+    def teacher_columns(self) -> dict[str, str]:
+        """Return the columns of training rows for a teacher, and their array type codes."""
+        return {}
+
+    def teacher_tokens(self, rows: Sequence[Sequence[PromptedText]]) -> Iterator[Sample]:
+        """Yield the values of these columns for each row."""
+        return ({} for _ in rows)
 
     def documents(self, sample: Sample, samples: Samples) -> list[Document]:
         if "lengths" not in sample:
@@ -219,13 +228,18 @@ class SentenceSimilarityTask(EmbeddingTask):
         for width, weight in by_width.items():
             first = _first(vectors, width)
             if scored:
-                part = score_loss(first, batch, loss, options.scale, options.margin)
-            elif options.loss == TRIPLET:
-                part = triplet_loss(first, batch, options.margin)
+                part = score_loss(first, batch, loss, options.scale, options.least_margin)
             else:
-                part = ranking_loss(first, batch, options.scale, options.symmetric)
+                part = self.contrastive_loss(first, batch)
             total = total + weight * part
         return total
+
+    def contrastive_loss(self, embeddings: torch.Tensor, batch: BatchTexts) -> torch.Tensor:
+        """Return the sum of the losses of this rank's rows, from embeddings of length 1."""
+        options = self.options
+        if options.loss == TRIPLET:
+            return triplet_loss(embeddings, batch, options.least_margin)
+        return ranking_loss(embeddings, batch, options.scale, options.symmetric)
 
     def pool(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return one embedding for each text, in fp32.
@@ -301,9 +315,26 @@ def search(embeddings: torch.Tensor, about: Mapping[str, Any]) -> dict[str, floa
         about: metadata from `Search.about`.
     """
     documents = torch.tensor(about["documents"])
+    return search_metrics(lambda queries: embeddings[queries] @ embeddings[documents].T, about)
+
+
+def search_metrics(
+    scores_of: Callable[[torch.Tensor], torch.Tensor],
+    about: Mapping[str, Any],
+    at_once: int = SCORED,
+) -> dict[str, float]:
+    """Return the retrieval metrics of a search problem.
+
+    Args:
+        scores_of: function from indices of queries to the scores of all documents, shape (queries,
+            documents).
+        about: metadata from `Search.about`.
+        at_once: number of queries that are scored at once.
+    """
+    documents = torch.tensor(about["documents"])
     retrieved: list[list[int]] = []
-    for queries in torch.tensor(about["queries"]).split(SCORED):
-        scores = embeddings[queries] @ embeddings[documents].T
+    for queries in torch.tensor(about["queries"]).split(at_once):
+        scores = scores_of(queries)
         retrieved += documents[scores.topk(min(RECALLS[-1] + 1, len(documents))).indices].tolist()
     # a query must not find itself
     others = [
