@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -332,4 +333,9 @@ def test_caches_are_emptied_but_for_what_a_run_uses(tmp_path: Path) -> None:
     assert left == {name for name in names if "free" not in name}
     assert not (tmp_path / "models/link").exists()
     assert sizes["data"][0] > sizes["data"][1] > 10_000
+    killed = tmp_path / f"models/.m.{socket.gethostname().replace('.', '-')}.abcdefgh.scratch"
+    killed.mkdir()
+    clear_caches(runs, [], keep=True)
+    assert killed.exists()
     assert [unused for _, unused in clear_caches(runs, ["b-1"], keep=False).values()] == [0, 0, 0]
+    assert not killed.exists()

@@ -40,6 +40,7 @@ from ftcluster_common.protocol.slurm import RUNNING, UNKNOWN, job_in_queue
 from ftcluster_train.io.events import EVENTS, has_ended, last_events, place_and_message
 from ftcluster_train.io.fsync import GROUP_READS, remove
 from ftcluster_train.io.processes import run_of
+from ftcluster_train.io.scratch import remove_abandoned
 
 PAGE_BYTES = 640_000  # size of the packed rows of about 13,000 runs
 INDEX = ".ended.json"  # in the folder of all runs
@@ -292,6 +293,8 @@ def clear_caches(runs: Path, running: Sequence[str], keep: bool) -> dict[str, li
     used = "\n".join(texts)
     sizes = {}
     for name, folder in CACHES.items():
+        if not keep:
+            remove_abandoned(runs.parent / folder)
         entries = {path: _bytes(path) for path in (runs.parent / folder).glob("[!.]*")}
         unused = [path for path in entries if ALL not in texts and not _is_in(used, path)]
         for path in () if keep else unused:
