@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[1]
 CONTROL = ROOT / ".venv" / "bin"
 FTCLUSTER = CONTROL / "ftcluster"
 SECONDS = 900
+# Before a wait for something on hosts fails: a machine with much else to do may take this long.
+PATIENCE_SECONDS = 900
 # for a Python that finds the hosts' package in the checkout
 NODE_PATH = f"{ROOT / 'train'}{os.pathsep}{ROOT / 'common'}"
 # What the tests download is kept here from one run to the next, apart from the user's own.
@@ -130,9 +132,9 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
-def wait_for(found: Callable[[], object], seconds: float = 30) -> None:
+def wait_for(is_there: Callable[[], object], seconds: float = 30) -> None:
     deadline = time.monotonic() + seconds
-    while not found():
+    while not is_there():
         assert time.monotonic() < deadline
         time.sleep(0.03)
 

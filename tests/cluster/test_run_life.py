@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.cluster.cluster import FEW_PAIRS
 from tests.cluster.conftest import Machine
-from tests.programs import wait_for
+from tests.programs import PATIENCE_SECONDS, wait_for
 from tests.unit.supervisor.test_supervisor import processes_of
 
 PAIRS = "data=generated:train=480,validation=40,seed=1"  # at work for some seconds
@@ -60,7 +60,7 @@ STRANGERS = (
 
 def attack(run: str, events: Path) -> list[socket.socket]:
     """Send what no part of a run expects to each of its ports; returns connections that stay."""
-    wait_for(lambda: events.exists() and '"event": "step"' in events.read_text(), 120)
+    wait_for(lambda: events.exists() and '"event": "step"' in events.read_text(), PATIENCE_SECONDS)
     found = listening(run)
     assert len(found) >= 2, found  # of the supervisor and of torch's store
     for address, port in found:  # nobody elsewhere reaches them
@@ -106,7 +106,7 @@ def test_a_stopped_run_is_removed(machine: Machine) -> None:
     waits = ("--", str(SCRIPTS / "ends.py"), "0", "9")
     run = detached(machine, "run", "--detach", "--ranks-per-host", "2", *waits)
     folder = machine.home.prefix / "runs" / run
-    wait_for((folder / "logs/rank-1.log").exists, 120)
+    wait_for((folder / "logs/rank-1.log").exists, PATIENCE_SECONDS)
     attached = machine.home.start("attach", run)
     assert attached.stdout is not None
     assert any("rank 0 is here now" in line for line in attached.stdout)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.cluster import FEW_PAIRS
 from tests.cluster.conftest import Machine
-from tests.programs import wait_for
+from tests.programs import PATIENCE_SECONDS, wait_for
 
 pytestmark = pytest.mark.long
 WORDS = ("sweep", "quickstart", *FEW_PAIRS, "learning_rate=1e-5,1e-3", "--name", "tried", "--json")
@@ -21,7 +21,7 @@ def test_a_sweep_goes_on_where_it_was_left(machine: Machine, tmp_path: Path) -> 
         return [one for one in listed if one["run"].startswith("tried-")]
 
     sweeping = machine.home.start(*WORDS)
-    wait_for(lambda: [one for one in there() if one["step"]], 300)
+    wait_for(lambda: [one for one in there() if one["step"]], PATIENCE_SECONDS)
     sweeping.send_signal(signal.SIGINT)
     left, _ = sweeping.communicate(timeout=120)
     assert sweeping.returncode == 130

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster.conftest import Machine
 from tests.cluster.rows import Row, write_rows
-from tests.programs import Terminal, wait_for
+from tests.programs import PATIENCE_SECONDS, Terminal, wait_for
 
 LONG = pytest.mark.long
 Trained = Callable[[str], "subprocess.CompletedProcess[str]"]
@@ -181,5 +181,5 @@ def test_prompts_are_typed_to_one_process(machine: Machine, trained: Trained) ->
     os.kill(person.pid, signal.SIGKILL)
     assert person.wait() == -signal.SIGKILL
     assert home.left_running()  # nobody has told the run
-    wait_for(lambda: not home.left_running(), 150)
+    wait_for(lambda: not home.left_running(), PATIENCE_SECONDS)
     assert generated() == ["done", "done", *there]

@@ -12,7 +12,7 @@ import pytest
 
 from ftcluster.ansible.processes import descendants
 from tests.cluster.control import HEAD, Control
-from tests.programs import CONTROL, wait_for
+from tests.programs import CONTROL, PATIENCE_SECONDS, wait_for
 
 FOLDER = "/opt/copies"
 PLAY = f"""
@@ -71,7 +71,9 @@ def test_copies_at_once_and_broken_off(bare: Control, source: Path) -> None:
         assert names(bare) == ["data"]
 
         killed = push("other")
-        wait_for(lambda: any(name.startswith("other.new-") for name in names(bare)), 120)
+        wait_for(
+            lambda: any(name.startswith("other.new-") for name in names(bare)), PATIENCE_SECONDS
+        )
         for pid in (killed.pid, *descendants(killed.pid)):  # workers have sessions of their own
             os.kill(pid, signal.SIGKILL)
         killed.wait()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.cluster.cluster import FEW_PAIRS, Cluster, no_rank_is_left
 from tests.cluster.control import HEAD, OTHER, SECONDS, THIRD
-from tests.programs import wait_for
+from tests.programs import PATIENCE_SECONDS, wait_for
 
 SUM = str(Path(__file__).parents[1] / "scripts" / "sum.py")
 LONG = (*FEW_PAIRS, "num_train_epochs=500", "--ranks-per-host", "1")  # until it is stopped
@@ -26,7 +26,10 @@ def test_trainings_on_disjoint_hosts_and_a_run_that_waits_for_both(
     try:
         for host, run in ((HEAD, first), (OTHER, second), (THIRD, second)):
             # its third line is the expected end, once the ranks have done some steps
-            wait_for(lambda host=host: control.shell(host, LEASE).splitlines()[2:] > ["0"], 600)
+            wait_for(
+                lambda host=host: control.shell(host, LEASE).splitlines()[2:] > ["0"],
+                PATIENCE_SECONDS,
+            )
             assert control.shell(host, LEASE).startswith(f"{run} ")
 
         pair = ("--ranks-per-host", "1", "--hosts", f"{OTHER},{HEAD}", "--", SUM)

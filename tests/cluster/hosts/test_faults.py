@@ -16,7 +16,7 @@ from tests.cluster.control import ADDRESS, HEAD, OTHER, THIRD
 from tests.faults.campaign import Campaign, carry_out, problems
 from tests.faults.injections import RESTORE_KEYS, ROTATE_KEYS
 from tests.faults.places import Hosts
-from tests.programs import wait_for
+from tests.programs import PATIENCE_SECONDS, wait_for
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 SPARE = ("--nodes", "2", "--spares", "1")
@@ -54,7 +54,7 @@ def test_a_run_whose_head_lost_its_power_is_interrupted_until_somebody_attaches(
         runs = json.loads(control.run("ps", "--json").stdout)
         return next(one for one in runs if one["run"] == run)
 
-    wait_for(lambda: listed()["step"] > 0, 120)
+    wait_for(lambda: listed()["step"] > 0, PATIENCE_SECONDS)
     control.bed.kill(HEAD)
     control.bed.boot(HEAD)
     found = listed()
@@ -62,8 +62,11 @@ def test_a_run_whose_head_lost_its_power_is_interrupted_until_somebody_attaches(
     attached = control.start("attach", run)
     try:
         events = f"/opt/ftcluster/runs/{run}/events.jsonl"
-        wait_for(lambda: "the head was started again" in control.shell(HEAD, f"cat {events}"), 120)
-        wait_for(lambda: listed()["state"] == "running", 60)
+        wait_for(
+            lambda: "the head was started again" in control.shell(HEAD, f"cat {events}"),
+            PATIENCE_SECONDS,
+        )
+        wait_for(lambda: listed()["state"] == "running", PATIENCE_SECONDS)
         assert control.run("stop", run).returncode == 0
     finally:
         attached.kill()
@@ -126,8 +129,11 @@ def test_a_cut_link_is_named_and_waited_for(cluster: Cluster) -> None:
 
         bed.cut(OTHER, THIRD)
         try:
-            wait_for(lambda: written("restart"), 120)
-            wait_for(lambda: f"waiting for {THIRD}: link is cut" in written("phase")[-1], 60)
+            wait_for(lambda: written("restart"), PATIENCE_SECONDS)
+            wait_for(
+                lambda: f"waiting for {THIRD}: link is cut" in written("phase")[-1],
+                PATIENCE_SECONDS,
+            )
         finally:
             bed.heal(OTHER, THIRD)
         [restart] = written("restart")
@@ -135,7 +141,7 @@ def test_a_cut_link_is_named_and_waited_for(cluster: Cluster) -> None:
         assert message.startswith(apart)
         assert "timed out" in message
         assert message.endswith("both reach the head; the ranks wait for each other")
-        wait_for(lambda: "starting the ranks" in written("phase")[-1], 60)
+        wait_for(lambda: "starting the ranks" in written("phase")[-1], PATIENCE_SECONDS)
         assert apart in control.shell(HEAD, "journalctl --quiet --output cat -t ftcluster")
 
 

@@ -10,7 +10,7 @@ from ftcluster_train.io.activity import descendants
 from tests.cluster.cluster import TWO, Cluster, no_rank_is_left
 from tests.cluster.control import HEAD, OTHER
 from tests.faults.observe import HOST, Process, oom_kill
-from tests.programs import wait_for
+from tests.programs import PATIENCE_SECONDS, wait_for
 
 ROWS = "data=generated:train=160,validation=40,seed=97"  # no other test has prepared them
 
@@ -40,7 +40,7 @@ def preparation(name: str, host: str) -> Process | None:
 
 def test_a_preparation_that_is_out_of_memory_is_named_with_its_host(cluster: Cluster) -> None:
     process = begin(cluster, "hungry")
-    wait_for(lambda: preparation("/runs/hungry-", OTHER), 60)
+    wait_for(lambda: preparation("/runs/hungry-", OTHER), PATIENCE_SECONDS)
     victim = preparation("/runs/hungry-", OTHER)
     assert victim is not None
     group = oom_kill(victim)
@@ -71,7 +71,7 @@ def test_a_run_whose_control_node_lost_its_power_is_launched_by_another_one(
     if early.returncode != 0:
         assert f"{run} has no prepared model and data yet" in early.stderr
         assert "Traceback" not in early.stderr
-        wait_for(lambda: "launch.json" in control.shell(HEAD, f"ls {folder}"), 600)
+        wait_for(lambda: "launch.json" in control.shell(HEAD, f"ls {folder}"), PATIENCE_SECONDS)
         attached = control.run("attach", run)
         assert attached.returncode == 0, attached.stderr
     events = control.shell(HEAD, f"cat {folder}/events.jsonl")

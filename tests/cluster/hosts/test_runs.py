@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.cluster.cluster import FEW_PAIRS, TWO, Cluster, no_rank_is_left
 from tests.cluster.control import ADDRESS, HEAD, NAMES, OTHER, THIRD
 from tests.cluster.rows import pair, write_rows
-from tests.programs import wait_for
+from tests.programs import PATIENCE_SECONDS, wait_for
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 FOLLOWED_SECONDS = 30
@@ -200,15 +200,17 @@ def test_systemd_ends_a_supervisor_that_is_stopped_and_force_needs_none(cluster:
     log = f"/opt/ftcluster/runs/{run}/logs/rank-1.log"
 
     def stop_supervisor() -> str:
-        wait_for(lambda: control.shell(HEAD, f"cat {log} || true"), 60)
+        wait_for(lambda: control.shell(HEAD, f"cat {log} || true"), PATIENCE_SECONDS)
         pid = control.shell(HEAD, main_process).strip()
         control.shell(HEAD, f"kill -STOP {pid}")
         return pid
 
     stopped = stop_supervisor()
-    wait_for(lambda: control.shell(HEAD, main_process).strip() not in (stopped, "0"), 60)
+    wait_for(
+        lambda: control.shell(HEAD, main_process).strip() not in (stopped, "0"), PATIENCE_SECONDS
+    )
     events = f"/opt/ftcluster/runs/{run}/events.jsonl"
-    wait_for(lambda: '"event": "restart"' in control.shell(HEAD, f"cat {events}"), 60)
+    wait_for(lambda: '"event": "restart"' in control.shell(HEAD, f"cat {events}"), PATIENCE_SECONDS)
     stop_supervisor()
     done = control.run("stop", "--force", run, "--json")
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.programs import wait_for
+from tests.programs import PATIENCE_SECONDS, wait_for
 from tests.testbed import Settings, Testbed
 
 NODES = ("node0", "node1")
@@ -115,7 +115,7 @@ def start(cluster: SlurmCluster) -> None:
     cluster.shell(NODES[0], "systemctl restart slurmctld")
     for name in NODES:
         cluster.shell(name, "systemctl restart slurmd")
-    wait_for(lambda: idle_nodes(cluster) == len(NODES), 60)
+    wait_for(lambda: idle_nodes(cluster) == len(NODES), PATIENCE_SECONDS)
 
 
 def idle_nodes(cluster: SlurmCluster) -> int:

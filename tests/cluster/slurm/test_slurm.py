@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.slurm.cluster import NODES, SlurmCluster, slurm_cluster
-from tests.programs import CONTROL, ROOT, wait_for
+from tests.programs import CONTROL, PATIENCE_SECONDS, ROOT, wait_for
 
 pytestmark = pytest.mark.long
 
@@ -116,4 +116,4 @@ def test_scancel_leaves_a_checkpoint_and_no_process(slurm: SlurmCluster) -> None
     assert Path(saved["folder"]).parents[1] == run
     assert (run / f"checkpoints/checkpoint-{saved['step']}/manifest.json").exists()
     for name in NODES:
-        wait_for(lambda name=name: not slurm.processes(name), 30)  # type: ignore[misc]
+        wait_for(lambda name=name: not slurm.processes(name), PATIENCE_SECONDS)  # type: ignore[misc]
