@@ -54,9 +54,12 @@ def test_a_killed_process_leaves_a_folder_that_the_next_use_removes(tmp_path: Pa
 
 
 def test_a_folder_is_removed_after_an_error_and_stays_under_its_new_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="full"), scratch_folder(tmp_path, "a") as folder:
+    def fail(folder: Path) -> None:
         (folder / "file").touch()
         raise ValueError("full")
+
+    with pytest.raises(ValueError, match="full"), scratch_folder(tmp_path, "a") as folder:
+        fail(folder)
     with scratch_folder(tmp_path, "a") as folder:
         folder.rename(tmp_path / "entry")
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]

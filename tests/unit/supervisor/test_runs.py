@@ -92,6 +92,22 @@ def test_a_run_without_an_end_is_running_only_if_it_has_processes(tmp_path: Path
     assert list_runs(runs) == ([], 0)
 
 
+def test_a_run_that_was_never_launched_says_so(tmp_path: Path) -> None:
+    """Its command was killed while it copied data, or still copies them."""
+    path = make_run(tmp_path, RUN)
+    (path / "launch.json").rename(path / "planned.json")
+    (path / "events.jsonl").unlink()
+    run = read_run(path, alive=False)
+    assert (run.state, run.hosts, run.doing) == ("failed", (), "")
+    assert run.why.startswith("it was not launched: its command still copies files, or")
+    assert read_run(path, alive=True).why == "", "it prepares model and data"
+    (path / "planned.json").rename(path / "launch.json")
+    assert (read_run(path, alive=False).doing, read_run(path, alive=False).why) == (
+        "interrupted",
+        "",
+    )
+
+
 def test_the_newest_run_is_first_and_damage_is_survived(tmp_path: Path) -> None:
     make_run(tmp_path, "old-20250101-000000-aaaa", {**START, "time": 5.0}, {**END, "time": 6.0})
     new = make_run(tmp_path, RUN, START)

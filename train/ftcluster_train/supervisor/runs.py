@@ -54,6 +54,11 @@ WRONG_FORM = (
 DAMAGED = "damaged"  # stands for the recipe of a run with damaged files
 # modules that supervise or prepare a run, by their names in this version and in older ones
 PROGRAM = re.compile(rb"ftcluster_train\.(\w+\.)*(supervisor|prepare)")
+# a run without a launch and without a process here: this head cannot know which
+NOT_LAUNCHED = (
+    "it was not launched: its command still copies files, or has failed or was killed; in the last "
+    "two cases, start it again"
+)
 CAUSE_CHARACTERS = 300  # longest `cause` of a row, whose page has a limited size
 MOST_JOBS = 20  # most runs listed for an ambiguous beginning
 
@@ -199,7 +204,7 @@ def read_run(path: Path, alive: bool) -> RunState:
         started_by=launch.get("started_by", ""),
         tags=str(launch.get("env", {}).get(TAGS_VARIABLE, "")),
         doing="" if end else _doing(last) if alive else INTERRUPTED if launch else "",
-        why=_why(state, end, last.get("error")) if end else "",
+        why=_why(state, end, last.get("error")) if end else "" if alive or launch else NOT_LAUNCHED,
         ends=_expected_end(last) if alive and not end else 0.0,
     )
 
