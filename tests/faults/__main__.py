@@ -22,7 +22,7 @@ from typing import Any
 from tests.cluster.control import NAMES, bare_hosts
 from tests.faults import operations, table
 from tests.faults.campaign import Campaign, carry_out, problems, survived
-from tests.faults.injections import FAULTS, install_clock
+from tests.faults.injections import FAULTS, HOST_CLOCK, install_clock
 from tests.faults.places import Hosts, Localhost, Place
 from tests.programs import ROOT, Home
 
@@ -57,6 +57,8 @@ def on_testbed(
         with bare_hosts("bookworm", folder, names) as control:
             done = control.run("setup", control.inventory("inventory.ini", names))
             assert done.returncode == 0, done.stderr
+            for host in names:
+                control.shell(host, HOST_CLOCK)
             if ranks_per_host > 1:
                 plan_with_cores(folder / "state/ftcluster/cluster.json", ranks_per_host)
             yield Hosts(control, name, ranks_per_host)

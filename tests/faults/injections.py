@@ -323,10 +323,13 @@ def clock_jumps(number: int) -> Callable[[Training, random.Random], Struck]:
     def strike(training: Training, draw: random.Random) -> Struck:
         bed = bed_of(training).bed
         host = training.head if number == 0 else draw.choice(training.place.hosts[1:])
+
+        def set_ahead(seconds: int) -> None:
+            bed.exec_(host, "sh", "-c", f"echo +{seconds} > {OFFSET}", check=True)
+
         at = time.time()
-        bed.exec_(host, "sh", "-c", f"echo +{HOUR} > {OFFSET}", check=True)
-        heal = lambda: bed.exec_(host, "sh", "-c", f"echo +0 > {OFFSET}", check=True)  # noqa: E731
-        return Struck(at, "", None, "", heal, draw.uniform(*CUT_SECONDS))  # type: ignore[arg-type]
+        set_ahead(HOUR)
+        return Struck(at, "", None, "", lambda: set_ahead(0), draw.uniform(*CUT_SECONDS))
 
     return strike
 

@@ -24,7 +24,7 @@ class OperationFault:
 
     Attributes:
         title: the fault.
-        then: what the test checks that happens then.
+        then: behavior that the test checks.
         test: pytest's id of the test.
     """
 
@@ -34,6 +34,9 @@ class OperationFault:
 
 
 LOCK = "tests/cluster/debian12/test_package_lock.py"
+CHANGED = "tests/cluster/hosts/test_changed_hosts.py"
+PREPARATION = "tests/cluster/hosts/test_preparation.py"
+REPEATED = f"{PREPARATION}::test_a_command_that_was_killed_works_when_it_is_repeated"
 OPERATION_FAULTS = {
     "package-lock": OperationFault(
         "another process holds dpkg's lock during `setup`",
@@ -44,6 +47,31 @@ OPERATION_FAULTS = {
         "it holds the lock for longer than the limit",
         "`setup` fails for this host and names the process; the next `setup` succeeds",
         f"{LOCK}::test_a_host_whose_package_lock_stays_busy_fails_and_names_the_holder",
+    ),
+    "reinstalled": OperationFault(
+        "a host was reinstalled: an empty disk and new SSH keys",
+        "`train` names the host; once its keys are accepted, `setup` heals it",
+        f"{CHANGED}::test_setup_heals_a_host_that_was_reinstalled",
+    ),
+    "leaves-inventory": OperationFault(
+        "the inventory loses a host that a run uses",
+        "`setup` names run and host, and changes nothing",
+        f"{CHANGED}::test_a_host_with_a_run_cannot_leave_the_inventory",
+    ),
+    "killed-copying": OperationFault(
+        "SIGKILL of `train` while it copies data",
+        "`ps` reports that the run was not launched; the same command works",
+        f"{REPEATED}[copies]",
+    ),
+    "killed-fetching": OperationFault(
+        "SIGKILL of `train` while the hosts fetch the model",
+        "the hosts finish; the same command works",
+        f"{REPEATED}[fetches]",
+    ),
+    "killed-launching": OperationFault(
+        "SIGKILL of `train` just before the launch",
+        "`ps` shows `interrupted`; the same command works",
+        f"{REPEATED}[launches]",
     ),
 }
 
