@@ -121,35 +121,29 @@ def signalled(
     return strike
 
 
-def out_of_memory(kind: str, cause: str) -> Callable[[Training, random.Random], Struck]:
-    """Have the kernel kill a process of a kind for lack of memory."""
+def out_of_memory(training: Training, draw: random.Random) -> Struck:
+    process = pick(training, draw, "rank")
+    at = time.time()
+    group = oom_kill(process)
 
-    def strike(training: Training, draw: random.Random) -> Struck:
-        process = pick(training, draw, kind)
-        at = time.time()
-        group = oom_kill(process)
+    def heal() -> None:
+        with contextlib.suppress(OSError):  # it is still in use
+            group.rmdir()
 
-        def heal() -> None:
-            with contextlib.suppress(OSError):  # it is still in use
-                group.rmdir()
-
-        return Struck(at, process.host, process.rank, cause, heal, 15.0)
-
-    return strike
+    return Struck(at, process.host, process.rank, "out of memory", heal, 15.0)
 
 
 def session_killed(training: Training, draw: random.Random) -> Struck:
-    """Kill the SSH session in which mpirun started the ranks of a host that is not the head."""
-    proxies = [
-        process
-        for process in training.processes()
-        if process.kind == "proxy" and process.host != training.head
-    ]
-    proxy = draw.choice(sorted(proxies, key=lambda process: process.pid))
-    session = sshd_above(proxy.pid)
+    """Kill the SSH session in which mpirun started the ranks of a host that is not the head.
+
+    The ranks and mpirun have connections of their own by then.
+    """
+    ranks = [process for process in training.processes() if process.kind == "rank"]
+    rank = draw.choice(sorted((r for r in ranks if r.host != training.head), key=lambda r: r.pid))
+    session = sshd_above(rank.pid)
     at = time.time()
     os.kill(session, signal.SIGKILL)
-    return Struck(at, proxy.host, None, "SESSION")
+    return Struck(at, rank.host, None, "")
 
 
 def follower_sessions_killed(training: Training, _draw: random.Random) -> Struck:
@@ -411,10 +405,7 @@ FAULTS = {
     ),
     "term-rank": Fault("SIGTERM of a rank", asked_to_end("rank"), ends=True),
     "term-supervisor": Fault("SIGTERM of the supervisor", asked_to_end("supervisor"), ends=True),
-    "oom": Fault("a rank is out of memory", out_of_memory("rank", "out of memory")),
-    "oom-supervisor": Fault(
-        "the supervisor is out of memory", out_of_memory("supervisor", "supervisor")
-    ),
+    "oom": Fault("a rank is out of memory", out_of_memory),
     "control-gone": Fault("the control node vanishes, another one attaches", control_gone),
     "second-run": Fault("a second run on the same hosts", second_run),
     "full-disk": Fault("disk full during a checkpoint", full_disk, ("localhost",)),

@@ -40,13 +40,13 @@ def test_a_spare_takes_the_place_of_a_lost_host(cluster: Cluster, tmp_path: Path
 
 
 @pytest.mark.long
-def test_sessions_memory_and_clocks_of_hosts(cluster: Cluster, tmp_path: Path) -> None:
-    """The kernel kills the supervisor, SSH sessions end, and a clock jumps an hour and back."""
+def test_a_training_survives_lost_ssh_sessions_and_clocks(cluster: Cluster, tmp_path: Path) -> None:
+    """Each clock jumps an hour ahead, and back."""
     control = cluster.control
-    names = ("oom-supervisor", "kill-session", "kill-followers", "clock-jumps", "head-clock-jumps")
+    names = ("kill-session", "kill-followers", "clock-jumps", "head-clock-jumps")
     results: list[dict[str, Any]] = []
     campaign = Campaign(
-        Hosts(control), tmp_path, seed=3, faults=len(names), steps=100, save_steps=10,
+        Hosts(control), tmp_path, seed=3, faults=len(names), steps=500, save_steps=10,
         pause_seconds=0.5, only=names, compare=False,
     )  # fmt: skip
     with control.changed(dict.fromkeys(NAMES, (HOST_CLOCK, REAL_CLOCK))):
