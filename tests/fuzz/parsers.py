@@ -561,7 +561,9 @@ PARSERS = {
         (CodeError,),
     ),
     "launch.json of an active run, as setup reads it": Parser(
-        of_job(lambda folder: others_of(folder / LAUNCH_FILE), LAUNCH_FILE), (LAUNCH,), ()
+        of_job(lambda folder: others_of(folder / LAUNCH_FILE), LAUNCH_FILE),
+        (dumped({"hosts": [{"name": name, "address": f"10.0.0.{name}"} for name in "12"]}),),
+        (),
     ),
     "launch.json of a run to be ended": Parser(
         of_job(lambda folder: read_outline(folder), LAUNCH_FILE), (LAUNCH,), (GivenFileError,)

@@ -109,7 +109,7 @@ def test_a_head_that_does_not_respond_is_the_only_one_to_blame(cluster: Cluster)
 def test_a_command_that_was_killed_works_when_it_is_repeated(
     cluster: Cluster, tmp_path: Path, moment: str
 ) -> None:
-    """It is killed while it copies data, while hosts fetch the model, or before the launch."""
+    """Kill the command while it copies data, while hosts fetch the model, or before the launch."""
     control, prefix = cluster.control, Path(PREFIX)
     place = Hosts(control)
 

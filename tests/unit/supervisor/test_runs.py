@@ -93,7 +93,7 @@ def test_a_run_without_an_end_is_running_only_if_it_has_processes(tmp_path: Path
 
 
 def test_a_run_that_was_never_launched_says_so(tmp_path: Path) -> None:
-    """Its command was killed while it copied data, or still copies them."""
+    """Read a run whose command copies data, or was killed meanwhile."""
     path = make_run(tmp_path, RUN)
     (path / "launch.json").rename(path / "planned.json")
     (path / "events.jsonl").unlink()
