@@ -132,9 +132,9 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
-def wait_for(found: Callable[[], object], seconds: float = 300) -> None:
+def wait_for(is_there: Callable[[], object], seconds: float = HANG_SECONDS) -> None:
     deadline = time.monotonic() + seconds
-    while not found():
+    while not is_there():
         assert time.monotonic() < deadline
         time.sleep(0.03)
 

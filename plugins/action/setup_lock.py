@@ -21,7 +21,7 @@ class ActionModule(ActionBase):
     """Action plugin of plugins/modules/setup_lock.py."""
 
     _VALID_ARGS = frozenset(
-        ("prefix", "state", "create", "take_over", "lease", "stacks", "node_package")
+        ("prefix", "state", "create", "take_over", "lease", "stacks", "node_package", "members")
     )
     _requires_connection = True
 

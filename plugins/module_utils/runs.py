@@ -5,13 +5,19 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import lock_holders
-from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import user_name
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
+    read_text,
+    user_name,
+)
+
+HOST_NAME = re.compile(r"[A-Za-z0-9][\w.:-]{0,252}")
 
 
 class InUse(ValueError):
@@ -82,6 +88,41 @@ def runs_on(stack: str | Path, processes: Path = Path("/proc")) -> list[str]:
                 run = run_of(process)
                 found |= {run} if run else set()
     return sorted(found)
+
+
+def runs_beyond(prefix: Path, members: Sequence[str], processes: Path = Path("/proc")) -> list[str]:
+    """Return an error message for each run of this head that uses a host outside of the cluster.
+
+    Args:
+        prefix: folder of the cluster.
+        members: addresses of the cluster's hosts.
+    """
+    stacks = (prefix / "stacks").glob("[!.]*/")
+    active = {run for stack in stacks for run in runs_on(stack, processes)}
+    messages = []
+    for run in sorted(active):
+        others = others_of(prefix / "runs" / run / "launch.json")
+        names = [name for name, address in others if address not in members]
+        if names:
+            messages.append(
+                f"run {run} uses {', '.join(names)}, which the inventory does not have: wait for "
+                f"its end, or ftcluster stop {run}; until then keep the host in the inventory, and "
+                f"new runs away from it: ftcluster hosts drain {' '.join(names)}"
+            )
+    return messages
+
+
+def others_of(launch: Path) -> list[tuple[str, str]]:
+    """Return names and addresses of a run's hosts except the head.
+
+    The account of the ranks writes the file, so it may have any content.
+    """
+    try:
+        hosts = json.loads(read_text(launch) or "{}")["hosts"][1:]
+        others = [(str(host["name"]), str(host["address"])) for host in hosts]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return []
+    return [(name, address) for name, address in others if HOST_NAME.fullmatch(name)]
 
 
 def same(path: Path, wanted: os.stat_result) -> bool:

@@ -43,6 +43,13 @@ options:
       - The wheel on the control node that will be installed into O(stacks). Stacks that already
         have it are not changed, so runs may use them.
     type: path
+  members:
+    description:
+      - Addresses of the cluster's hosts. While a run that this host has started uses another host,
+        the module fails and names both. An empty list checks nothing.
+    type: list
+    elements: str
+    default: []
   lease:
     description: Seconds after which another control node may take the lock.
     type: int
@@ -74,7 +81,11 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import alone_in
 from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import boot_id
 from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import os_problem
-from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import InUse, without_runs
+from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import (
+    InUse,
+    runs_beyond,
+    without_runs,
+)
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
     make_folder,
     refuse_unguarded,
@@ -223,6 +234,7 @@ def main() -> None:
             "take_over": {"type": "bool", "default": False},
             "stacks": {"type": "list", "elements": "path", "default": []},
             "node_package": {"type": "path"},  # the action plugin reads this option
+            "members": {"type": "list", "elements": "str", "default": []},
             "lease": {"type": "int", "default": 3600},
             "from_action": {"type": "dict"},
         },
@@ -239,7 +251,10 @@ def main() -> None:
 
     try:
         refuse_unguarded(path.parent)
-        if problems := in_use(options["stacks"], asks["digest"]):
+        problems = in_use(options["stacks"], asks["digest"])
+        if options["members"]:
+            problems += runs_beyond(path.parent, options["members"])
+        if problems:
             module.fail_json(msg="\n".join(problems))
         other: dict[str, Any] | None = None
         if options["state"] == "released":

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.control import NAMES, bare_hosts
-from tests.faults import table
+from tests.faults import operations, table
 from tests.faults.campaign import Campaign, carry_out, problems, survived
-from tests.faults.injections import FAULTS, install_clock
+from tests.faults.injections import FAULTS, HOST_CLOCK, install_clock
 from tests.faults.places import Hosts, Localhost, Place
 from tests.programs import ROOT, Home
 
@@ -57,6 +57,8 @@ def on_testbed(
         with bare_hosts("bookworm", folder, names) as control:
             done = control.run("setup", control.inventory("inventory.ini", names))
             assert done.returncode == 0, done.stderr
+            for host in names:
+                control.shell(host, HOST_CLOCK)
             if ranks_per_host > 1:
                 plan_with_cores(folder / "state/ftcluster/cluster.json", ranks_per_host)
             yield Hosts(control, name, ranks_per_host)
@@ -99,8 +101,13 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=10, help="at each place")
     parser.add_argument("--steps", type=int, default=1000, help="of each training")
     parser.add_argument("--pause", type=float, default=3, help="seconds at most between two faults")
-    parser.add_argument("--only", action="append", choices=FAULTS, default=[])
+    parser.add_argument(
+        "--only", action="append", choices=[*FAULTS, *operations.OPERATION_FAULTS], default=[]
+    )
     parser.add_argument("--place", action="append", choices=PLACES, help="default: all")
+    parser.add_argument(
+        "--operations", action="store_true", help="only try the faults of setup and launch"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     before = table.read(options.results) if options.results.exists() else []
@@ -113,6 +120,13 @@ def main() -> int:
             file.write(line + "\n")
         print(line, flush=True)
 
+    if options.operations:
+        if (machine := {"kind": "machine", **table.machine()}) not in before:
+            write(machine)
+        tried_now = list(operations.try_faults(options.only or [*operations.OPERATION_FAULTS]))
+        for result in tried_now:
+            write(result)
+        return 0 if all(result["passed"] for result in tried_now) else 1
     for name in options.place or PLACES:
         done = len(tried(results, name))
         if done >= options.faults:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faults.observe import Process, oom_kill
+from tests.faults.observe import Process, oom_kill, sshd_above
 from tests.faults.places import Hosts
 from tests.faults.training import Training
 
@@ -36,6 +36,27 @@ import os, time
 real = time.time
 time.time = lambda: real() + ({seconds} if os.path.exists({flag!r}) else 0)
 """
+
+
+HOUR = 3600
+FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
+OFFSET = "/run/faketime"  # seconds that a testbed host's clock is ahead
+# Services and sessions read this file, so all processes of a run take the time from libfaketime.
+# A real jump changes neither the monotonic clock nor the times of existing files.
+HOST_CLOCK = f"""
+set -e
+echo +0 > {OFFSET} && chmod 644 {OFFSET}
+cp -a /etc/environment /root/environment-of-clock
+cat >> /etc/environment <<END
+LD_PRELOAD={FAKETIME}
+FAKETIME_TIMESTAMP_FILE={OFFSET}
+FAKETIME_CACHE_DURATION=1
+FAKETIME_DONT_FAKE_MONOTONIC=1
+DONT_FAKE_MONOTONIC=1
+NO_FAKE_STAT=1
+END
+"""
+REAL_CLOCK = f"mv /root/environment-of-clock /etc/environment && rm -f {OFFSET}"
 
 
 def nothing() -> None:
@@ -111,6 +132,27 @@ def out_of_memory(training: Training, draw: random.Random) -> Struck:
             group.rmdir()
 
     return Struck(at, process.host, process.rank, "out of memory", heal, 15.0)
+
+
+def session_killed(training: Training, draw: random.Random) -> Struck:
+    """Kill the SSH session in which mpirun started the ranks of a host that is not the head.
+
+    The ranks and mpirun have connections of their own by then.
+    """
+    ranks = [process for process in training.processes() if process.kind == "rank"]
+    rank = draw.choice(sorted((r for r in ranks if r.host != training.head), key=lambda r: r.pid))
+    session = sshd_above(rank.pid)
+    at = time.time()
+    os.kill(session, signal.SIGKILL)
+    return Struck(at, rank.host, None, "")
+
+
+def follower_sessions_killed(training: Training, _draw: random.Random) -> Struck:
+    """Kill all SSH sessions on the head, through which the control node follows the run."""
+    at = time.time()
+    kill = "pkill -KILL -u ops '^sshd'"
+    bed_of(training).bed.exec_(training.head, "sh", "-c", kill, check=True)
+    return Struck(at, training.head, None, "")
 
 
 def bed_of(training: Training) -> Hosts:
@@ -267,6 +309,26 @@ def clock_steps(training: Training, draw: random.Random) -> Struck:
     return Struck(at, "", None, "", flag.unlink, draw.uniform(*CUT_SECONDS))
 
 
+def clock_jumps(number: int) -> Callable[[Training, random.Random], Struck]:
+    """Set the clock of the head (0) or another host (1) ahead by an hour, and back again.
+
+    HOST_CLOCK must have been run on the host before the training began.
+    """
+
+    def strike(training: Training, draw: random.Random) -> Struck:
+        bed = bed_of(training).bed
+        host = training.head if number == 0 else draw.choice(training.place.hosts[1:])
+
+        def set_ahead(seconds: int) -> None:
+            bed.exec_(host, "sh", "-c", f"echo +{seconds} > {OFFSET}", check=True)
+
+        at = time.time()
+        set_ahead(HOUR)
+        return Struck(at, "", None, "", lambda: set_ahead(0), draw.uniform(*CUT_SECONDS))
+
+    return strike
+
+
 def rotated(training: Training, draw: random.Random) -> Struck:
     """Rename the logs while somebody follows them, as the supervisor does with full logs."""
     follower = training.place.start(
@@ -352,6 +414,16 @@ FAULTS = {
     "full-of-logs": Fault("disk full to the last byte", full_of_logs, ("localhost",), ends=None),
     "rotated": Fault("logs are rotated while somebody follows them", rotated),
     "clock-steps": Fault("the clock goes a minute forward, then back", clock_steps, ("localhost",)),
+    "kill-session": Fault(
+        "SIGKILL of the SSH session with a host's ranks", session_killed, TESTBED
+    ),
+    "kill-followers": Fault(
+        "SIGKILL of the control node's SSH sessions on the head", follower_sessions_killed, TESTBED
+    ),
+    "clock-jumps": Fault("a host's clock jumps an hour ahead, then back", clock_jumps(1), TESTBED),
+    "head-clock-jumps": Fault(
+        "the head's clock jumps an hour ahead, then back", clock_jumps(0), TESTBED
+    ),
     "worker-off": Fault("a host loses its power, and is back", lost_host(1), TESTBED),
     "head-off": Fault("the head loses its power, and is back", lost_host(0), TESTBED),
     "worker-reboot": Fault("a host is rebooted", rebooted(1), TESTBED),

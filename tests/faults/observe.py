@@ -90,6 +90,17 @@ def _process(folder: Path, run: str) -> Iterator[Process]:
     )
 
 
+def sshd_above(pid: int) -> int:
+    """Return the process of sshd's session that a process belongs to.
+
+    Raises:
+        FileNotFoundError: the process has no such parent.
+    """
+    while not Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid
+
+
 def mounts(init: int) -> set[str]:
     """Return the mount points that process `init` sees."""
     lines = Path(f"/proc/{init}/mounts").read_text().splitlines()

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tests.faults import operations
 from tests.faults.campaign import survived
 from tests.faults.injections import FAULTS
 
@@ -63,6 +64,7 @@ def tables(results: Results) -> dict[str, str]:
             f"- {machine}" for machine in dict.fromkeys(map(_machine, machines))
         ),
         "faults-not-tried": "\n".join(_untried(faults)),
+        "faults-operations": operations.table(results),
         "faults-notes": "\n".join(f"- {one['text']}" for one in results if one["kind"] == "note"),
     }
 

@@ -20,6 +20,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.mounts import pa
 from ansible_collections.ftcluster.cluster.plugins.module_utils.record import (
     parse_record,
 )
+from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import others_of
 from ansible_collections.ftcluster.cluster.plugins.modules.mesh_head import parse_mesh
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import answers
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
@@ -644,6 +645,11 @@ PARSERS = {
         of_text(lambda text: declared_metrics(code_file("worst.py", text))),
         (METRICS_FILE.text.encode(),),
         (CodeError,),
+    ),
+    "launch.json of an active run, as setup reads it": Parser(
+        of_job(lambda folder: others_of(folder / LAUNCH_FILE), LAUNCH_FILE),
+        (dumped({"hosts": [{"name": name, "address": f"10.0.0.{name}"} for name in "12"]}),),
+        (),
     ),
     "launch.json of a run to be ended": Parser(
         of_job(lambda folder: read_outline(folder), LAUNCH_FILE), (LAUNCH,), (GivenFileError,)

@@ -137,6 +137,13 @@ class Testbed:
         with _alone():
             self._start(self._settings(), [self._node(node)])
 
+    def reinstall(self, node: str) -> None:
+        """Give a host a new disk with new SSH host keys, as an installer does, and boot it."""
+        with _alone():
+            host.power_off(self._node(node))
+            host.erase_disk(self._node(node))
+            self._start(self._settings(), [self._node(node)])
+
     # ------------------------------------------------------------ faults
     def cut(self, node: str, other: str | None = None) -> None:
         """Disconnect a host from all others, or from one, without any FIN or RST."""

@@ -59,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument("rest", metavar="CMD...", nargs=argparse.REMAINDER)
     verb("kill", "power off: no FIN or RST on the wire; the disk survives", "NODE")
     verb("boot", "power on again, with a new cable", "NODE")
+    verb("reinstall", "power off, erase the disk, and boot with new SSH host keys", "NODE")
     verb("cut", "silent partition: from all hosts, or from OTHER only", "NODE", "[OTHER]")
     verb("heal", "undo cut", "NODE", "[OTHER]")
     verb("shape", "slow cable, e.g. 1gbit; off: no limit", "NODE", "RATE")
@@ -118,7 +119,7 @@ def _do(bed: Testbed, args: argparse.Namespace) -> None:
             bed.memory(args.node, parse_gigabytes(args.gb))
         case "cut" | "heal":
             getattr(bed, args.verb)(args.node, args.other)
-        case _:  # the verbs kill and boot
+        case _:  # kill, boot, reinstall
             getattr(bed, args.verb)(args.node)
 
 

@@ -101,6 +101,12 @@ def mount_disk(node: Node, below: Iterable[str | Path]) -> None:
     run("mount", "-t", "overlay", OVERLAY, "-o", layers, node.root)
 
 
+def erase_disk(node: Node) -> None:
+    """Remove everything that was written on the disk of a host that is off."""
+    for sub in ("upper", "work"):
+        shutil.rmtree(node.folder / sub)
+
+
 def personalize(node: Node, authorized_key: Path) -> None:
     """Write a host's own files to a new disk; the host key is last and marks completion."""
     etc = node.root / "etc"

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.cluster.cluster import TWO, Cluster, no_rank_is_left
-from tests.cluster.control import ADDRESS, HEAD, OTHER, THIRD
+from tests.cluster.control import ADDRESS, HEAD, NAMES, OTHER, THIRD
 from tests.faults.campaign import Campaign, carry_out, problems
-from tests.faults.injections import RESTORE_KEYS, ROTATE_KEYS
+from tests.faults.injections import HOST_CLOCK, REAL_CLOCK, RESTORE_KEYS, ROTATE_KEYS
 from tests.faults.places import Hosts
 from tests.programs import HANG_SECONDS, wait_for
 
@@ -37,6 +37,22 @@ def test_a_spare_takes_the_place_of_a_lost_host(cluster: Cluster, tmp_path: Path
     assert problems(results) == []
     [said] = tmp_path.glob("*-train.err")
     assert f"using {THIRD} in place of {OTHER}" in said.read_text()
+
+
+@pytest.mark.long
+def test_a_training_survives_lost_ssh_sessions_and_clocks(cluster: Cluster, tmp_path: Path) -> None:
+    """Each clock jumps an hour ahead, and back."""
+    control = cluster.control
+    names = ("kill-session", "kill-followers", "clock-jumps", "head-clock-jumps")
+    results: list[dict[str, Any]] = []
+    campaign = Campaign(
+        Hosts(control), tmp_path, seed=3, faults=len(names), steps=500, save_steps=10,
+        pause_seconds=0.5, only=names, compare=False,
+    )  # fmt: skip
+    with control.changed(dict.fromkeys(NAMES, (HOST_CLOCK, REAL_CLOCK))):
+        carry_out(campaign, results.append)
+    assert {result.get("fault") for result in results} == {*names, None}
+    assert problems(results) == []
 
 
 @pytest.mark.long

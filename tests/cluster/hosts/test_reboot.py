@@ -29,10 +29,10 @@ def test_a_run_whose_head_is_rebooted_is_stopped_and_resumed_by_hand(cluster: Cl
         return [event for event in map(json.loads, lines) if event["event"] == kind]
 
     run = started("quickstart", "--min-nodes", "1", "training.max_steps=20000")
-    wait_for(lambda: listed(run)["step"] > 0, 120)
+    wait_for(lambda: listed(run)["step"] > 0)
     before = place.init(host)
     control.bed.exec_(host, "systemctl", "reboot", "--no-block")
-    wait_for(lambda: place.init(host) not in (None, before), 120)
+    wait_for(lambda: place.init(host) not in (None, before))
     control.bed.boot(host)  # waits until ssh answers
     row = listed(run)
     assert (row["state"], row["doing"]) == ("stopped", "")
@@ -48,7 +48,7 @@ def test_a_run_whose_head_is_rebooted_is_stopped_and_resumed_by_hand(cluster: Cl
 
     resumed = started("--resume", run)
     try:
-        wait_for(lambda: listed(resumed)["step"] > saved, 120)
+        wait_for(lambda: listed(resumed)["step"] > saved)
         notices = [event["message"] for event in events(resumed, "notice")]
         assert any(f"resumed after step {saved}" in message for message in notices)
     finally:
@@ -70,19 +70,19 @@ def test_a_run_continues_without_a_host_that_is_rebooted(cluster: Cluster) -> No
         return [event for event in map(json.loads, lines) if event["event"] == kind]
 
     try:
-        wait_for(lambda: events("step"), 120)
+        wait_for(lambda: events("step"))
         before = place.init(OTHER)
         control.bed.exec_(OTHER, "systemctl", "reboot", "--no-block")
-        wait_for(lambda: events("restart"), 120)
+        wait_for(lambda: events("restart"))
         [restart] = events("restart")
         cause = f"{OTHER} is shutting down: systemd sent SIGTERM to its ranks at "
         assert restart["message"].startswith(cause)
         assert cause in control.shell(HEAD, "journalctl --no-pager -t ftcluster")
-        wait_for(lambda: len(events("start")) == 2, 120)
+        wait_for(lambda: len(events("start")) == 2)
         assert events("start")[1]["world_size"] == 1
         notices = [event["message"] for event in events("notice")]
-        assert f"continuing without {OTHER}" in notices
-        wait_for(lambda: place.init(OTHER) not in (None, before), 120)
+        assert any(notice.startswith(f"continuing without {OTHER}") for notice in notices), notices
+        wait_for(lambda: place.init(OTHER) not in (None, before))
     finally:
         assert control.run("stop", run).returncode == 0
         control.bed.boot(OTHER)  # waits until ssh answers

@@ -115,7 +115,7 @@ def start(cluster: SlurmCluster) -> None:
     cluster.shell(NODES[0], "systemctl restart slurmctld")
     for name in NODES:
         cluster.shell(name, "systemctl restart slurmd")
-    wait_for(lambda: idle_nodes(cluster) == len(NODES), 60)
+    wait_for(lambda: idle_nodes(cluster) == len(NODES))
 
 
 def idle_nodes(cluster: SlurmCluster) -> int:

@@ -118,4 +118,4 @@ def test_scancel_leaves_a_checkpoint_and_no_process(slurm: SlurmCluster) -> None
     assert Path(saved["folder"]).parents[1] == run
     assert (run / f"checkpoints/checkpoint-{saved['step']}/manifest.json").exists()
     for name in NODES:
-        wait_for(lambda name=name: not slurm.processes(name), 30)  # type: ignore[misc]
+        wait_for(lambda name=name: not slurm.processes(name))  # type: ignore[misc]

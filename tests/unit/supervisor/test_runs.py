@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -89,6 +90,22 @@ def test_a_run_without_an_end_is_running_only_if_it_has_processes(tmp_path: Path
         rank.wait()
     assert remove_runs(runs, [RUN, "unknown", "../runs"]) == [RUN]
     assert list_runs(runs) == ([], 0)
+
+
+def test_a_run_that_was_never_launched_says_so(tmp_path: Path) -> None:
+    """Read a run whose command copies data, or was killed meanwhile."""
+    path = make_run(tmp_path, RUN)
+    (path / "launch.json").rename(path / "planned.json")
+    (path / "events.jsonl").unlink()
+    run = read_run(path, alive=False)
+    assert (run.state, run.hosts, run.doing) == ("failed", (), "")
+    assert run.why.startswith("it was not launched: its command still copies files, or")
+    assert read_run(path, alive=True).why == "", "it prepares model and data"
+    (path / "planned.json").rename(path / "launch.json")
+    assert (read_run(path, alive=False).doing, read_run(path, alive=False).why) == (
+        "interrupted",
+        "",
+    )
 
 
 def test_the_newest_run_is_first_and_damage_is_survived(tmp_path: Path) -> None:
@@ -333,4 +350,9 @@ def test_caches_are_emptied_but_for_what_a_run_uses(tmp_path: Path) -> None:
     assert left == {name for name in names if "free" not in name}
     assert not (tmp_path / "models/link").exists()
     assert sizes["data"][0] > sizes["data"][1] > 10_000
+    killed = tmp_path / f"models/.m.{socket.gethostname().replace('.', '-')}.abcdefgh.scratch"
+    killed.mkdir()
+    clear_caches(runs, [], keep=True)
+    assert killed.exists()
     assert [unused for _, unused in clear_caches(runs, ["b-1"], keep=False).values()] == [0, 0, 0]
+    assert not killed.exists()

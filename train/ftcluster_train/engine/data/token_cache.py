@@ -8,12 +8,12 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ftcluster_train.io.fsync import sync_tree
+from ftcluster_train.io.scratch import scratch_folder
 
 KEPT_SETS = 8  # maximum number of entries; the least recently used entries are removed
 NOTICES_FILE = "notices.json"
@@ -49,17 +49,12 @@ def cached_tokens(
     """
     folder = cache / key
     if not (folder / NOTICES_FILE).is_file():
-        partial = cache / f"{key}.{socket.gethostname()}.{os.getpid()}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        try:
+        with scratch_folder(cache, key) as partial:
             notices = make(partial)
             (partial / NOTICES_FILE).write_text(json.dumps(notices), encoding="utf-8")
             sync_tree(partial)
             if not folder.exists():  # another run may have made the same entry
                 partial.rename(folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
     os.utime(folder)
     remove_least_recent(cache, KEPT_SETS, folder)
     notices = json.loads((folder / NOTICES_FILE).read_text(encoding="utf-8"))
@@ -74,7 +69,7 @@ def remove_least_recent(cache: Path, kept: int, latest: Path) -> None:
         latest: entry that is in use. It stays even if the clock was set back, so that all other
             entries seem more recent.
     """
-    entries = [path for path in cache.iterdir() if not path.name.endswith(".partial")]
+    entries = [path for path in cache.iterdir() if not path.name.startswith(".")]
     others = [path for path in entries if path != latest]
     for entry in sorted(others, key=lambda path: -path.stat().st_mtime)[kept - 1 :]:
         if entry.is_dir():

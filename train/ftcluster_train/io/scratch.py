@@ -1,0 +1,76 @@
+"""Temporary folders beside the entries of a cache.
+
+A process that is killed, by the kernel for lack of memory for example, cannot remove its folder.
+The kernel frees the folder's lock, so the next process on this host can. Standard library only.
+"""
+
+import fcntl
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+SUFFIX = ".scratch"
+RANDOM = 8  # characters that mkdtemp adds
+
+
+@contextmanager
+def scratch_folder(cache: Path, name: str) -> Iterator[Path]:
+    """Yield a new folder in `cache`; remove it afterwards, if it still has this name.
+
+    Folders that killed processes of this host have left there are removed first.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(cache)
+    parent = os.open(cache, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(parent, fcntl.LOCK_SH)  # nobody takes the folder before it is locked
+        folder = Path(tempfile.mkdtemp(SUFFIX, f".{name}.{_host()}.", cache))
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+    finally:
+        os.close(parent)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def remove_abandoned(cache: Path) -> None:
+    """Remove the temporary folders of a cache whose processes on this host have ended.
+
+    Locks may not work between the hosts of a shared folder, so those of other hosts stay.
+    """
+    try:
+        parent = os.open(cache, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return
+    abandoned: dict[Path, int] = {}
+    try:
+        fcntl.flock(parent, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for folder in cache.glob(f".*.{_host()}.{'?' * RANDOM}{SUFFIX}"):
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(lock)  # in use
+            else:
+                abandoned[folder] = lock
+    except OSError:
+        pass  # another process does the same, or the file system has no locks
+    finally:
+        os.close(parent)
+    for folder, lock in abandoned.items():
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _host() -> str:
+    """Return this host's name without dots, so that it is a whole part of a folder's name."""
+    return socket.gethostname().replace(".", "-")
