@@ -13,6 +13,7 @@ from tests.unit.test_names import product_files
 
 # Base classes with one subclass in another file, with the reasons why they are separate.
 USED_AS_THEY_ARE = {
+    "DataError": "it is raised for each error in data",
     "Result": "most operations return it as it is",
     "ShallowLoader": "it loads the YAML of stacks and bundles",
     "TrainError": "it is raised for each error that a user can fix",

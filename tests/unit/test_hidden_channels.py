@@ -24,7 +24,6 @@ OTHERS = {
     ("private_torch.py", "function"): "torch.jit.script's own protocol",
     # engine: attributes of models and tasks before and after passes, which no kernel reads
     ("adapters.py", "layer"): "a module gets its adapter, whose parameters are its own",
-    ("adapters.py", "config"): "a loaded config gets the thresholds of saved adapters",
     ("adapters.py", "model.config"): "a field of the saved config",
     ("checkpoints.py", "model"): "transformers' own switch for saving",
     ("class_head.py", "changed"): "a config of its own, to compare shapes",
@@ -47,6 +46,7 @@ OTHERS = {
     ("text_distillation.py", "self.reader"): "which tokenizer reads the texts",
     ("text_ranking.py", "self.tokenizer"): "a setting of transformers' tokenizer",
     ("seq2seq_lm.py", "self.tokenizer"): "as above",
+    ("seq2seq_lm.py", "model"): "transformers' settings of generation",
     ("seq2seq_lm.py", "self.reader"): "how empty texts are read",
     ("tokens.py", "tokenizer"): "as above",
     # patching: modules and functions are changed before the first pass, as intended

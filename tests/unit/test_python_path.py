@@ -39,6 +39,7 @@ IN_ROOTS_FOLDER = {
     "train/ftcluster_train/supervisor/background.py": (1, "the unit's WorkingDirectory is /"),
     "train/ftcluster_train/supervisor/leases.py": (1, "cwd is /, and ssh enters /"),
     "train/ftcluster_train/supervisor/link_check.py": (1, "cwd is /, and ssh enters /"),
+    "train/ftcluster_train/supervisor/notifier.py": (1, "cwd is /"),
     "plugins/action/node_program.py": (1, "the program that RUN starts has / as cwd"),
     "runner/ftcluster/user_script/requirements.py": (1, "an option of pip's files"),
     # arguments of the interpreter that common/ftcluster_common/protocol/launch.py starts

@@ -74,6 +74,10 @@ class Job:
             del data["recipe"]["data_mixing"]  # unknown to older hosts, and without effect
         if self.code == NO_CODE:
             del data["code"]
+        options = data["recipe"]["options"]
+        for name in self.recipe.spec.later_fields:
+            if options.get(name) == getattr(type(self.recipe.options), name, None):
+                options.pop(name, None)
         return stamped(JOB, data)
 
 

@@ -305,6 +305,7 @@ class PreferenceTuningSpec(DecoderTuningSpec[PreferenceTuning]):
 
     name = "preference-tuning"
     fields = PreferenceTuning
+    later_fields = (*TaskSpec.later_fields, "loss_type", "simpo_gamma")
     recipe = "dpo"
     scaled_by = {
         "beta": ("loss", "margin"),

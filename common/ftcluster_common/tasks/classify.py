@@ -273,6 +273,7 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
 
     name = "text-classification"
     fields = TextClassification
+    later_fields = (*TaskSpec.later_fields, "label_separator")
     recipe = "classify"
     exported_as = "SequenceClassification"
     compared_rows = "classes"

@@ -254,6 +254,7 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
 
     name = "sentence-similarity"
     fields = SentenceSimilarity
+    later_fields = (*TaskSpec.later_fields, "margin", "margin_strategy")
     recipe = "embed"
     exported_as = "FeatureExtraction"
     model_recipes = {"Model": ("embed",)}

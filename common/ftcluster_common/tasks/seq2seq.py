@@ -123,6 +123,9 @@ class Seq2SeqLmSpec(TaskSpec[Seq2SeqLm]):
 
     name = "seq2seq-lm"
     fields = Seq2SeqLm
+    later_fields = (
+        *TaskSpec.later_fields, "min_length", "no_repeat_ngram_size", "reset_generation",
+    )  # fmt: skip
     recipe = "seq2seq"
     auto_class = "AutoModelForSeq2SeqLM"
     adapter_type = "SEQ_2_SEQ_LM"

@@ -135,6 +135,8 @@ class TaskSpec(ABC, Generic[Fields]):
         auto_class: class of transformers that loads the model if no pipeline does.
         training_fields: fields that do not change how the trained model reads a row.
         mixes_data: True if a training can mix several data sets.
+        later_fields: fields that hosts of an older release may not know. job.json has them only if
+            they differ from their defaults.
         set_fields: fields besides the names of columns that each of several data sets may set.
         base_settings: fields in the configuration of an adapter's base model.
         adapter_type: peft's name of the task; "" if peft has none.
@@ -162,6 +164,7 @@ class TaskSpec(ABC, Generic[Fields]):
     auto_class: str = ""
     training_fields: tuple[str, ...] = ("validation_split_percentage", "lora_r", *OF_ADAPTERS)
     mixes_data: bool = True
+    later_fields: tuple[str, ...] = ("lora_r", *OF_ADAPTERS)
     set_fields: tuple[str, ...] = ()
     base_settings: Mapping[str, Any] = {}
     adapter_type: str = "CAUSAL_LM"

@@ -120,6 +120,7 @@ class QuestionAnsweringSpec(TaskSpec[QuestionAnswering]):
 
     name = "question-answering"
     fields = QuestionAnswering
+    later_fields = (*TaskSpec.later_fields, "missing_answers", "repeated_answers")
     recipe = "squad"
     exported_as = "QuestionAnswering"
     adapter_type = "QUESTION_ANS"

@@ -86,7 +86,7 @@ def trained_config(
         settings |= {"problem_type": head.get("problem_type")}
     config = load_config(recipe, model, tokenizer, **settings)
     if limits := head.get(THRESHOLDS):
-        setattr(config, THRESHOLDS, limits)  # from_pretrained ignores fields that it does not know
+        config.update({THRESHOLDS: limits})  # from_pretrained ignores fields that it does not know
     return config
 
 
