@@ -107,7 +107,7 @@ def test_a_detached_run_among_strangers_is_followed_read_and_fetched(
 
 
 def test_the_end_of_a_detached_run_is_sent(machine: Machine, tmp_path: Path, server: Any) -> None:
-    """Of a failed script: nothing on this machine waits for it."""
+    """The script fails, and nothing on this machine waits for it."""
     command, kept = kept_by(tmp_path)
     webhook = tmp_path / "webhook"
     webhook.write_text(f"{server.url}\n")

@@ -58,6 +58,8 @@ class FewShotClassification(Options):
     # settings of embeddings that are no fields of this task
     loss: ClassVar[str] = "cosine"
     scale: ClassVar[float] = 1.0
+    least_margin: ClassVar[float] = 0.0
+    symmetric: ClassVar[bool] = False
     query_prompt: ClassVar[str | None] = None
     text_prompt: ClassVar[str | None] = None
     matryoshka_dims: ClassVar[tuple[int, ...]] = ()

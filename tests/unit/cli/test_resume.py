@@ -166,7 +166,7 @@ def test_values_of_variables_come_from_this_machine_only(monkeypatch: pytest.Mon
 
 
 def test_a_host_chooses_no_command_that_another_host_starts() -> None:
-    """Who was notified of a run is not in its options, only that somebody was."""
+    """The options of a run record that somebody is notified, but not who."""
     job = runs.FoundJob("r-1", RECIPE, NAMES, 4, options=KeptOptions(notifies=True))
     _, launch, note = with_kept_options(HostCounts(), LaunchOptions(), job, {})
     assert (launch.notify, launch.webhook) == ("", "")

@@ -30,6 +30,7 @@ from ftcluster_train.engine.tasks.classify.class_choice import class_answer
 from ftcluster_train.engine.tasks.classify.labels import ClassLabels, labels_of_model
 from ftcluster_train.engine.tasks.classify.metrics import default_metrics, measure
 from ftcluster_train.engine.tasks.embed.embedded_texts import close_set, number_of_text
+from ftcluster_train.engine.tasks.embed.prompted_texts import Prompts
 from ftcluster_train.engine.tasks.embed.sentence_similarity import SentenceSimilarityTask
 from ftcluster_train.engine.tasks.embed.vectors import decoded
 from ftcluster_train.engine.tasks.few_shot.contrastive_pairs import contrastive_pairs
@@ -96,7 +97,7 @@ class FewShotClassificationTask(SentenceSimilarityTask):
     def inspect_model(self, folder: Path) -> None:
         """Use the model's default prompt for all texts, as SetFit does."""
         modules = self.modules_of(folder)
-        self.prompts = self.prompts._replace(
+        self.model_prompts = Prompts(
             query=modules.prompt, text=modules.prompt, pooled=modules.pools_prompt
         )
 
