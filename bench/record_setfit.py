@@ -8,6 +8,7 @@ document with the rows, so that `bench.few_shot` trains on the same rows.
 
 import json
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,11 @@ def main(model: str, file: str, *seeds: str) -> None:
         ]
         classifier = SetFitModel.from_pretrained(model, labels=names)
         before = time.perf_counter()
-        settings = TrainingArguments(seed=seed, num_iterations=ITERATIONS, report_to="none")
-        trainer = Trainer(model=classifier, args=settings, train_dataset=sets[0])
-        trainer.train()
+        with tempfile.TemporaryDirectory() as folder:  # the default is the current folder
+            settings = TrainingArguments(
+                folder, seed=seed, num_iterations=ITERATIONS, report_to="none"
+            )
+            Trainer(model=classifier, args=settings, train_dataset=sets[0]).train()
         seconds = time.perf_counter() - before
         predicted = classifier.predict([row["text"] for row in test])
         right = [str(p) == row["label"] for p, row in zip(predicted, test, strict=True)]
