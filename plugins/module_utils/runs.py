@@ -144,7 +144,10 @@ def run_of(process: Path) -> str:
     return run_id(found.group(1)) if found else ""
 
 
-def run_id(words: bytes) -> str:
-    """Validate a run id from another user's process, so that a command can contain the id."""
-    found = re.fullmatch(rb"[\w.-]{1,200}", words)
-    return found.group().decode("ascii") if found else ""
+def run_id(value: bytes) -> str:
+    """Return a run id if it is safe to use in a command, or else "".
+
+    The id comes from another user's process.
+    """
+    match = re.fullmatch(rb"[\w.-]{1,200}", value)
+    return match.group().decode("ascii") if match else ""

@@ -83,6 +83,6 @@ def linux_environment(python: str) -> dict[str, str]:
 
 
 def sizes(text: str) -> tuple[int, int]:
-    """Return the bytes to download and to unpack, as a lock's head says; (0, 0) if not given."""
-    found = SIZES.search(text)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    """Return the bytes to download and to unpack from a lock's header; (0, 0) if it has none."""
+    match = SIZES.search(text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)

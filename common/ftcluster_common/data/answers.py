@@ -33,7 +33,7 @@ class AnswerColumns(NamedTuple):
 
 
 class UnplacedAnswerError(DataError):
-    """An answer without a position that the context has several times, or does not have.
+    """An answer without a position that occurs several times in the context, or not at all.
 
     Attributes:
         cause: reason why the answer has no position.
@@ -45,7 +45,7 @@ class UnplacedAnswerError(DataError):
 
 
 def read_answers(row: Row, columns: AnswerColumns, first: bool = False) -> dict[str, list[Any]]:
-    """Return the answers of a row as SQuAD has them: lists `text` and `answer_start`.
+    """Return the answers of a row in SQuAD's format: lists `text` and `answer_start`.
 
     The context of the row must be a text.
 
@@ -107,14 +107,16 @@ def _of_item(item: Any, context: str, column: str) -> tuple[Any, Any]:
         return item["text"], item.get(START, item.get("start"))
     if isinstance(item, Mapping) and {"start", "end"} <= item.keys():
         start, end = item["start"], item["end"]
-        if isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= len(context):
+        if not isinstance(start, int) or not isinstance(end, int):
+            raise DataError(f"{column} has {short(item)}: start and end must be whole numbers")
+        if 0 <= start < end <= len(context):
             return context[start:end], start
         raise DataError(f"{column} has {short(item)}, which is outside the context")
     raise DataError(f"{column} has {short(item)}, not an answer: a text, or text and {START}")
 
 
 def _placed(text: Any, start: Any, context: str, column: str, first: bool) -> tuple[str, int]:
-    """Return an answer with its position, after a check of both.
+    """Check an answer and its position, and return both.
 
     Raises:
         DataError: the answer is not at its position, or the context does not have it once.
@@ -122,26 +124,26 @@ def _placed(text: Any, start: Any, context: str, column: str, first: bool) -> tu
     if start is None and isinstance(text, str):
         return _searched(text.strip(), context, column, first)
     if not isinstance(text, str) or not isinstance(start, int) or start < 0:
-        has = f"{column} has {short(text)} at {short(start)}"
-        raise DataError(f"{has}, not a text at the number of a character")
+        answer = f"{column} has {short(text)} at {short(start)}"
+        raise DataError(f"{answer}, not a text at a character position (a whole number from 0)")
     actual = context[start : start + len(text)]
     if actual != text:
-        there = f"character {start} of the context, but {short(actual)}"
-        raise DataError(f"answer {short(text)} is not at {there}")
+        place = f"at character {start}"
+        raise DataError(f"the context has {short(actual)} {place}, not the answer {short(text)}")
     return text, start
 
 
 def _searched(text: str, context: str, column: str, first: bool) -> tuple[str, int]:
     """Return an answer with the position at which the context has it.
 
-    A place that is a whole word counts more than a place within a word.
+    If the context has the answer once as a whole word, this place is used.
     """
     if not text:
-        raise DataError(f"{column} has an empty answer; a question without an answer has none")
+        raise DataError(f"{column} has an empty answer; a question without an answer has an empty list")
     places = occurrences(text, context)
-    words = [place for place in places if _is_word(context, place, place + len(text))]
-    if len(places) == 1 or len(words) == 1 or (places and first):
-        return text, words[0] if words else places[0]
+    whole_words = [place for place in places if _is_word(context, place, place + len(text))]
+    if len(places) == 1 or len(whole_words) == 1 or (places and first):
+        return text, whole_words[0] if whole_words else places[0]
     if not places:
         like = context.lower().find(text.lower())
         hint = f"; it has {short(context[like : like + len(text)])}" if like >= 0 else ""
@@ -172,7 +174,7 @@ def occurrences(text: str, context: str) -> Sequence[int]:
 
 
 def _is_word(context: str, start: int, end: int) -> bool:
-    """Return True if no letter or digit continues a part of a text before or after it."""
+    """Return True if the part of a text from `start` to `end` has word boundaries at both ends."""
     before = context[start - 1 : start] if start else ""
     return not (
         (before.isalnum() and context[start].isalnum())

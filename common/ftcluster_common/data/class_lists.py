@@ -1,4 +1,4 @@
-"""Several classes in one cell of text: a list as text, or names with a separator between them.
+"""Several classes in one cell of text: a list written as text, or names joined by a separator.
 
 Standard library only.
 """
@@ -84,7 +84,7 @@ def _is_list(cell: str) -> bool:
 
 
 def _separates(mark: str, counts: Counter[str]) -> bool:
-    """Return True if a mark separates classes, see `find_separator`."""
+    """Return True if a mark separates classes. `find_separator` describes the rule."""
     parts = {cell: [part.strip() for part in cell.split(mark)] for cell in counts}
     several = {
         cell: names

@@ -61,9 +61,9 @@ def with_names(data_sets: Sequence[DataSet]) -> tuple[DataSet, ...]:
 
 
 def _name_of(path: str) -> str:
-    """Return the name of a file or folder without its ending, in the characters of a name.
+    """Return the default name of a data set: its file's or folder's name without the extension.
 
-    A file that is only called train or the like has the name of its folder.
+    Characters that a name cannot have become _. A file such as train.csv gets its folder's name.
     """
     place = PurePath(path.partition("@")[0])
     stem = place.name.partition(".")[0] or place.name
@@ -73,7 +73,7 @@ def _name_of(path: str) -> str:
 
 
 def split_name(split: str, data_set: str) -> str:
-    """Return the name of a split of a data set among all sets of a training.
+    """Return the name of a data set's split, which is unique in the training.
 
     >>> split_name("train", "reviews"), split_name("train", "")
     ('train_reviews', 'train')
@@ -103,7 +103,7 @@ def is_train(split: str) -> bool:
 def weights_of(data_sets: Sequence[DataSet], mixing: Mixing) -> list[float] | None:
     """Return the weight of each data set; None if each row is read once in each epoch.
 
-    A data set without a weight has the weight 1 if another data set has one.
+    If any data set has a weight, the default weight of the others is 1.
 
     >>> weights_of([DataSet("a"), DataSet("b", weight=3.0)], "proportional")
     [1.0, 3.0]

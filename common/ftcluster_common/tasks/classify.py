@@ -349,7 +349,7 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
         return {**vars(GLUE[glue]), "data_config": glue} if glue else {}
 
     def with_rows(self, options: TextClassification, rows: Iterable[Row]) -> TextClassification:
-        """Return the options with the columns of 0 and 1, or the separator of several classes."""
+        """Return the options with the columns of 0 and 1, or the separator, that the rows show."""
         every = iter(rows)
         first = [*islice(every, LOOKED_AT)]
         return with_separator(with_label_columns(options, first), chain(first, every))

@@ -298,7 +298,7 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
         query, positive = options.query_column, options.positive_column
         return (
             f"each row has {query or 'query'}, {positive or 'positive'} (the text that belongs "
-            "to it) and, if there are such, negatives (texts that do not); or two texts and a "
+            "to it) and optional negatives (texts that do not); or two texts and a "
             "score"
         )
 

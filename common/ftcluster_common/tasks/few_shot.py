@@ -34,9 +34,9 @@ class FewShotClassification(Options):
             folder if sentence-transformers wrote it, else the mean.
         normalize: True to classify embeddings of length 1. `auto` is as in the model's folder,
             else false.
-        sampling_strategy: pairs of an epoch. unique has each pair of rows once, oversampling
-            repeats pairs of one class until they are as many as the others, and undersampling
-            drops pairs of different classes.
+        sampling_strategy: rule that selects the pairs of an epoch. unique uses each pair once,
+            oversampling repeats pairs of the rarer kind (same class or different classes), and
+            undersampling drops pairs of the more frequent kind.
         num_iterations: number of pairs of each kind for each row, instead of sampling_strategy.
         setfit_head: True to save the head for SetFit, too: a pickle, which ftcluster.load and
             `ftcluster export` refuse, because pickles may run code.
@@ -80,7 +80,7 @@ def few_shot_columns(
     texts, labels = classification_columns(plain, columns, labelled)
     if len(texts) > 1:
         raise DataError(
-            f"found the pair of texts {', '.join(texts)}, and a row has one text; name its column: "
+            f"several columns may have the text: {', '.join(texts)}; choose one of them: "
             f"text_columns={texts[0]}"
         )
     return texts[0], "".join(labels)
@@ -106,7 +106,7 @@ def problem_of_shots(classes: Sequence[str]) -> str:
 
 
 def drawn_shots(classes: Sequence[str], count: int | None) -> list[int]:
-    """Return the indices of the first `count` rows of each class; of all rows without a count.
+    """Return the indices of the first `count` rows of each class, or of all rows for None.
 
     >>> drawn_shots(["a", "a", "b", "a"], 2)
     [0, 1, 2]
@@ -169,7 +169,7 @@ class FewShotClassificationSpec(TaskSpec[FewShotClassification]):
     def file_problems(
         self, options: FewShotClassification, files: Files, trains: bool
     ) -> list[str]:
-        """Return the problem of training files of which no pairs can be made."""
+        """Return the problem of training files from which no pairs can be made."""
         if not files or not trains or any(kind_of(file) == PARQUET for file in files):
             return []
         labels = [row[few_shot_columns(options, list(row))[1]] for row in Table(files)]
@@ -183,11 +183,11 @@ class FewShotClassificationSpec(TaskSpec[FewShotClassification]):
         return [f"{files[0]}: {problem}"] if problem else []
 
     def counts_classes(self, options: FewShotClassification) -> bool:
-        """Return True."""
+        """Return True, because labels are classes."""
         return True
 
     def has_classes(self, options: FewShotClassification) -> bool:
-        """Return True."""
+        """Return True, because the model predicts classes."""
         return True
 
     def smooths_labels(self, options: FewShotClassification) -> bool:
@@ -195,11 +195,11 @@ class FewShotClassificationSpec(TaskSpec[FewShotClassification]):
         return False
 
     def compares_batch(self, options: FewShotClassification) -> bool:
-        """Return True."""
+        """Return True, because the loss is computed from the embeddings of pairs."""
         return True
 
     def reads_modules(self, options: FewShotClassification) -> bool:
-        """Return True."""
+        """Return True, because the model's folder may define pooling and prompts."""
         return True
 
     def texts_of_a_sample(self, options: FewShotClassification) -> int:

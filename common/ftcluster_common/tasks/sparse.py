@@ -69,7 +69,7 @@ class SparseEncoding(Options):
         )
 
     def regularizer_share(self, step: int, steps: int) -> float:
-        """Return the share of the regularizer weights in a step, as sentence-transformers has it.
+        """Return the share of the regularizer weights in a step: sentence-transformers' schedule.
 
         Args:
             step: number of the step, counted from 1.
@@ -117,8 +117,8 @@ class SparseEncodingSpec(TaskSpec[SparseEncoding]):
             return _PAIRS.row_form(options.pairs, answered)
         query, positive = options.query_column or "query", options.positive_column or "positive"
         return (
-            f"each row has {query}, {positive} (the text that belongs to it) and, if there are "
-            "such, negatives (texts that do not)"
+            f"each row has {query}, {positive} (the text that belongs to the query) and optional "
+            "negatives (texts that do not)"
         )
 
     def metric_names(self, options: SparseEncoding) -> tuple[str, ...]:

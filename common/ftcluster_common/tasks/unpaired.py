@@ -44,8 +44,8 @@ class UnpairedPreferenceTuning(Conversations):
 
     Attributes:
         label_column: column with true (or 1, up) for a liked answer and false (or 0, down) for
-            another one. Default: found by its name.
-        beta: strength with which the model is held at its initial state.
+            any other answer. Default: found by its name.
+        beta: strength of the penalty for moving away from the initial model.
         desirable_weight: weight of the losses of liked answers.
         undesirable_weight: weight of the losses of other answers.
         disable_dropout: True to train without dropout, also of adapters, as in TRL.
@@ -141,15 +141,15 @@ class UnpairedPreferenceTuningSpec(DecoderTuningSpec[UnpairedPreferenceTuning]):
         yield from super().contradictions(options)
 
     def why_not_evaluated(self, options: UnpairedPreferenceTuning, model: str) -> tuple[str, str]:
-        """Return advice to measure the loss on answers, which `ftcluster evaluate` supports."""
+        """Return why preferences cannot be evaluated, and advice to evaluate answers instead."""
         return not_evaluated(model)
 
     def compares_with_start(self, options: UnpairedPreferenceTuning) -> bool:
-        """Return True."""
+        """Return True, because the loss uses the probabilities of the initial model."""
         return True
 
     def counts_classes(self, options: UnpairedPreferenceTuning) -> bool:
-        """Return True."""
+        """Return True, because a label is one of two classes."""
         return True
 
     def smooths_labels(self, options: UnpairedPreferenceTuning) -> bool:

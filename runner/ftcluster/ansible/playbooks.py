@@ -164,7 +164,7 @@ class Check(Stages):
 
 @dataclass(frozen=True)
 class SystemReport(Stages):
-    """The playbook that asks each host about its system, without Python there."""
+    """The playbook that collects facts about each host's system. The hosts need no Python."""
 
     name = "system_report"
     answers = (answers.SYSTEM,)

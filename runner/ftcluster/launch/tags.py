@@ -32,7 +32,7 @@ def read_tags(words: Sequence[str]) -> str:
     if twice := sorted(name for name, count in names.items() if count > 1):
         raise UsageError(f"--tag {', '.join(twice)}: given twice: give each name once")
     if len(tags) > MOST:
-        raise UsageError(f"{len(tags)} tags are more than {MOST}")
+        raise UsageError(f"at most {MOST} tags are allowed, got {len(tags)}")
     return " ".join(f"{name}={value}" for name, value in tags.items())
 
 

@@ -111,15 +111,15 @@ def _nodes(numbers: Sequence[int]) -> str:
     return f"node{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
-def allocator(host: HostFacts, preloaded: str, asked: str) -> Reason:
+def allocator(host: HostFacts, preloaded: str, user_reason: str) -> Reason:
     """Explain the choice of the preloaded allocator.
 
     Args:
         preloaded: path of the allocator's library; "" if none is preloaded.
-        asked: source of the choice; "" if the plan chose the allocator.
+        user_reason: reason to report if the user chose the allocator; "" if the plan chose it.
     """
-    if asked:
-        return preloaded or "libc's", asked
+    if user_reason:
+        return preloaded or "libc's", user_reason
     if host.tcmalloc:
         return host.tcmalloc, "tcmalloc is installed; a step takes 13 to 27 % less time with it"
     return "libc's", "tcmalloc is not installed; ftcluster setup with root installs it"

@@ -51,7 +51,7 @@ def test_a_position_in_another_column(start: Any) -> None:
         assert read("Ada", start, first=True)["answer_start"] == [0]
     else:
         assert read("Ada", start)["answer_start"] == [37]
-    with pytest.raises(DataError, match="answer 'Ada' is not at character 3 of the context"):
+    with pytest.raises(DataError, match="at character 3, not the answer 'Ada'"):
         read("Ada", 3)
 
 

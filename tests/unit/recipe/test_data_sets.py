@@ -60,7 +60,7 @@ def test_a_list_of_one_data_set_is_this_data_set() -> None:
         ("{path: a.csv, weight: 0}", "'weight' must be a number greater than 0, got 0"),
         ("{path: a.csv, weight: yes}", "'weight' must be a number greater than 0, got True"),
         ("{path: a.csv, label_column: [1]}", "'label_column' must be a text"),
-        ("{path: a.csv, name: b}", "two entries have the name b"),
+        ("{path: a.csv, name: b}", "each entry needs its own name; used several times: b"),
         ("{path: a.csv, name: a/b}", "'name' is a text of letters, digits, _ and -"),
         ("{weight: 3}", "an entry of data is a path, or a mapping"),
         ("-rf", "begins like an option"),

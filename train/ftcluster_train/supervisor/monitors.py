@@ -154,10 +154,13 @@ class _TrainingWatch(Watch):
         self._stopped = self._stopped or text.endswith(STOPPED_LINE)
 
     def blame(self, trouble: list[Trouble]) -> list[Trouble]:
-        """Return the rank that was killed first, because mpirun then kills the others."""
-        if any(one.cause != "signal" for one in trouble):
+        """Return only the trouble of the rank that was killed first: mpirun then kills the others.
+
+        Return all trouble if a rank has another cause, or if that rank is unknown.
+        """
+        if any(problem.cause != "signal" for problem in trouble):
             return trouble
-        return [one for one in trouble if one.rank == self._killed] or trouble
+        return [problem for problem in trouble if problem.rank == self._killed] or trouble
 
     def ending(self, exit_code: int) -> Ending:
         if self._stopped and not self._errors:

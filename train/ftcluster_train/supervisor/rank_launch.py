@@ -478,7 +478,7 @@ def _read_rest(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
 
 
 def _pipes(process: "subprocess.Popen[bytes]") -> Iterator[tuple[Stream, IO[bytes]]]:
-    """Yield mpirun's output pipes; for a training, stdout has all output."""
+    """Yield mpirun's pipes. Trainings have only stdout, which also carries stderr."""
     if process.stdout:
         yield "stdout", process.stdout
     if process.stderr:

@@ -52,11 +52,11 @@ def _matches(row: Row) -> bool:
 def _read(row: Row) -> Annotated:
     column = _text_column(row)
     if not column:
-        raise DataError("no text; only annotations of texts are read")
+        raise DataError("no column text or data; only annotations of texts are supported")
     text = row[column]
     answers = {name: _answer(name, row[name], text) for name in ANSWERS if name in row}
     if not answers:
-        raise DataError(f"none of {', '.join(ANSWERS)}, where doccano writes annotations")
+        raise DataError(f"no annotations, which doccano writes into one of {', '.join(ANSWERS)}")
     meta = row.get("meta")
     others = {name: value for name, value in row.items() if name not in OTHERS}
     fields = {**(meta if isinstance(meta, Mapping) else {}), **others, "text": text}

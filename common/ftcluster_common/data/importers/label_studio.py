@@ -28,7 +28,7 @@ VALUES = (*SPAN_KINDS, *NUMBERS, "choices", "taxonomy", "text", "selected")
 # columns that JSON-MIN and CSV add to those of `data` and of the controls
 ABOUT = ("annotator", "annotation_id", "created_at", "updated_at", "lead_time", "agreement",
          "was_cancelled")  # fmt: skip
-CHOICE = "the one marked as ground truth is used, or else the one that was created first"
+CHOICE = "the annotation marked as ground truth is used, or else the oldest annotation"
 
 
 def _annotations(row: Row) -> Any:
@@ -225,5 +225,5 @@ def _is_answer(value: Any) -> bool:
 
 LABEL_STUDIO = Importer("Label Studio (JSON)", _is_task, _read_task, CHOICE)
 LABEL_STUDIO_ROWS = Importer(
-    "Label Studio (JSON-MIN or CSV)", _is_row, _read_row, "the one that was created first is used"
+    "Label Studio (JSON-MIN or CSV)", _is_row, _read_row, "the oldest annotation is used"
 )

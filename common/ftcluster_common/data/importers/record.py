@@ -47,15 +47,15 @@ class Importer:
     Attributes:
         tool: name of the format in messages.
         matches: function that returns True if a row is in this format.
-        read: function that reads a row. It raises DataError, whose message has no place, for a
-            damaged row.
-        choice: rule by which one of several annotations of a text is chosen, for messages.
+        read: function that reads a row. It raises DataError for a damaged row; the caller adds the
+            row's place to the message.
+        choice: rule, for messages, that selects one of several annotations of a text.
     """
 
     tool: str
     matches: Callable[[Row], bool]
     read: Callable[[Row], Annotated]
-    choice: str = "the first one in the file is used"
+    choice: str = "the first annotation in the file is used"
 
 
 def text_of(row: Row, column: str) -> str:
@@ -66,8 +66,8 @@ def text_of(row: Row, column: str) -> str:
     """
     text = row.get(column)
     if not isinstance(text, str):
-        has = f"{column} is {short(text)}, not a text" if column in row else f"no {column}"
-        raise DataError(f"{has}; only annotations of texts are read")
+        has = f"{column} is {short(text)}, not a text" if column in row else f"no column {column}"
+        raise DataError(f"{has}; only annotations of texts are supported")
     return text
 
 
@@ -93,7 +93,7 @@ def span_of(start: Any, end: Any, label: Any) -> dict[str, Any]:
     for name, place in (("start", start), ("end", end)):
         if isinstance(place, bool) or not isinstance(place, int) or place < 0:
             raise DataError(
-                f"an entity has the {name} {short(place)}, not the number of a character"
+                f"an entity has the {name} {short(place)}, not a character position (a whole number from 0)"
             )
     if not isinstance(label, str) or not label.strip():
         raise DataError(

@@ -1,4 +1,4 @@
-"""The rows of an export as rows of data: one answer for each text, in columns with usual names.
+"""Conversion of an export to training rows: one answer per text, in columns that tasks recognize.
 
 The rows of all files of a set are read twice. The first pass collects what a single row does not
 say: the columns of answers, whether a row may have several classes, and texts that several rows
@@ -89,7 +89,7 @@ class Survey:
         self._copies: dict[str, str] = {}
 
     def read(self, where: str, row: Any) -> Annotated:
-        """Return a row in the form of the importers.
+        """Read a row with the importer.
 
         Raises:
             DataError: the row is damaged; the message has its place.
@@ -239,12 +239,11 @@ class Survey:
         """
         every = self.rows + sum(places.count for places in self.skipped.values())
         head = f"{name} is an export of {self.importer.tool}: {self.rows} of {every} rows are read"
-        parts = [
+        parts = [f"{self.unmarked.count} of these have no entity"] if self.unmarked.count else []
+        parts += [
             f"skipped: {places.count} {reason} ({places})"
             for reason, places in sorted(self.skipped.items())
         ]
-        if self.unmarked.count:
-            parts.append(f"{self.unmarked.count} of them without an entity")
         if columns := self.columns_text():
             parts.append(columns)
         if self.ignored:
@@ -253,7 +252,7 @@ class Survey:
         if self.disagreeing.count:
             notes.append(
                 f"{name}: annotators DISAGREE about {self.disagreeing.count} of the texts "
-                f"({self.disagreeing}): of several annotations, {self.importer.choice}"
+                f"({self.disagreeing}): {self.importer.choice}"
             )
         if self.sample:
             notes.append(f"{name}: the first row is read as {_shown(self.sample)}")

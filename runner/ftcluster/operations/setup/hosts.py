@@ -270,10 +270,10 @@ def _stack_of(result: StagesResult) -> Setup:
 
 
 def _pattern(cluster: Cluster, options: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
-    """Return the option that sets the cluster's hosts; nothing if the saved pattern matches them.
+    """Return the option that sets the cluster's hosts, or () if the saved pattern matches them.
 
     Raises:
-        FtclusterError: the inventory sets the cluster's hosts itself, to other hosts.
+        FtclusterError: the inventory sets a pattern of other hosts.
     """
     connection_options = (*cluster.options, *options)
     if set(read_inventory(cluster.inventories, connection_options, cluster.pattern).cluster) == set(

@@ -85,7 +85,7 @@ def test_only_submitted_responses_count_and_the_first_is_used(tmp_path: Path, fo
     first, second, _ = notes(path)
     assert "skipped: 2 without a submitted response (a.jsonl:2, a.jsonl:3)" in first
     assert second == (
-        "a.jsonl: annotators DISAGREE about 1 of the texts (a.jsonl:4): of several annotations, "
+        "a.jsonl: annotators DISAGREE about 1 of the texts (a.jsonl:4): "
         "the first submitted response is used"
     )
 
@@ -131,7 +131,7 @@ def test_data_sets_before_feedback(tmp_path: Path) -> None:
     [
         (record({"text": TEXT}, label="good"), "the responses to label are 'good', not a list"),
         (record({"text": TEXT}, label=[{"user_id": "u"}]), "not a list of values"),
-        (record({"text": TEXT}, label=[answer({"a": 1})]), "which is not read"),
+        (record({"text": TEXT}, label=[answer({"a": 1})]), "not a text, a number or a list"),
         (record({"text": TEXT}, label=[answer([{**SPANS[0], "end": 99}])]), "outside the texts"),
         ({**record({"text": TEXT}), "responses": 3}, "responses is 3, not a list or an object"),
     ],

@@ -37,7 +37,7 @@ def test_entities_of_each_release(tmp_path: Path, row: dict[str, Any], column: s
     assert first[column] == [CITY, PERSON]
     assert second[column] == []
     assert (
-        "all.jsonl is an export of doccano: 2 of 2 rows are read; 1 of them without an entity"
+        "all.jsonl is an export of doccano: 2 of 2 rows are read; 1 of these have no entity"
         in notes(path)[0]
     )
     assert ("; not read: relations" in notes(path)[0]) == bool(row.get("relations"))
@@ -85,7 +85,7 @@ def test_files_of_two_annotators(tmp_path: Path) -> None:
     assert "3 of 5 rows are read; skipped: 2 that annotate the text of another row" in first
     assert "(bob.jsonl:1, bob.jsonl:2)" in first
     assert second.startswith(
-        "train: annotators DISAGREE about 1 of the texts (bob.jsonl:2): of several"
+        "train: annotators DISAGREE about 1 of the texts (bob.jsonl:2): "
     )
 
 
@@ -99,7 +99,7 @@ def test_files_of_two_annotators(tmp_path: Path) -> None:
         ({"label": {"a": 1}}, "label is {'a': 1}, not a list of labels"),
         ({"label": [{"label": 7, "start_offset": 0, "end_offset": 4}]},
          "the label 7 is a number of doccano's database"),
-        ({"text": None}, "no text; only annotations of texts are read"),
+        ({"text": None}, "no column text or data; only annotations of texts are supported"),
     ],
 )  # fmt: skip
 def test_a_damaged_row_is_refused_with_file_row_and_reason(

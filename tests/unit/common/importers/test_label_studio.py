@@ -66,7 +66,7 @@ def test_entities_of_all_three_formats_are_equal(tmp_path: Path) -> None:
         assert [row["label"] for row in read(path)] == [[CITY], []], path.name
         assert {row["text"] for row in read(path)} == {TEXT}
         assert "is an export of Label Studio (JSON" in notes(path)[0]
-        assert "2 of 2 rows are read; 1 of them without an entity" in notes(path)[0]
+        assert "2 of 2 rows are read; 1 of these have no entity" in notes(path)[0]
 
 
 def test_choices_of_all_three_formats_are_equal(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_which_of_several_annotations_is_used(tmp_path: Path) -> None:
     assert second.startswith(
         "full.json: annotators DISAGREE about 2 of the texts (full.json: row 1, full"
     )
-    assert "ground truth is used, or else the one that was created first" in second
+    assert "ground truth is used, or else the oldest annotation" in second
     # to predict, each task has a row
     assert len(read(path, labelled=False)) == 6
     # in JSON-MIN, the newest annotation of a task comes first
