@@ -439,6 +439,6 @@ FAULTS = {
     ),
     "cut-all": Fault("a host is cut off from all others", cut_off, TESTBED),
     "cut-control": Fault("the control node does not reach the head", cut_from_control, TESTBED),
-    "delay": Fault("a host's network answers after 200 ms", delayed, TESTBED),
+    "delay": Fault("a host's network has a delay of 200 ms", delayed, TESTBED),
     "loss": Fault("a host's network loses 2 % of its frames", loss, TESTBED),
 }

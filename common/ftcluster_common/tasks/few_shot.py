@@ -39,7 +39,7 @@ class FewShotClassification(Options):
             undersampling drops pairs of the more frequent kind.
         num_iterations: number of pairs of each kind for each row, instead of sampling_strategy.
         setfit_head: True to save the head for SetFit, too: a pickle, which ftcluster.load and
-            `ftcluster export` refuse, because pickles may run code.
+            `ftcluster export-model` refuse, because pickles may run code.
         validation_split_percentage: share in percent of the rows that become the validation set if
             the data have none.
     """
