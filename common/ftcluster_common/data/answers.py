@@ -139,7 +139,9 @@ def _searched(text: str, context: str, column: str, first: bool) -> tuple[str, i
     If the context has the answer once as a whole word, this place is used.
     """
     if not text:
-        raise DataError(f"{column} has an empty answer; a question without an answer has an empty list")
+        raise DataError(
+            f"{column} has an empty answer; a question without an answer has an empty list"
+        )
     places = occurrences(text, context)
     whole_words = [place for place in places if _is_word(context, place, place + len(text))]
     if len(places) == 1 or len(whole_words) == 1 or (places and first):

@@ -76,7 +76,7 @@ class Job:
             del data["code"]
         options = data["recipe"]["options"]
         for name in self.recipe.spec.later_fields:
-            if options.get(name) == getattr(type(self.recipe.options), name, None):
+            if options.get(name) == getattr(self.recipe.spec.fields, name, None):
                 options.pop(name, None)
         return stamped(JOB, data)
 

@@ -62,7 +62,7 @@ def test_every_problem_of_every_host_before_anything_is_changed(
         assert re.search(r"Python 3\.11\.\d+ .* 3\.99 ", of[name])
     assert "/proc/ftcluster is not writable" in of[HEAD]
     assert "0.1 GB free at /mnt/small/ft" in of[OTHER]
-    assert re.search(r"its clock is (3599|3600)\.\d s ahead of that of node[01]", of[THIRD])
+    assert re.search(r"its clock is (3599|3600)\.\d s ahead of the clock of node[01]", of[THIRD])
     assert "mpirun needs the same path on all" in done.stderr
 
 

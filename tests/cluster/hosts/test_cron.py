@@ -3,12 +3,23 @@
 import json
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.cluster import FEW_PAIRS, TWO, Cluster, no_rank_is_left
-from tests.programs import FTCLUSTER
+from tests.programs import FTCLUSTER, HANG_SECONDS
 
 CRONTAB_PATH = "/usr/bin:/bin"
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """Return a folder with a short path: Ansible's sockets below it have at most 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="cron") as folder:
+        yield Path(folder)
 
 
 def cron(cluster: Cluster, home: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -18,27 +29,27 @@ def cron(cluster: Cluster, home: Path, *arguments: str) -> "subprocess.Completed
     line = " ".join([str(FTCLUSTER), *arguments])
     return subprocess.run(
         cluster.control.bed.run_argv(["setsid", "--wait", *clean, "/bin/sh", "-c", line]),
-        cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
-        check=False,
+        cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
 
 
-def test_a_training_and_its_state_without_a_terminal(cluster: Cluster, tmp_path: Path) -> None:
-    state = tmp_path / ".local/state/ftcluster"  # as after a setup with this HOME
+def test_a_training_and_its_state_without_a_terminal(cluster: Cluster, home: Path) -> None:
+    state = home / ".local/state/ftcluster"  # as after a setup with this HOME
     state.mkdir(parents=True)
     shutil.copy(cluster.control.folder / "state/ftcluster/cluster.json", state)
-    before = {path.name for path in tmp_path.iterdir()}
-    started = cron(cluster, tmp_path, "train", "quickstart", *TWO, *FEW_PAIRS, "--detach")
+    before = {path.name for path in home.iterdir()}
+    started = cron(cluster, home, "train", "quickstart", *TWO, *FEW_PAIRS, "--detach")
     assert started.returncode == 0, started.stderr
     [run] = started.stdout.splitlines()  # a script can take the id
     assert "\x1b" not in started.stdout + started.stderr
-    listed = cron(cluster, tmp_path, "ps")
+    listed = cron(cluster, home, "ps")
     assert listed.returncode == 0, listed.stderr
     assert (listed.stderr, run in listed.stdout) == ("", True), listed.stdout
     assert "\x1b" not in listed.stdout
-    attached = cron(cluster, tmp_path, "attach", run, "--json")
+    attached = cron(cluster, home, "attach", run, "--json")
     assert attached.returncode == 0, attached.stderr
     assert json.loads(attached.stdout)["state"] == "done"
-    assert {path.name for path in tmp_path.iterdir()} - before <= {".ansible", ".cache", ".ssh"}
-    assert list(tmp_path.glob(".ansible/tmp/*")) == []
+    assert {path.name for path in home.iterdir()} - before <= {".ansible", ".cache", ".ssh"}
+    assert list(home.glob(".ansible/tmp/*")) == []
     no_rank_is_left(cluster)

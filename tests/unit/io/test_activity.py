@@ -44,6 +44,8 @@ def test_a_stop_is_that_of_a_main_process() -> None:
     with program(TREE, "import time; time.sleep(60)") as other:
         wait_for(lambda: len(descendants(os.getpid())) == 2)
         (work,) = set(descendants(os.getpid())) - {other.pid}
+        # a process that is stopped before it executes its program blocks its parent (vfork)
+        wait_for(lambda: b"threading" not in Path(f"/proc/{work}/cmdline").read_bytes())
         os.kill(work, signal.SIGSTOP)
         wait_for(lambda: activity(os.getpid(), (other.pid, work))["state"] == "T")
         wait_for(lambda: activity(os.getpid(), (other.pid,))["state"] == "S")

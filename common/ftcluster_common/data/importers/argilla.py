@@ -123,7 +123,9 @@ def _answer(question: str, value: Any, fields: Row, places: set[str]) -> Any:
             for item in zip(*columns, texts, strict=False)
         ]
     if isinstance(value, bool) or not isinstance(value, str | int | float | list):
-        raise DataError(f"the response to {question} is {short(value)}, not a text, a number or a list")
+        raise DataError(
+            f"the response to {question} is {short(value)}, not a text, a number or a list"
+        )
     if not isinstance(value, list):
         return value
     if are_objects(value, ("start", "end", "label")):

@@ -84,9 +84,7 @@ def test_files_of_two_annotators(tmp_path: Path) -> None:
     first, second, _ = notes(ada, bob)
     assert "3 of 5 rows are read; skipped: 2 that annotate the text of another row" in first
     assert "(bob.jsonl:1, bob.jsonl:2)" in first
-    assert second.startswith(
-        "train: annotators DISAGREE about 1 of the texts (bob.jsonl:2): "
-    )
+    assert second.startswith("train: annotators DISAGREE about 1 of the texts (bob.jsonl:2): ")
 
 
 @pytest.mark.parametrize(

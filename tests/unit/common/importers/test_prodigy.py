@@ -82,7 +82,10 @@ def test_two_sessions_disagree(tmp_path: Path) -> None:
         (with_span(2, label=None), "has the label None, not a name"),
         (with_span(2, text="Rome"), "the entity 'Rome' is not at the characters 10 to 14"),
         (task(2, spans="[]"), "spans is '[]', not a list"),
-        ({**with_span(2), "text": None, "image": "a.png"}, "only annotations of texts are supported"),
+        (
+            {**with_span(2), "text": None, "image": "a.png"},
+            "only annotations of texts are supported",
+        ),
     ],
 )
 def test_a_damaged_row_is_refused_with_file_row_and_reason(
