@@ -22,7 +22,7 @@ shapes = st.lists(st.integers(1, 5), min_size=1, max_size=3)
 
 @given(st.integers(1, 40), st.integers(1, 40), dtypes, st.sampled_from([1e-5, 1e-12]), st.data())
 def test_layer_norm(rows: int, width: int, dtype: torch.dtype, eps: float, data: Any) -> None:
-    """For any input dtype, mean, variance and sums over rows are in fp32."""
+    """Mean, variance and sums over rows are in fp32 for any input dtype."""
     inputs = [
         data.draw(tensors((rows, width), dtype)),
         data.draw(tensors((width,), torch.float32)),

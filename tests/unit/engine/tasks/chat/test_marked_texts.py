@@ -100,7 +100,7 @@ def test_every_message_is_written_or_refused() -> None:
 
 
 def test_a_message_is_missed_though_another_has_its_words() -> None:
-    """For example, the answer may repeat a tool's result."""
+    """The answer may repeat a tool's result, for example."""
     result = {"role": "function", "content": "4"}
     told = Conversation([ASKS, result, {"role": "assistant", "content": "It is 4."}])
     known = with_known_roles(told, knows("user", "tool", "assistant"))
