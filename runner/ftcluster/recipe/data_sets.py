@@ -49,7 +49,9 @@ def read_data_sets(
     named = with_names(data_sets)
     names = [data_set.name for data_set in named]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        problems.append(f"data: each entry needs its own name; used several times: {', '.join(twice)}")
+        problems.append(
+            f"data: each entry needs its own name; used several times: {', '.join(twice)}"
+        )
     if len(entries) > MOST_SETS:
         problems.append(f"data: at most {MOST_SETS} data sets are allowed, got {len(entries)}")
     return named, problems

@@ -93,7 +93,8 @@ def span_of(start: Any, end: Any, label: Any) -> dict[str, Any]:
     for name, place in (("start", start), ("end", end)):
         if isinstance(place, bool) or not isinstance(place, int) or place < 0:
             raise DataError(
-                f"an entity has the {name} {short(place)}, not a character position (a whole number from 0)"
+                f"an entity has the {name} {short(place)}, not a character position (a whole "
+                "number from 0)"
             )
     if not isinstance(label, str) or not label.strip():
         raise DataError(
