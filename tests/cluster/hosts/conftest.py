@@ -18,7 +18,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with bare_hosts("trixie", tmp_path_factory.mktemp("hosts"), python=python) as control:
         inventory = control.inventory("inventory.ini", NAMES)
         before = control.snapshots()
-        dry = control.run("setup", inventory, "--check")
+        dry = control.run("setup", inventory, "--check", "--diff")
         assert dry.returncode == 0, dry.stderr
         assert re.search(r"3 hosts checked, \d\d changes to make", dry.stdout), dry.stdout
         assert re.search("node0: changed: Install.*: nftables", dry.stderr), dry.stderr
