@@ -1,7 +1,7 @@
 """Trainings whose order of samples is recorded in sampler_orders.json.
 
-The digests were recorded with the sampler that keeps its order in lists of Python integers. A run must resume with
-the order that it started with, so no later version may change them.
+The digests were recorded with the sampler that keeps its order in lists of Python integers. A run
+must resume with the order that it started with, so no later version may change them.
 """
 
 import hashlib
