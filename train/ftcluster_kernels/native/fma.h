@@ -41,7 +41,7 @@ INLINE void pack_along(const word *matrix, int64_t row_stride, int64_t rows, int
             sliver[k * sliver_width + i] = i < rows ? matrix[i * row_stride + k] : 0;
 }
 
-/* Pack one word of each column of a sliver; columns at and after index `columns` are zeros. In bf16, `next_row` contains
+/* Pack one word of each column of a sliver; columns at and after index `columns` are zeros. In bf16, `next_row` has
  * the second elements of the words; it is NULL at the end of an odd depth. */
 INLINE void pack_row(const void *row, const void *next_row, int64_t columns, int sliver_width, int type,
                      word *packed_row) {

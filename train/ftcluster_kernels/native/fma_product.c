@@ -2,8 +2,8 @@
 
 #include "fma.h"
 
-/* Multiplication of large matrices: C = A B + bias. A panel of A stays in L2, and so does the part of a sliver of B that
- * the rows of the panel are multiplied by. Each free thread takes the next piece of work. The value of an element of C
+/* Multiplication of large matrices: C = A B + bias. A panel of A stays in L2, and so does the part of a sliver of B
+ * that the rows of the panel are multiplied by. Each free thread takes the next piece of work. The value of an element of C
  * does not depend on the thread that computes it. */
 
 #ifdef __AVX512F__
@@ -54,8 +54,8 @@ typedef struct {
     int64_t *next_piece;
 } Product;
 
-/* Pack slivers of A's rows or of B's columns, beginning at `first_row` of `rows`. `is_depth_contiguous`: 1 if the matrix
- * is stored along the depth. */
+/* Pack slivers of A's rows or of B's columns, beginning at `first_row` of `rows`. `is_depth_contiguous`: 1 if the
+ * matrix is stored along the depth. */
 INLINE void pack(const Product *args, const void *matrix, int is_depth_contiguous, int64_t first_row, int64_t rows,
                  int64_t sliver_count, int sliver_width, int type, word *slivers) {
     const int64_t row_stride = args->depth / in_word(type),

@@ -21,7 +21,7 @@ INLINE Rows rows_of(const Heads *args, Vectors x, Head h) {
     return (Rows){(bf16 *)x.at + first_row + h.head * x.head_stride, x.row_stride};
 }
 
-/* Copy the queries of heads that share keys to `copies`, or back; `copies` has the rows of a token next to each other. */
+/* Copy the queries of heads that share keys to `copies`, or back; in `copies` the rows of a token are adjacent. */
 static void copy_queries(const Heads *args, Vectors x, Head h, bf16 *copies, int copies_back) {
     for (int64_t i = 0; i < h.queries; i++) {
         int64_t token = args->starts[h.sample] + i / args->per_key,
@@ -97,7 +97,7 @@ typedef struct {
     float *sums;                 /* BLOCK_ROWS x 32: elements before they are rounded to the output */
     bf16 *b_along_size;          /* B, depth is `size`: keys; backward: values */
     bf16 *b_along_keys;          /* B, depth is keys: values; backward: keys */
-    bf16 *a_along_size;          /* A, depth is `size`: queries of a block; backward: gradients of the block's outputs */
+    bf16 *a_along_size;          /* A, depth is `size`: queries of a block; backward: gradients of its outputs */
     bf16 *weights;               /* A, depth is keys or queries: probabilities; backward: gradients of scores */
     bf16 *queries, *grads;       /* backward: B, depth is queries: queries, and gradients of outputs */
     bf16 *grad_scores;           /* backward: queries x keys */

@@ -195,8 +195,8 @@ INLINE void forward(const Heads *args, int thread, int type) {
     }
 }
 
-/* Compute the gradients of a row of scores from the gradients of the probabilities, and the probabilities after dropout.
- * The function appends zeros to both results, up to `columns`. */
+/* Compute the gradients of a row of scores from the gradients of the probabilities, and the probabilities after
+ * dropout. The function appends zeros to both results, up to `columns`. */
 INLINE void softmax_row_back(const Heads *args, Head h, int64_t row, const float *grad_probabilities, char *grad_scores,
                              char *dropped, int64_t columns, int type) {
     uint32_t kept_bits[WORDS(LONGEST)];

@@ -52,7 +52,7 @@ typedef struct {
 INLINE int64_t total_depth(const Product *args) { return args->depth + args->rank; }
 
 /* Pack `count` columns, beginning at `first`, as tiles of B. The matrix is stored as (depth, columns), or with
- * `transposed` as (columns, depth). Columns of tiles are `total_depth_tiles` apart, because they may have more depth. */
+ * `transposed` as (columns, depth). Columns of tiles are `total_depth_tiles` apart, for further depth. */
 static void pack_columns(const bf16 *matrix, int64_t depth, int64_t columns, int64_t first, int64_t count,
                          int transposed, int64_t total_depth_tiles, bf16 *packed_tiles) {
     if (transposed)
@@ -62,7 +62,7 @@ static void pack_columns(const bf16 *matrix, int64_t depth, int64_t columns, int
                    packed_tiles + depth_tile * TILE);
 }
 
-/* Pack pieces of PACKED_TILES columns of tiles of `b` and `up`; the last piece is `down`, which is packed behind them. */
+/* Pack pieces of PACKED_TILES columns of tiles of `b` and `up`; the last piece is `down`, packed behind them. */
 static void pack_b(const void *pointer, int64_t begin, int64_t end, int thread) {
     const Product *args = pointer;
     for (int64_t offset;
@@ -82,7 +82,7 @@ static void pack_b(const void *pointer, int64_t begin, int64_t end, int thread) 
     }
 }
 
-/* Compute down_output for a packed panel and pack it beside the panel; with `writes`, also store it in `down_output`. */
+/* Compute down_output for a packed panel and pack it beside the panel; with `writes`, store it, too. */
 AMX INLINE void multiply_down(const Product *args, Blocks *blocks, bf16 *a_tiles, int64_t row, int64_t rows,
                               int writes) {
     const bf16 *down_tiles = args->b_packed + args->group_columns * total_depth(args);
@@ -144,8 +144,8 @@ static int64_t tiles_of_panel(int64_t rows, int64_t depth, int64_t columns, int 
 
 /* Multiply as described above. `depth`, `columns` and `rank` must be multiples of 32; `rank` may be 0. `output`,
  * `b_packed` and `a_packed` must start on cache lines. `b_packed` needs GROUP_BYTES bytes, but at most
- * (depth + rank) * columns * 2 and at least (depth + rank) * 64, plus depth * rank * 2. `a_packed` needs for each thread
- * PANEL_BYTES bytes, or 96 * (depth + rank) if that is more. */
+ * (depth + rank) * columns * 2 and at least (depth + rank) * 64, plus depth * rank * 2. `a_packed` needs for each
+ * thread PANEL_BYTES bytes, or 96 * (depth + rank) if that is more. */
 EXPORT void product(const bf16 *a, const bf16 *b, const bf16 *bias, bf16 *output, int64_t rows, int64_t depth,
                     int64_t columns, uint64_t b_transposed, const bf16 *down, const bf16 *up, bf16 *down_output,
                     int64_t rank, float scale, bf16 *b_packed, bf16 *a_packed, int threads) {
