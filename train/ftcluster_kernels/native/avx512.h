@@ -116,8 +116,8 @@ INLINE void transpose(__m512i x[16]) {
 }
 
 /* Transpose a square of 16 x 16 elements of 32 bits. Rows of `matrix` are `row_stride` elements apart; rows at and
- * after index `rows` count as zeros. Rows of `transposed` are `transposed_stride` elements apart. The function stores them in
- * order, so with a stride below 16 each row overwrites the end of the previous row. */
+ * after index `rows` count as zeros. Rows of `transposed` are `transposed_stride` elements apart. The function stores them
+ * in order, so with a stride below 16 each row overwrites the end of the previous row. */
 #define SQUARE 16
 INLINE void transpose_square(const uint32_t *matrix, int64_t row_stride, int64_t rows, uint32_t *transposed,
                              int64_t transposed_stride) {

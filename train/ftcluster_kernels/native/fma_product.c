@@ -3,8 +3,8 @@
 #include "fma.h"
 
 /* Multiplication of large matrices: C = A B + bias. A panel of A stays in L2, and so does the part of a sliver of B
- * that the rows of the panel are multiplied by. Each free thread takes the next piece of work. The value of an element of C
- * does not depend on the thread that computes it. */
+ * that the rows of the panel are multiplied by. Each free thread takes the next piece of work. The value of an element of
+ * C does not depend on the thread that computes it. */
 
 #ifdef __AVX512F__
 #define BLOCK_ROWS 8
