@@ -260,4 +260,4 @@ def test_lengths_count_both_texts(tmp_path: Path) -> None:
     stored = write_samples(tmp_path / "s", samples)
     both = [len([*chain(sample["input_ids"], sample["labels"])]) for sample in samples]
     assert [*task.lengths(stored)] == both
-    assert task.weights(stored) == [len(sample["labels"]) for sample in samples]
+    assert [*task.weights(stored)] == [len(sample["labels"]) for sample in samples]
