@@ -16,7 +16,7 @@ from transformers import (
     TextClassificationPipeline,
 )
 
-from ftcluster_common.models.trained_model import read_rows
+from ftcluster_common.models.row_hashes import read_rows
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.adapters import THRESHOLDS
 from ftcluster_train.engine.data.token_samples import Samples

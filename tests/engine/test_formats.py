@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import datasets
 import pyarrow
 import pytest
 import torch
-from pyarrow import parquet
+from pyarrow import ipc, parquet
 from transformers import AutoConfig
 
 from ftcluster_common.models.trained_model import read_trained
@@ -21,6 +22,7 @@ from ftcluster_common.tasks.classify import TextClassification
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import rank
 from ftcluster_train.engine.data.run_inputs import read_inputs, write_inputs
+from ftcluster_train.engine.data.sources import ArrowRows
 from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError
@@ -64,6 +66,21 @@ def job_of(
     job = make_whole_job(folder / f"{purpose}-{Path(data).name}", task, data, model, **changes)
     options = replace(job.recipe.options, **({"text_columns": ()} if task == TASK else {}))
     return replace(job, recipe=replace(job.recipe, options=options), purpose=purpose)
+
+
+def test_few_rows_of_one_large_record_batch_are_converted_at_once(tmp_path: Path) -> None:
+    """Other programs write a whole table as one batch."""
+    path, count, text = tmp_path / "train.arrow", 20_000, "word " * 100
+    table = pyarrow.table({"text": [text] * count, "label": [1] * count})
+    with pyarrow.OSFile(str(path), "wb") as file, ipc.new_file(file, table.schema) as out:
+        out.write_table(table, max_chunksize=count)
+    tracemalloc.start()
+    try:
+        assert sum(len(row["text"]) for row in ArrowRows((path,))) == count * len(text)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < count * len(text) / 4
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "json", "jsonl", "parquet"])

@@ -7,7 +7,6 @@ import codecs
 import csv
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +41,8 @@ CORPUS, QUERIES, JUDGEMENTS = "corpus.jsonl", "queries.jsonl", "qrels"
 INDEX = "Unnamed: 0"  # pandas' name for an index column without a name
 SEPARATOR = re.compile(r"\ufeff?sep=(.)\r?\n")
 BLOCK = 1 << 20  # bytes per read
+# characters of a field in CSV. Without a limit, a missing quote reads the rest of the file at once
+MOST_CHARACTERS = 1 << 26
 # a JSON escape that is half of a surrogate pair
 HALF = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
@@ -248,7 +249,7 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
 
     In TSV files a quote is an ordinary character, as in GLUE's files.
     """
-    csv.field_size_limit(sys.maxsize)
+    csv.field_size_limit(MOST_CHARACTERS)
     with open_text(path, encoding_of(path), newline="") as lines:
         first = lines.readline()
         separator = SEPARATOR.match(first)  # the line `sep=;`, which Excel reads
@@ -308,8 +309,17 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the rows of JSON lines, or of a document: its list, or the only list in its object."""
+    """Yield the rows of JSON lines, or of a document: its list, or the only list in its object.
+
+    A document is read as a whole, and JSON lines are read one by one.
+    """
     with open_text(path, "utf-8-sig") as content:
+        first = next((line for line in content if line.strip()), "")
+        is_first_of_many = first.lstrip().startswith("{") and any(map(str.strip, content))
+        if is_first_of_many and isinstance(_json_value(first, path, 1), dict):
+            yield from _json_lines(path)
+            return
+        content.seek(0)
         text = content.read()
     try:
         document = parse_json(text)

@@ -1,12 +1,9 @@
-"""Reads and writes two files in a trained model's folder: the task's fields, and hashes of rows.
+"""Reads and writes the task's fields in a trained model's folder, in the file ftcluster.json.
 
-ftcluster.json has the fields; ftcluster.rows has the hashes of the training rows. Standard library
-only.
+Standard library only.
 """
 
-import hashlib
-from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,8 +14,6 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.registry import TASKS
 
 FILE = "ftcluster.json"
-ROWS = "ftcluster.rows"
-HASH_BYTES = 8
 
 
 def pipeline_of(task: str, options: Mapping[str, Any]) -> str:
@@ -50,26 +45,6 @@ def trained_document(
     if head:
         document["head"] = dict(head)
     return stamped(TRAINED, document)
-
-
-def hash_of(ids: Sequence[int]) -> int:
-    """Return the hash of a row's tokens."""
-    digest = hashlib.blake2b(array("q", ids).tobytes(), digest_size=HASH_BYTES).digest()
-    return int.from_bytes(digest, "little")
-
-
-def write_rows(path: Path, hashes: Collection[int]) -> None:
-    """Write the hashes of the rows that a model is trained on."""
-    path.write_bytes(array("Q", sorted(hashes)).tobytes())
-
-
-def read_rows(folder: Path) -> set[int]:
-    """Return the hashes in a model's folder; empty if they are unknown."""
-    try:
-        content = (folder / ROWS).read_bytes()
-        return set(array("Q", content[: len(content) // HASH_BYTES * HASH_BYTES]))
-    except OSError:
-        return set()
 
 
 def read_trained(folder: Path) -> dict[str, Any]:

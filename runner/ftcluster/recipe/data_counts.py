@@ -1,6 +1,5 @@
 """Count the rows and classes of local data, as far as possible without a tokenizer."""
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from ftcluster_common.data.data_files import (
     files_of,
     read_on_hosts,
 )
+from ftcluster_common.models.row_hashes import RowHashes, hash_of_text
 from ftcluster_common.protocol.job import PREDICT, Purpose
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.registry import spec_of
@@ -53,7 +53,7 @@ def count_rows(
     }
     if not readable or not columns:
         return [], []
-    known: set[bytes] = set()
+    known = RowHashes()
     skips = recipe.spec.skips_incomplete(recipe.options)
     label = columns.get("label", ()) if recipe.spec.counts_classes(recipe.options) else ()
     options = options_for(files, recipe.options, purpose)
@@ -82,7 +82,7 @@ def count_rows(
 def _set(
     name: str, table: Table, columns: Mapping[str, tuple[str, ...]],
     labelled: tuple[Options, Sequence[str]],
-    known: set[bytes], skips: bool, reviewed: RowReview,
+    known: RowHashes, skips: bool, reviewed: RowReview,
 ) -> dict[str, Any]:  # fmt: skip
     options, label = labelled
     read = [
@@ -100,7 +100,7 @@ def _set(
             left_out += 1
             continue
         cells = json.dumps([row.get(name) for name in read])
-        mark = hashlib.blake2b(cells.encode(), digest_size=16).digest()
+        mark = hash_of_text(cells)
         duplicates += name != TRAIN and mark in known
         if name == TRAIN:
             known.add(mark)

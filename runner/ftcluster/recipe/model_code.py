@@ -16,8 +16,9 @@ from ftcluster.recipe.inputs import ADAPTERS
 from ftcluster.text.printable import in_one_line
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.given_files import GivenFileError, read_json
+from ftcluster_common.models.row_hashes import ROWS
 from ftcluster_common.models.sentence_modules import LENGTH, MODULES, read_modules
-from ftcluster_common.models.trained_model import FILE, ROWS
+from ftcluster_common.models.trained_model import FILE
 from ftcluster_common.recipe import split_revision
 
 # extensions of weights, tokenizers and texts. Pickles (*.bin, *.pt) are missing, because a pickle

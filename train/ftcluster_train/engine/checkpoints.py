@@ -12,7 +12,8 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
-from ftcluster_common.models.trained_model import FILE, ROWS, trained_document
+from ftcluster_common.models.row_hashes import ROWS
+from ftcluster_common.models.trained_model import FILE, trained_document
 from ftcluster_common.protocol.events import CHECKPOINT
 from ftcluster_common.protocol.job import Job
 from ftcluster_common.sizes import free_and_needed

@@ -1,14 +1,13 @@
 """The report on a run's data, which the user can check before the training."""
 
-import statistics
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
 from ftcluster_common.data.data_sets import data_set_of, is_train
-from ftcluster_common.models.trained_model import ROWS, hash_of, write_rows
+from ftcluster_common.models.row_hashes import ROWS, RowHashes, hash_of, write_rows
 from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.tasks.base import Document, Task
 
@@ -21,7 +20,7 @@ MOST_CHARACTERS = 1200  # maximum number of characters of a sample
 MOST_PARTS = 12
 
 
-def describe(task: Task, folder: Path, earlier: Collection[int] = ()) -> dict[str, Any]:
+def describe(task: Task, folder: Path, earlier: Iterable[int] = ()) -> dict[str, Any]:
     """Return the report on the token samples in a folder.
 
     This function also writes the hashes of the training rows into the folder, see `trained_model`.
@@ -57,17 +56,18 @@ def describe(task: Task, folder: Path, earlier: Collection[int] = ()) -> dict[st
     )
     trained = [name for name in names if is_train(name)]
     several = len(task.recipe.data_sets) > 1
-    known = {*earlier}
+    known = RowHashes(earlier)
+    has_earlier = len(known) > 0
     most_classes = max(MOST_CLASSES // len(names), FEWEST_CLASSES) if several else MOST_CLASSES
     sets = [_set(task, name, found[name], known, most_classes) for name in names]
-    if not earlier and not 0 < len(trained) < len(names):
+    if not has_earlier and not 0 < len(trained) < len(names):
         for data_set in sets:
             data_set["duplicates"] = None
     for data_set in sets if several else ():
         name = data_set_of(data_set["set"], task.uses_of)
         if name in task.uses_of and data_set["set"] in (trained or names):
             data_set["columns"] = {use: [*found] for use, found in task.uses_of[name].items()}
-    if trained and known:
+    if trained and len(known):
         write_rows(folder / ROWS, known)
     return {
         "columns": {use: list(columns) for use, columns in task.uses.items()},
@@ -91,32 +91,33 @@ def _samples(
 
 
 def _set(
-    task: Task, name: str, samples: Samples, known: set[int], most_classes: int
+    task: Task, name: str, samples: Samples, known: RowHashes, most_classes: int
 ) -> dict[str, Any]:
     """Return the report on one set.
 
     Args:
         known: hashes of training documents; gets the hashes of this set if it is the training set.
     """
-    about, lengths, duplicates, trains = samples.about, [], 0, is_train(name)
+    about, duplicates, trains = samples.about, 0, is_train(name)
+    lengths: Counter[int] = Counter()  # number of documents of each length
     classes: Counter[str] = Counter()
     if task.compares:
         for sample in samples:
             for document in task.documents(sample, samples):
-                lengths.append(len(document.ids))
+                lengths[len(document.ids)] += 1
                 classes.update(document.classes)
                 mark = hash_of(document.ids)
                 if trains:
                     known.add(mark)
                 duplicates += not trains and mark in known
     else:
-        lengths = samples.lengths("input_ids")
+        lengths = Counter(samples.lengths("input_ids"))
     return {
         "set": name,
         "rows": about.get("rows"),
         "samples": len(samples),
-        "documents": len(lengths),
-        "median": round(statistics.median(lengths)),
+        "documents": lengths.total(),
+        "median": round(_median(lengths)),
         "longest": max(lengths),
         "limit": task.limit,
         "cut": about.get("cut", 0),
@@ -125,6 +126,23 @@ def _set(
         "class_count": len(classes),
         "duplicates": duplicates if task.compares and not trains else None,
     }
+
+
+def _median(counts: Mapping[int, int]) -> float:
+    """Return the median of numbers.
+
+    Args:
+        counts: how often each number occurs.
+
+    >>> _median({7: 1, 2: 3}), _median({1: 2, 4: 2})
+    (2.0, 2.5)
+    """
+    total, below = sum(counts.values()), 0
+    middle: list[int] = []  # the two numbers in the middle, which may be equal
+    for number in sorted(counts):
+        below += counts[number]
+        middle += [number] * ((below > (total - 1) // 2) + (below > total // 2) - len(middle))
+    return sum(middle[:2]) / 2
 
 
 def _shown(task: Task, samples: Samples, count: int, characters: int) -> list[list[dict[str, Any]]]:

@@ -31,7 +31,8 @@ import itertools
 import json
 import os
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ from ftcluster_common.data import data_files
 from ftcluster_common.data.data_files import TRAIN, DataError
 from ftcluster_common.data.data_sets import split_name
 from ftcluster_common.given_files import GivenFileError
-from ftcluster_common.models.trained_model import hash_of, read_rows
+from ftcluster_common.models.row_hashes import RowHashes, hash_of, read_rows
 from ftcluster_common.protocol.job import EVALUATE, GENERATE, Job
 from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe
 from ftcluster_common.user_code import declared_metrics
@@ -119,7 +120,8 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         check_whole(teacher)
         task.inspect_teacher(Path(teacher))
     longest = longest_input(config, tokenizer)
-    earlier = set() if model.startswith(BY_TYPE) or recipe.from_scratch else read_rows(Path(own))
+    is_new = model.startswith(BY_TYPE) or recipe.from_scratch
+    earlier = RowHashes() if is_new else read_rows(Path(own))
 
     def encode(samples: Path) -> list[str]:
         notices = [*task.encode(recipe.data, longest, samples), *task.notices()]
@@ -176,7 +178,7 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
 
 def _token_settings(
     job: Job, task: Task, trained: PretrainedConfig | None, longest: int | None,
-    version: Sequence[Mapping[str, Sequence[str]]], earlier: Collection[int],
+    version: Sequence[Mapping[str, Sequence[str]]], earlier: Iterable[int],
 ) -> dict[str, Any]:  # fmt: skip
     """Return the settings that the tokens of the data depend on, besides files.
 
@@ -184,7 +186,7 @@ def _token_settings(
         trained: configuration of the model if it is already trained; None for a training.
         longest: maximum number of tokens of an input; None for no limit.
         version: strings that change when the data on the Hub change, by split, for each data set.
-        earlier: hashes of the rows that the model was already trained on.
+        earlier: hashes of the rows that the model was already trained on, ascending.
     """
     data = [
         part.source if part.source.startswith(GENERATED) else of_set or ""
@@ -206,7 +208,7 @@ def _token_settings(
             job.recipe.training.metric_for_best_model,
             job.recipe.training.label_smoothing_factor,
         ],
-        "earlier": hash_of(sorted(number >> 1 for number in earlier)),
+        "earlier": hash_of(array("q", (number >> 1 for number in earlier))),
         **({"sets": [[entry.name, dict(entry.fields)] for entry in several]} if several else {}),
         **({"code": job.code.task.sha256} if job.code.task else {}),
         **({"own_metrics": task.own_metric_names} if task.own_metric_names else {}),

@@ -29,7 +29,7 @@ from transformers.utils import logging as transformers_logging
 from ftcluster_common.data.data_files import TRAIN
 from ftcluster_common.data.data_sets import split_name
 from ftcluster_common.given_files import GivenFileError
-from ftcluster_common.models.trained_model import ROWS
+from ftcluster_common.models.row_hashes import ROWS
 from ftcluster_common.protocol.class_report import read_report
 from ftcluster_common.protocol.cpu_list import format_cpus
 from ftcluster_common.protocol.job import GENERATE, Job

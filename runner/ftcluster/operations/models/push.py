@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch.hub_token import find_token
-from ftcluster_common.models.trained_model import ROWS
+from ftcluster_common.models.row_hashes import ROWS
 
 PROGRAM = "hf"  # program of huggingface_hub
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)

@@ -28,7 +28,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         {"input_ids": [65535], "label": [1.0]},
     ]
     assert samples[1:] == [samples[1], samples[2]]
-    assert samples.lengths("input_ids") == [3, 0, 1]
+    assert [*samples.lengths("input_ids")] == [3, 0, 1]
     assert samples.about["classes"] == 2
     assert samples.about["largest"]["input_ids"] == 65535
     for wrong in (3, -1):
@@ -52,7 +52,7 @@ def test_the_tail_moves_into_a_split_of_its_own(tmp_path: Path) -> None:
     left, moved = Samples(tmp_path / "train"), Samples(tmp_path / "validation")
     assert [sample["input_ids"] for sample in left] == [[i] for i in range(7)]
     assert [sample["input_ids"] for sample in moved] == [[7], [8], [9]]
-    assert left.lengths("input_ids") == [1] * 7
+    assert [*left.lengths("input_ids")] == [1] * 7
 
 
 def test_a_token_needs_as_many_bits_as_the_vocabulary_has() -> None:

@@ -1,12 +1,15 @@
 """Choice of the samples for each step and rank; every rank computes it from the seed alone."""
 
+import heapq
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, overload
 
 from ftcluster_common.protocol.kernel_limits import EVAL_TOKENS
 from ftcluster_common.recipe import Training
@@ -22,6 +25,9 @@ MIN_GROUPS = 4
 # 256 1.09, 512 1.03, 2,048 0.84. With faster matrix multiplications (AMX, many threads) a pass
 # costs more tokens.
 PASS_TOKENS = 256
+# Type code (module array) of sample indices. A list of Python's integers needs ten times as many
+# bytes, and every rank has the order of an epoch in memory.
+INDEX = "I"
 
 T = TypeVar("T")
 
@@ -47,6 +53,42 @@ class MixedSets:
     def starts(self) -> list[int]:
         """The index of each data set's first sample."""
         return [*itertools.accumulate(self.sizes[:-1], initial=0)]
+
+
+@dataclass(frozen=True)
+class EpochBatches(Sequence[list[int]]):
+    """The batches of an epoch. A batch is computed when it is read, to save memory.
+
+    Each batch begins with its longest sample.
+
+    Attributes:
+        order: sample indices; `batch_size` consecutive ones are a batch.
+        numbers: number of each batch, in the order of the epoch.
+        lengths: number of tokens of each sample.
+        start: number that is added to each sample index.
+    """
+
+    order: "array[int]"
+    batch_size: int
+    numbers: "array[int]"
+    lengths: Sequence[int]
+    start: int = 0
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> list[int]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "EpochBatches": ...
+
+    def __getitem__(self, index: int | slice) -> "list[int] | EpochBatches":
+        if isinstance(index, slice):
+            return replace(self, numbers=self.numbers[index])
+        begin = self.numbers[index] * self.batch_size
+        indices = _longest_first(self.order[begin : begin + self.batch_size], self.lengths)
+        return [self.start + number for number in indices] if self.start else indices
 
 
 class BatchSampler:
@@ -86,7 +128,7 @@ class BatchSampler:
     def __iter__(self) -> Iterator[list[int]]:
         for epoch in range(math.ceil(self.steps / self.steps_per_epoch)):
             batches = self._batches_apart(epoch) if self._sets.apart else self._batches_mixed(epoch)
-            yield from batches[: self.steps - epoch * self.steps_per_epoch]
+            yield from itertools.islice(batches, self.steps - epoch * self.steps_per_epoch)
 
     def _count(self, samples: int) -> int:
         """Return the number of batches of a pass over so many samples."""
@@ -95,71 +137,81 @@ class BatchSampler:
 
     def _epoch_batches(
         self, lengths: Sequence[int], seed: int | str, epoch: int, indices: Sequence[int] | None
-    ) -> list[list[int]]:
+    ) -> EpochBatches:
         batches = epoch_batches(
             lengths, self._batch_size, seed, epoch, self._group_by_length, indices
         )
         return batches[: self._count(len(lengths) if indices is None else len(indices))]
 
-    def _batches_mixed(self, epoch: int) -> list[list[int]]:
+    def _batches_mixed(self, epoch: int) -> EpochBatches:
         """Return the batches of an epoch; a batch may have samples of several data sets."""
         sets = self._sets
         if sets.weights is None:
             return self._epoch_batches(self._lengths, self._seed, epoch, None)
         counts = apportioned(len(self._lengths), sets.weights)
-        indices: list[int] = []
+        indices = array(INDEX)
         for number, (start, size, count) in enumerate(
             zip(sets.starts, sets.sizes, counts, strict=True)
         ):
             seed = f"{self._seed}/{number}"
             passes = partial(shuffled, range(start, start + size), seed)
-            indices += part_of_passes(passes, size, epoch * count, count)
+            indices.extend(part_of_passes(passes, size, epoch * count, count))
         return self._epoch_batches(self._lengths, self._seed, epoch, indices)
 
-    def _batches_apart(self, epoch: int) -> list[list[int]]:
-        """Return the batches of an epoch, each of one data set, in turns by their weights."""
+    def _batches_apart(self, epoch: int) -> Iterator[list[int]]:
+        """Yield the batches of an epoch, each of one data set, in turns by their weights."""
         sets = self._sets
         counts, weights = self._batches, sets.weights
         if weights is not None:
             counts = apportioned(sum(self._batches), weights)
-        placed: list[tuple[float, int, list[int]]] = []
+        streams: list[Iterator[tuple[float, int, list[int]]]] = []
         for number, (start, size, count) in enumerate(
             zip(sets.starts, sets.sizes, counts, strict=True)
         ):
             passes = partial(self._pass_of_set, number, start, size)
             batches = part_of_passes(passes, self._batches[number], epoch * count, count)
             weight = count if weights is None else weights[number]
-            placed += [((i + 0.5) / weight, number, batch) for i, batch in enumerate(batches)]
-        return [batch for _, _, batch in sorted(placed, key=lambda place: place[:2])]
+            streams.append(_placed(batches, number, weight))
+        for _, _, batch in heapq.merge(*streams, key=lambda place: place[:2]):
+            yield batch
 
-    def _pass_of_set(self, number: int, start: int, size: int, epoch: int) -> list[list[int]]:
+    def _pass_of_set(self, number: int, start: int, size: int, epoch: int) -> EpochBatches:
         lengths = self._lengths[start : start + size]
         batches = self._epoch_batches(lengths, f"{self._seed}/{number}", epoch, None)
-        return [[start + index for index in batch] for batch in batches]
+        return replace(batches, start=start)
 
 
-def shuffled(indices: Sequence[int], seed: int | str, epoch: int) -> list[int]:
+def _placed(
+    batches: Iterable[list[int]], number: int, weight: float
+) -> Iterator[tuple[float, int, list[int]]]:
+    """Yield the batches of a data set with their place in the epoch, for merging data sets."""
+    for i, batch in enumerate(batches):
+        yield (i + 0.5) / weight, number, batch
+
+
+def shuffled(indices: Iterable[int], seed: int | str, epoch: int) -> "array[int]":
     """Return the indices in the random order of an epoch."""
-    order = list(indices)
+    order = array(INDEX, indices)
     random.Random(f"{seed} {epoch}").shuffle(order)
     return order
 
 
 def part_of_passes(
     passes: Callable[[int], Sequence[T]], length: int, begin: int, count: int
-) -> list[T]:
-    """Return `count` elements of an endless sequence of passes, from the element `begin` on.
+) -> Iterator[T]:
+    """Yield `count` elements of an endless sequence of passes, from the element `begin` on.
 
     Args:
         passes: function that returns the elements of a pass by its number.
         length: number of elements of each pass.
 
-    >>> part_of_passes(lambda number: [f"{number}a", f"{number}b"], 2, 1, 3)
+    >>> [*part_of_passes(lambda number: [f"{number}a", f"{number}b"], 2, 1, 3)]
     ['0b', '1a', '1b']
     """
-    first, last = begin // length, math.ceil((begin + count) / length)
-    elements = [element for number in range(first, last) for element in passes(number)]
-    return elements[begin - first * length :][:count]
+    end = begin + count
+    for number in range(begin // length, math.ceil(end / length)):
+        first = number * length
+        yield from passes(number)[max(begin - first, 0) : end - first]
 
 
 def apportioned(total: int, weights: Sequence[float]) -> list[int]:
@@ -185,11 +237,10 @@ def epoch_batches(
     epoch: int,
     group_by_length: bool,
     indices: Sequence[int] | None = None,
-) -> list[list[int]]:
+) -> EpochBatches:
     """Return an epoch's batches of sample indices in random order.
 
-    Each sample is in one batch; the last batch may be smaller. Each batch begins with its longest
-    sample.
+    Each sample is in one batch; the last batch may be smaller.
 
     Args:
         indices: sample indices of the epoch, which may be repeated; None for each sample once.
@@ -198,29 +249,27 @@ def epoch_batches(
             of the training has the longest samples, so that a lack of memory shows immediately.
     """
     draw = random.Random(f"{seed} {epoch}")
-    order = list(range(len(lengths)) if indices is None else indices)
+    order = array(INDEX, range(len(lengths)) if indices is None else indices)
     draw.shuffle(order)
     if group_by_length and epoch == 0 and order:  # the first batch gets the longest sample
         longest = max(range(len(order)), key=lambda i: lengths[order[i]])
         order[0], order[longest] = order[longest], order[0]
     count = len(order)
-    whole = count // batch_size * batch_size
-    order, rest = order[:whole], order[whole:]
+    whole = count // batch_size
+    numbers = array(INDEX, range(whole))
     if group_by_length:
         batches_sorted = min(count // (MIN_GROUPS * batch_size), SORTED_BATCHES)
         together = max(1, batches_sorted) * batch_size
-        order = [
-            index
-            for begin in range(0, whole, together)
-            for index in _longest_first(order[begin : begin + together], lengths)
-        ]
-    batches = [order[begin : begin + batch_size] for begin in range(0, whole, batch_size)]
-    if group_by_length:
-        draw.shuffle(batches)
-        if epoch == 0 and batches:
-            longest = max(range(len(batches)), key=lambda i: lengths[batches[i][0]])
-            batches[0], batches[longest] = batches[longest], batches[0]
-    return [_longest_first(batch, lengths) for batch in [*batches, *([rest] if rest else [])]]
+        for begin in range(0, whole * batch_size, together):
+            end = min(begin + together, whole * batch_size)
+            order[begin:end] = array(INDEX, _longest_first(order[begin:end], lengths))
+        draw.shuffle(numbers)
+        if epoch == 0 and numbers:
+            longest = max(range(whole), key=lambda i: lengths[order[numbers[i] * batch_size]])
+            numbers[0], numbers[longest] = numbers[longest], numbers[0]
+    if count % batch_size:
+        numbers.append(whole)
+    return EpochBatches(order, batch_size, numbers, lengths)
 
 
 def _longest_first(indices: Sequence[int], lengths: Sequence[int]) -> list[int]:
@@ -265,9 +314,8 @@ def eval_batches(
         most_tokens: maximum number of tokens in a batch, including padding; a batch of one sample
             may have more.
     """
-    shortest_first = sorted(range(len(lengths)), key=lengths.__getitem__)
     batch: list[int] = []
-    for index in shortest_first[rank::size]:
+    for index in shortest_first(lengths)[rank::size]:
         full = len(batch) == most or (len(batch) + 1) * lengths[index] > most_tokens
         if batch and full:
             yield batch
@@ -275,6 +323,23 @@ def eval_batches(
         batch.append(index)
     if batch:
         yield batch
+
+
+def shortest_first(lengths: Sequence[int]) -> "array[int]":
+    """Return the indices in ascending order of the lengths; equal lengths keep their order.
+
+    >>> [*shortest_first([5, 2, 5, 1])]
+    [3, 1, 0, 2]
+    """
+    counts = Counter(lengths)
+    in_order = sorted(counts)
+    starts = itertools.accumulate((counts[length] for length in in_order[:-1]), initial=0)
+    places = dict(zip(in_order, starts, strict=False))
+    order = array(INDEX, bytes(array(INDEX).itemsize * len(lengths)))
+    for index, length in enumerate(lengths):
+        order[places[length]] = index
+        places[length] += 1
+    return order
 
 
 def length_groups(lengths: Sequence[int]) -> list[list[int]]:

@@ -122,11 +122,17 @@ def _arrow_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
     try:
         with _opened(path) as (_, batches):
-            rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+            rows = itertools.chain.from_iterable(map(_batch_rows, batches))
             for number, row in enumerate(rows, start=1):
                 yield f"{path.name}: row {number}", row
     except (ArrowException, OSError) as error:
         raise DataError(f"{path}: {first_line(error)}") from error
+
+
+def _batch_rows(batch: Any) -> Iterator[Row]:
+    """Yield the rows of a record batch, and convert few of them at once: it may be a whole file."""
+    for begin in range(0, batch.num_rows, BATCH_ROWS):
+        yield from batch.slice(begin, BATCH_ROWS).to_pylist()
 
 
 def load_rows(data: str, config: str | None, labelled: bool = True) -> dict[str, Rows]:

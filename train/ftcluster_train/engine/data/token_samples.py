@@ -11,11 +11,12 @@ import mmap
 from array import array
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
 ENDS = "q"
+LENGTHS = "i"
 FLUSH_AT = 1 << 16  # number of values per column that are kept in memory before a write
 Sample = dict[str, list[Any]]
 
@@ -123,10 +124,11 @@ class Samples(Sequence[Sample]):
             for name, values in self._values.items()
         }
 
-    def lengths(self, column: str) -> list[int]:
+    def lengths(self, column: str) -> "array[int]":
         """Return how many values each sample has in a column."""
-        ends = self._ends[column][: self._count].tolist()
-        return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+        ends = self._ends[column][: self._count]
+        begins = chain([0], ends)
+        return array(LENGTHS, (end - begin for begin, end in zip(begins, ends, strict=False)))
 
     def _begin(self, name: str, index: int) -> int:
         begin: int = self._ends[name][index - 1] if index else 0
@@ -164,9 +166,12 @@ class JoinedSamples(Samples):
         number = bisect_right(self._starts, index) - 1
         return self._sets[number][index - self._starts[number]]
 
-    def lengths(self, column: str) -> list[int]:
+    def lengths(self, column: str) -> "array[int]":
         """Return how many values each sample has in a column."""
-        return [length for samples in self._sets for length in samples.lengths(column)]
+        lengths = array(LENGTHS)
+        for samples in self._sets:
+            lengths.extend(samples.lengths(column))
+        return lengths
 
 
 def joined(sets: Sequence[Samples]) -> Samples:

@@ -522,7 +522,7 @@ class Task(ABC):
             A notice for the user, or None.
         """
 
-    def lengths(self, samples: Samples) -> list[int]:
+    def lengths(self, samples: Samples) -> Sequence[int]:
         """Return the number of tokens of each sample, for grouping samples by length."""
         return samples.lengths("input_ids")
 

@@ -70,7 +70,7 @@ class InstructionTuningTask(DecoderTuningTask):
             self.rows += 1
             yield from self.texts_of(where, conversation)
 
-    def weights(self, samples: Samples) -> list[int] | None:
+    def weights(self, samples: Samples) -> Sequence[int] | None:
         return samples.lengths("targets")
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:

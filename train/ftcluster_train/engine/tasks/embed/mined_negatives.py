@@ -1,5 +1,6 @@
 """Mining of hard negatives: texts of other rows that the untrained model ranks near a query."""
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from torch.nn import functional
 
 from ftcluster_common.tasks.embed import SentenceSimilarity
 from ftcluster_train.comm.world import World, gather_over_ranks
-from ftcluster_train.engine.data.token_samples import Sample, Samples
+from ftcluster_train.engine.data.token_samples import LENGTHS, Sample, Samples
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.embed.embedded_texts import texts_in
@@ -90,15 +91,16 @@ class MinedRows(Samples):
             row = {name: [*values, *text.get(name, ())] for name, values in row.items()}
         return row
 
-    def lengths(self, column: str) -> list[int]:
+    def lengths(self, column: str) -> "array[int]":
         """Return the number of tokens of each row, including its negatives."""
         if column != "input_ids":
             raise NotImplementedError(column)
         lengths = [row["lengths"] for row in map(self._rows.__getitem__, range(self._count))]
-        return [
-            sum(own) + sum(lengths[row][place] for row, place in mined)
-            for own, mined in zip(lengths, self._mined, strict=True)
-        ]
+        of_rows = (
+            sum(of_texts) + sum(lengths[row][place] for row, place in mined)
+            for of_texts, mined in zip(lengths, self._mined, strict=True)
+        )
+        return array(LENGTHS, of_rows)
 
 
 def _text(row: Sample, place: int) -> Sample:

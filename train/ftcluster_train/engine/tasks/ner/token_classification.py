@@ -152,7 +152,7 @@ class TokenClassificationTask(Task):
     def model_settings(self, train_set: Samples) -> dict[str, Any]:
         return numbered(self._names(train_set))
 
-    def weights(self, samples: Samples) -> list[int] | None:
+    def weights(self, samples: Samples) -> Sequence[int] | None:
         return samples.lengths("word")
 
     def collate(self, samples: Sequence[Sample]) -> Batch:

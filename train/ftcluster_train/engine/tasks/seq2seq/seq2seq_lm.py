@@ -2,8 +2,10 @@
 
 import math
 import statistics
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
+from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,13 @@ from ftcluster_kernels.cross_entropy import (
     token_losses,
 )
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns, read_rows
-from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter, token_kind
+from ftcluster_train.engine.data.token_samples import (
+    LENGTHS,
+    Sample,
+    Samples,
+    SampleWriter,
+    token_kind,
+)
 from ftcluster_train.engine.tasks.base import COMPARED_TOKENS, Batch, Data, Document, Task
 from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.engine.tasks.seq2seq.target_review import (
@@ -141,7 +149,7 @@ class Seq2SeqLmTask(Task):
         pairs = (
             pair for _, pair in read_rows(rows, split, lambda r: source_and_target(r, columns))
         )
-        lengths: tuple[list[int], list[int]] = [], []
+        lengths = array(LENGTHS), array(LENGTHS)
         first = is_train(split) or self.purpose != "train"  # notices about settings: only once
         settings = self.inherited | self._forced if first else {}
         reviewed = TargetReview(self.tokenizer, settings, self._most_written)
@@ -176,7 +184,7 @@ class Seq2SeqLmTask(Task):
         return [*cut_notices, *unknown.notice(split, "sources"), *targets_notices]
 
     def _tokens(
-        self, texts: list[str], limit: int, lengths: list[int], kind: str = "text"
+        self, texts: list[str], limit: int, lengths: "array[int]", kind: str = "text"
     ) -> list[list[int]]:
         """Tokenize texts, and truncate each text to `limit` tokens.
 
@@ -186,7 +194,7 @@ class Seq2SeqLmTask(Task):
         """
         self.reader.count_special(texts)
         found: list[list[int]] = self.tokenizer(**{kind: texts})["input_ids"]
-        lengths += map(len, found)
+        lengths.extend(map(len, found))
         special = self.tokenizer.num_special_tokens_to_add()
         self.reader.empty += sum(len(ids) <= special for ids in found)
         if long := [number for number, ids in enumerate(found) if len(ids) > limit]:
@@ -247,11 +255,10 @@ class Seq2SeqLmTask(Task):
 
     # a batch
 
-    def lengths(self, samples: Samples) -> list[int]:
-        both = zip(samples.lengths("input_ids"), samples.lengths("labels"), strict=True)
-        return [read + written for read, written in both]
+    def lengths(self, samples: Samples) -> Sequence[int]:
+        return array(LENGTHS, map(add, samples.lengths("input_ids"), samples.lengths("labels")))
 
-    def weights(self, samples: Samples) -> list[int]:
+    def weights(self, samples: Samples) -> Sequence[int]:
         return samples.lengths("labels")
 
     def collate(self, samples: Sequence[Sample]) -> Batch:

@@ -1,6 +1,7 @@
 """Detection of targets that a model cannot write: vocabulary and generation settings."""
 
 import unicodedata
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from ftcluster_common.given_files import read_json
+from ftcluster_train.engine.data.token_samples import LENGTHS
 from ftcluster_train.engine.tasks.seq2seq.unknown_tokens import UnknownTokens
 
 SHOWN = 6  # maximum number of characters in a notice
@@ -47,7 +49,7 @@ class TargetReview:
         # as in transformers, a text may always end
         words = _lists(settings.get("bad_words_ids"))
         self._bad_words = [word for word in words if word and word not in ends]
-        self._lengths: list[int] = []
+        self._lengths = array(LENGTHS)
         self._counts: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
 
