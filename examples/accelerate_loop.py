@@ -32,11 +32,11 @@ names = sorted({row["label"] for row in rows})
 tokenizer = AutoTokenizer.from_pretrained(options.model)
 
 
-def batch_of(some):
+def batch_of(samples):
     """Return rows as tensors."""
-    texts = [row["text"] for row in some]
+    texts = [row["text"] for row in samples]
     batch = tokenizer(texts, truncation=True, max_length=128, padding=True, return_tensors="pt")
-    batch["labels"] = torch.tensor([names.index(row["label"]) for row in some])
+    batch["labels"] = torch.tensor([names.index(row["label"]) for row in samples])
     return batch
 
 

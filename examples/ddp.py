@@ -36,12 +36,12 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 for epoch in range(options.epochs):
     sampler.set_epoch(epoch)  # another order in each epoch
     sums = torch.zeros(2)  # correct rows, all rows
-    for some, wanted in loader:
-        scores = model(some)
-        nn.functional.cross_entropy(scores, wanted).backward()
+    for features, labels in loader:
+        scores = model(features)
+        nn.functional.cross_entropy(scores, labels).backward()
         optimizer.step()
         optimizer.zero_grad()
-        sums += torch.tensor([(scores.argmax(1) == wanted).sum(), len(wanted)])
+        sums += torch.tensor([(scores.argmax(1) == labels).sum(), len(labels)])
     dist.all_reduce(sums)
     if dist.get_rank() == 0:
         print(f"epoch {epoch + 1}: accuracy {sums[0] / sums[1]:.3f}")

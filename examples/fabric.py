@@ -41,12 +41,12 @@ net = nn.Sequential(nn.Linear(inputs.shape[1], 64), nn.ReLU(), nn.Linear(64, cou
 model, optimizer = fabric.setup(net, torch.optim.AdamW(net.parameters(), lr=1e-2))
 for epoch in range(options.epochs):
     right = rows = 0
-    for some, wanted in loader:
-        scores = model(some)
-        fabric.backward(nn.functional.cross_entropy(scores, wanted))
+    for features, labels in loader:
+        scores = model(features)
+        fabric.backward(nn.functional.cross_entropy(scores, labels))
         optimizer.step()
         optimizer.zero_grad()
-        right, rows = right + int((scores.argmax(1) == wanted).sum()), rows + len(wanted)
+        right, rows = right + int((scores.argmax(1) == labels).sum()), rows + len(labels)
     sums = fabric.all_reduce(torch.tensor([right, rows]), reduce_op="sum")
     fabric.print(f"epoch {epoch + 1}: accuracy {sums[0] / sums[1]:.3f}")
 if fabric.is_global_zero:

@@ -49,8 +49,8 @@ class Gpt(nn.Module):
     def __init__(self, letters, width, layers, context):
         super().__init__()
         self.letters, self.places = nn.Embedding(letters, width), nn.Embedding(context, width)
-        for one in (self.letters, self.places):
-            nn.init.normal_(one.weight, std=0.02)
+        for embedding in (self.letters, self.places):
+            nn.init.normal_(embedding.weight, std=0.02)
         self.blocks = nn.Sequential(*(Block(width) for _ in range(layers)), nn.LayerNorm(width))
 
     def forward(self, x):
@@ -68,12 +68,12 @@ torch.manual_seed(1)  # the same initial weights on all ranks
 gpt = Gpt(len(letters), options.width, options.layers, options.context)
 model = DistributedDataParallel(gpt)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-own = torch.Generator().manual_seed(dist.get_rank())  # other samples on each rank
+generator = torch.Generator().manual_seed(dist.get_rank())  # other samples on each rank
 
 
 def loss_of(model, data):
     """Return the mean loss of 16 random samples."""
-    starts = torch.randint(len(data) - options.context, (16,), generator=own)
+    starts = torch.randint(len(data) - options.context, (16,), generator=generator)
     samples = torch.stack([data[start : start + options.context + 1] for start in starts])
     scores = model(samples[:, :-1])
     return functional.cross_entropy(scores.flatten(0, 1), samples[:, 1:].flatten())

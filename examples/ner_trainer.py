@@ -44,9 +44,9 @@ def encoded(row):
 
 def accuracy(prediction):
     """Return the share of words whose tag is right."""
-    known = prediction.label_ids != -100
+    is_labelled = prediction.label_ids != -100
     right = prediction.predictions.argmax(-1) == prediction.label_ids
-    return {"accuracy": float(right[known].mean())}
+    return {"accuracy": float(right[is_labelled].mean())}
 
 
 data = Dataset.from_list(rows).map(encoded, remove_columns=["tokens", "tags"])

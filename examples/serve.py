@@ -39,11 +39,11 @@ def load() -> tuple[set[str], Any]:
         import onnxruntime
 
         session = onnxruntime.InferenceSession(FOLDER / "model.onnx")
-        return {one.name for one in session.get_inputs()}, lambda x: session.run(None, x)[0]
+        return {tensor.name for tensor in session.get_inputs()}, lambda x: session.run(None, x)[0]
     import openvino
 
     model = openvino.Core().compile_model(FOLDER / "openvino_model.xml", "CPU")
-    names = {one.any_name for one in model.inputs}
+    names = {tensor.any_name for tensor in model.inputs}
     return names, lambda x: model.create_infer_request().infer(x)[0]
 
 
@@ -68,9 +68,9 @@ def predict(request: Request) -> list[Any]:
     tags = TASK == "token-classification"
     encoded = tokenizer.encode_batch([*map(_input, request.inputs)], is_pretokenized=tags)
     arrays = {
-        "input_ids": np.array([one.ids for one in encoded]),
-        "attention_mask": np.array([one.attention_mask for one in encoded]),
-        "token_type_ids": np.array([one.type_ids for one in encoded]),
+        "input_ids": np.array([encoding.ids for encoding in encoded]),
+        "attention_mask": np.array([encoding.attention_mask for encoding in encoded]),
+        "token_type_ids": np.array([encoding.type_ids for encoding in encoded]),
     }
     output = COMPUTE({name: array for name, array in arrays.items() if name in INPUTS})
     if TASK == "sentence-similarity":
@@ -85,7 +85,9 @@ def predict(request: Request) -> list[Any]:
         return (1 / (1 + np.exp(-scores)) if ACTIVATION.endswith("Sigmoid") else scores).tolist()
     if tags:  # the tag of a word is the tag of its first token
         numbers = output.argmax(-1)
-        firsts = [{w: t for t, w in reversed([*enumerate(one.word_ids)])} for one in encoded]
+        firsts = [
+            {w: t for t, w in reversed([*enumerate(encoding.word_ids)])} for encoding in encoded
+        ]
         return [
             [name_of(row[first[w]]) if w in first else "O" for w in range(len(words))]
             for row, first, words in zip(numbers, firsts, request.inputs, strict=True)
@@ -102,5 +104,5 @@ def name_of(number: Any) -> str:
     return str(NAMES.get(str(number), f"LABEL_{number}"))
 
 
-def _input(given: str | list[str]) -> Any:
-    return tuple(given) if TASK == "text-ranking" else given
+def _input(value: str | list[str]) -> Any:
+    return tuple(value) if TASK == "text-ranking" else value
