@@ -204,7 +204,7 @@ def quantized(folder: Path) -> str:
         (without, {}, "has no chat template"),
         (with_code, {}, "needs Python code of its own, which ftcluster does not execute"),
         (write_chat_model, {"lora_r": 4, "lora_target_modules": ("q_proj", "c_attn", "lm_head")},
-         "it has no layer c_attn; lm_head is the output layer"),
+         "the model has no layer c_attn; lm_head is the output layer"),
         (quantized, {"lora_r": 4, "load_in_4bit": True}, "are already quantized (bitsandbytes)"),
     ],
     ids=["dropping", "refusing", "without", "with code", "targets", "quantized"],
