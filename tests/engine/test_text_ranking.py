@@ -172,4 +172,4 @@ def test_a_model_with_other_outputs(tmp_path: Path) -> None:
     job = replace(job_of(tmp_path, triplets(4, 1)), purpose=EVALUATE)
     with pytest.raises(TrainError) as caught:
         prepare(job)
-    assert "has 2 outputs, a reranker has one" in caught.value.message
+    assert "has 2 outputs, but a reranker has one" in caught.value.message

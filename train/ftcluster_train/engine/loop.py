@@ -332,7 +332,7 @@ def new_state(
 ) -> TrainState:
     """Return the state before the first step.
 
-    The state includes the settings that must be the same when a training resumes.
+    The state includes settings; if they change before the training resumes, a notice lists them.
     """
     settings = job.recipe.training
     compared = {
