@@ -23,7 +23,7 @@ MIN_GROUPS = 4
 # operation starts again, and each weight is read and its gradient added again. Measured with MiniLM
 # on SQuAD: 32 pairs, one thread, AVX512-BF16, CPU time of a step. Relative to 1,024 tokens, a step
 # is 1.11 times as fast with 128, 1.09 with 256, 1.03 with 512, and 0.84 with 2,048.
-# With faster matrix multiplications (AMX, many threads), a pass takes as long as more tokens.
+# With faster matrix multiplications (AMX, many threads), a pass costs as much as more tokens.
 PASS_TOKENS = 256
 
 T = TypeVar("T")

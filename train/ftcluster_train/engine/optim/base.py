@@ -61,7 +61,8 @@ def gather_memory(parts: Iterable[StatePart]) -> torch.Tensor:
 class State:
     """The tensors that a training needs to resume, by name.
 
-    Their sizes do not depend on the number of ranks, so another number of ranks can load them.
+    Their sizes do not depend on the number of ranks, so a training with another number of ranks can
+    load them.
 
     Args:
         tensors: parts of each tensor in their order, by tensor name.

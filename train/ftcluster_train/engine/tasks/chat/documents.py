@@ -125,7 +125,7 @@ def _difference_of_packed(
     try:
         logits = _logits(model, packed(_samples(documents)).inputs, kernels())
     except Exception as error:
-        return f"it cannot compute packed documents ({first_line(error)})"
+        return f"it fails on packed documents ({first_line(error)})"
     if logits.shape[1] != sum(map(len, documents)):
         return "it does not return the logits of each token"
     parts = logits[0].split(list(map(len, documents)))

@@ -168,11 +168,13 @@ def labels_of_named(
     names: Sequence[str], used: Collection[str], known: Mapping[str, int], model: str,
     several: bool,
 ) -> ClassLabels:  # fmt: skip
-    """Return the conversion of class numbers in the data to those of a trained model, by name.
+    """Return the conversion of the data's class numbers to a trained model's class numbers.
+
+    Classes are matched by name.
 
     Args:
         names: class names of the data, by class number.
-        used: class numbers that occur in rows, as texts.
+        used: class numbers that occur in rows, as strings.
 
     Raises:
         TrainError: the model lacks a class that occurs in rows. The message lists both sets of

@@ -32,7 +32,7 @@ TextKey = tuple[int, bool]  # hash of a text, and True for a query: the guide ha
 
 @register
 class GuidedSimilarityTask(TaughtEmbeddingTask, SentenceSimilarityTask):
-    """Trains embeddings contrastively, without negatives that are too similar for a guide.
+    """Trains embeddings contrastively, without negatives that a guide rates as too similar.
 
     The guide is the recipe's teacher. Its embeddings of all training texts are computed once,
     before the first step.
@@ -134,7 +134,7 @@ def gist_loss(
     )
     of_query, of_positive = query[rows, None], positive[rows, None]
     same_query = of_query == query
-    # in each block of compared texts: equal to the row's texts, or belonging to its query
+    # True for compared texts that equal the row's texts or belong to the row's query, by block
     ignored = torch.cat(
         [
             same_query | (of_positive == positive) | (of_query == positive),

@@ -169,7 +169,7 @@ class SentenceSimilarityTask(EmbeddingTask):
         return close_set(writer, split, cut, **about)
 
     def teacher_columns(self) -> dict[str, str]:
-        """Return the columns of training rows for a teacher, and their array type codes."""
+        """Return the columns that a teacher adds to training rows, and their array type codes."""
         return {}
 
     def teacher_tokens(self, rows: Sequence[Sequence[PromptedText]]) -> Iterator[Sample]:

@@ -12,7 +12,7 @@ def contrastive_pairs(
 ) -> list[Pair]:
     """Return the pairs of an epoch in random order, as many as SetFit creates.
 
-    Unlike SetFit, no row is paired with itself: such a pair has a gradient of zero.
+    Unlike SetFit, this function pairs no row with itself: such a pair has a gradient of zero.
 
     Args:
         classes: class number of each row.

@@ -42,7 +42,7 @@ class MaskedLmTask(LanguageModelTask):
     draws = True
     reads_padding = False
     biased_head = True
-    loss_column = "input_ids"  # on average, the same share of each set's tokens is masked
+    loss_column = "input_ids"  # the number of masked tokens is proportional to it
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)

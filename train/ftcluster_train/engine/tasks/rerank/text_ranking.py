@@ -242,15 +242,16 @@ def list_loss(logits: torch.Tensor, labels: torch.Tensor, counts: Sequence[int])
 
 
 def margin_loss(logits: torch.Tensor, labels: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """Return the summed loss of lists: the mean squared error of the margins of each list.
+    """Return the sum of the losses of lists.
 
-    A margin is the difference between the first text and another text. A list of one text has no
-    loss. Source: Hofstätter et al. 2020, Improving Efficient Neural Ranking Models with
+    The loss of a list is the mean squared error of its margins. A margin is the score of the first
+    text minus the score of another text. The loss of a list with one text is 0.
+    Source: Hofstätter et al. 2020, Improving Efficient Neural Ranking Models with
     Cross-Architecture Knowledge Distillation.
 
     Args:
-        logits: score of each text by the model, shape (texts,).
-        labels: score of each text by the teacher, shape (texts,).
+        logits: the model's score for each text, shape (texts,).
+        labels: the teacher's score for each text, shape (texts,).
         counts: number of texts of each list; the lists are concatenated.
     """
     lists = zip(logits.split(counts), labels.split(counts), strict=True)

@@ -64,23 +64,23 @@ def _f1(common: int, found: int, wanted: int) -> float:
     return 2 * common / (found + wanted) if common else 0.0
 
 
-def common_words(one: Sequence[str], other: Sequence[str]) -> int:
+def common_words(text: Sequence[str], reference: Sequence[str]) -> int:
     """Return the length of the longest common subsequence of two word lists.
 
-    The algorithm uses an integer with a bit for each word of `one` (Hyyro 2004, Bit-parallel
+    The algorithm uses an integer with a bit for each word of `text` (Hyyro 2004, Bit-parallel
     LCS-length computation).
 
     >>> common_words("a b c d".split(), "b x d a".split())
     2
     """
     places: dict[str, int] = {}
-    for number, word in enumerate(one):
+    for number, word in enumerate(text):
         places[word] = places.get(word, 0) | 1 << number
-    whole = bits = (1 << len(one)) - 1
-    for word in other:
+    whole = bits = (1 << len(text)) - 1
+    for word in reference:
         matches = bits & places.get(word, 0)
         bits = ((bits + matches) | (bits - matches)) & whole
-    return len(one) - bits.bit_count()
+    return len(text) - bits.bit_count()
 
 
 def chrf(pairs: Iterable[tuple[str, str]]) -> float:

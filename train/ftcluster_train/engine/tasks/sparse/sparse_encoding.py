@@ -51,7 +51,7 @@ class SparseEncodingTask(SentenceSimilarityTask):
         assert isinstance(recipe.options, SparseEncoding)
         self.sparse, self.options = recipe.options, recipe.options.pairs
         self._bias: torch.Tensor | None = None
-        self._regularized = 1.0  # share of the regularizer weights in the current step
+        self._regularized = 1.0  # fraction of the regularizer weights to use in this step
 
     @classmethod
     def serves(cls, recipe: Recipe, purpose: Purpose) -> bool:  # noqa: ARG003
