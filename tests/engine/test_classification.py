@@ -173,7 +173,7 @@ def test_lists_and_columns_are_the_same_samples(tmp_path: Path) -> None:
     ("rows", "changes", "said"),
     [
         (lambda: [{**row, "label": "x"} for row in classes(20, 1)], {}, "have the class x"),
-        (lambda: classes(20, 1), {"metrics": ("f1",)}, "f1 needs exactly two classes, but the data"),
+        (lambda: classes(20, 1), {"metrics": ("f1",)}, "f1 needs exactly two classes, but the"),
         (lambda: classes(20, 1), {"class_weights": {"7": 2}}, "class_weights has 7, but the class"),
         (
             lambda: as_lists(toxic(20, 1)), {"class_weights": "balanced"},

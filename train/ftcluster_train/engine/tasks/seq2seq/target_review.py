@@ -127,8 +127,8 @@ class TargetReview:
             )
         if count := self._counts["limit"]:
             notices.append(
-                f"{split}: {count} of {total} targets are longer (at most {longest} tokens) than "
-                f"the limit of generated texts ({self._limit}): max_new_tokens={longest}"
+                f"{split}: {count} of {total} targets are longer than the limit of generated "
+                f"texts, {self._limit} tokens (the longest has {longest}): max_new_tokens={longest}"
             )
         too_long = f"have fewer tokens (the shortest {shortest}), so texts will be too long"
         if max(_number(get("min_length")), _number(get("min_new_tokens"))) >= self._limit:
