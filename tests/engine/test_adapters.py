@@ -253,7 +253,7 @@ def test_weights_that_would_stay_random_are_refused(tmp_path: Path) -> None:
     del weights["encoder.layer.1.output.dense.weight"]
     model.save_pretrained(job.recipe.model, state_dict=weights)
     with pytest.raises(
-        TrainError, match=r"has no weights encoder\.layer\.1\.output\.dense\.weight"
+        TrainError, match=r"lacks the weights encoder\.layer\.1\.output\.dense\.weight"
     ):
         run_rank(job)
 
@@ -270,7 +270,7 @@ def test_weights_that_are_random_are_said(tmp_path: Path, task: str, said: bool)
     random = [one for one in notices if one.startswith("RANDOM at first: ")]
     assert bool(random) == said
     if said:
-        assert "no weights cls.predictions.bias and 4 more, " in random[0]
+        assert "lacks the weights cls.predictions.bias and 4 more, " in random[0]
 
 
 def test_adapters_of_fp32_beside_weights_in_bf16() -> None:

@@ -235,7 +235,7 @@ def test_a_classifier_of_its_card_agrees_with_predict(
         ("causal-lm", "tied llama", "lm_head", "lm_head shares its weight with another layer"),
         ("causal-lm", "llama", "lm_head", "lm_head is the output layer"),
         ("causal-lm", "llama", "embed_tokens", "embed_tokens is of the type Embedding"),
-        ("causal-lm", "gpt2", "q_proj", "it has no layer q_proj; .*: c_attn, c_fc, c_proj"),
+        ("causal-lm", "gpt2", "q_proj", "the model has no layer q_proj; .*: c_attn, c_fc, c_proj"),
         ("text-classification", "bert", "classifier", "all weights of classifier are trained"),
         ("seq2seq-lm", "t5", "shared", "shared shares its weight with another layer"),
     ],

@@ -65,7 +65,8 @@ def test_a_loss_that_is_no_number(tmp_path: Path, world: World, precision: str) 
     shown = ", ".join(map(str, batch[:8]))
     assert caught.value.message == (
         "the loss is nan at step 3 on rank 0; rank 0's part of the batch: "
-        f"samples {shown} ... of train, from 0; the model before this step is in {kept} on the head"
+        f"samples {shown} ... of train (the first is 0); "
+        f"the model before this step is in {kept} on the head"
     )
     assert "training.learning_rate" in caught.value.hint
     before = run(
@@ -101,7 +102,9 @@ def test_gradients_that_are_no_numbers(tmp_path: Path, world: World) -> None:
     job = make_job(tmp_path, "text-classification")
     task = Steep(job.recipe, make_task_of(job).tokenizer)
     samples = make_samples("text-classification", 8)
-    with pytest.raises(TrainError, match="not finite at step 1, though the loss of every rank is"):
+    with pytest.raises(
+        TrainError, match="not finite at step 1, but the loss is finite on every rank"
+    ):
         run(job, make_model("bert"), samples, world, task=task)
 
 

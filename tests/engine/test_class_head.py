@@ -170,7 +170,7 @@ def test_classes_without_names_are_kept_by_number(tmp_path: Path) -> None:
     old = AutoModelForSequenceClassification.from_pretrained(model)
     new, notices = begin(tmp_path, model, ["no", "yes"])
     assert torch.equal(old.classifier.weight, new.classifier.weight)
-    assert any("kept BY NUMBER: LABEL_0 is no, LABEL_1 is yes" in line for line in notices)
+    assert any("matched BY NUMBER: LABEL_0 is no, LABEL_1 is yes" in line for line in notices)
 
 
 def test_a_training_that_continues_says_nothing(tmp_path: Path) -> None:

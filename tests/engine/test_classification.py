@@ -173,11 +173,11 @@ def test_lists_and_columns_are_the_same_samples(tmp_path: Path) -> None:
     ("rows", "changes", "said"),
     [
         (lambda: [{**row, "label": "x"} for row in classes(20, 1)], {}, "have the class x"),
-        (lambda: classes(20, 1), {"metrics": ("f1",)}, "f1 needs exactly two classes, the data ha"),
-        (lambda: classes(20, 1), {"class_weights": {"7": 2}}, "class_weights has 7, and the class"),
+        (lambda: classes(20, 1), {"metrics": ("f1",)}, "f1 needs exactly two classes, but the"),
+        (lambda: classes(20, 1), {"class_weights": {"7": 2}}, "class_weights has 7, but the class"),
         (
             lambda: as_lists(toxic(20, 1)), {"class_weights": "balanced"},
-            "rows with several classes are trained without class_weights",
+            "class_weights and label_smoothing_factor are not supported",
         ),
         (
             lambda: [*classes(20, 1), {"text": "w5", "label": ["1"]}], {},
@@ -202,7 +202,7 @@ def test_f1_of_more_than_two_classes_is_refused_of_a_trained_model_too(tmp_path:
     make_model("bert").save_pretrained(model)
     prepared = job_of(tmp_path, classes(20, 1))  # this job has a tokenizer
     AutoTokenizer.from_pretrained(prepared.recipe.model).save_pretrained(model)
-    with pytest.raises(TrainError, match="f1 needs exactly two classes, the data have 3"):
+    with pytest.raises(TrainError, match="f1 needs exactly two classes, but the data have 3"):
         prepare(
             job_of(tmp_path, classes(20, 1), str(model), "evaluate", options={"metrics": ("f1",)})
         )

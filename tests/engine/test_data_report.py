@@ -113,7 +113,9 @@ def test_the_end_of_text_in_a_text_that_is_classified_at_it(tmp_path: Path) -> N
     sets = {"train": [*rows, {"text": "w5 [SEP] w6", "label": 1}], "validation": rows}
     data, model = write_data(tmp_path / "data", sets), str(tmp_path / "model")
     job = make_whole_job(tmp_path / "run", "text-classification", data, model)
-    with pytest.raises(TrainError, match=r"sample 5 of train holds \[SEP\], at which a bart model"):
+    with pytest.raises(
+        TrainError, match=r"sample 5 of train contains \[SEP\], at which a bart model"
+    ):
         prepare(replace(job))
 
 

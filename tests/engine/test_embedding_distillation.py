@@ -143,7 +143,7 @@ def test_components_are_those_of_the_singular_value_decomposition() -> None:
     _, values, rows = torch.linalg.svd(centered, full_matrices=False)
     assert torch.allclose((found.double() * rows[:5]).sum(1).abs(), torch.ones(5).double())
     assert share == pytest.approx((values[:5].square().sum() / values.square().sum()).item())
-    with pytest.raises(TrainError, match="need as many texts, and the training set has 4"):
+    with pytest.raises(TrainError, match="need as many texts, but the training set has 4"):
         principal_components(vectors[:4], 5)
 
 

@@ -244,7 +244,7 @@ def test_a_model_that_is_not_trained_or_for_something_else(tmp_path: Path) -> No
     number = replace(job.recipe, options=TextClassification(regression=True))
     with pytest.raises(TrainError, match="has 3 outputs") as caught:
         prepare(replace(job, recipe=number))
-    assert caught.value.hint == "regression=false"
+    assert caught.value.hint == "set regression=false"
     with pytest.raises(TrainError, match=r"the data have the classes .* has LABEL_0, LABEL_1"):
         prepare(job)
     unlabelled = write(tmp_path / "new.csv", [{"Review": row["Review"]} for row in words(20, 1)])

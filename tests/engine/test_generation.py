@@ -115,7 +115,7 @@ def test_a_session_ends_where_nobody_is_there_any_more(
     model = write_chat_model(tmp_path / "model")
     found = session(tmp_path / "one", model, [json.dumps("w9")])
     assert len(found) == len(PROMPTS) + 1
-    with pytest.raises(TrainError, match="a line is no prompt"):
+    with pytest.raises(TrainError, match=r"cannot read a line of prompts\.jsonl as a prompt"):
         session(tmp_path / "damaged", model, ['["w9"]'])
     monkeypatch.setattr(generation, "SESSION_SECONDS", 3600.0)
     threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()

@@ -200,11 +200,11 @@ def quantized(folder: Path) -> str:
     ("write", "options", "said"),
     [
         (dropping, {}, "train.jsonl:1: the chat template omits message 1, of the role user"),
-        (refusing, {}, "train.jsonl:1: the chat template refuses it: no system here"),
+        (refusing, {}, "train.jsonl:1: the chat template rejects the conversation: no system here"),
         (without, {}, "has no chat template"),
         (with_code, {}, "needs Python code of its own, which ftcluster does not execute"),
         (write_chat_model, {"lora_r": 4, "lora_target_modules": ("q_proj", "c_attn", "lm_head")},
-         "it has no layer c_attn; lm_head is the output layer"),
+         "the model has no layer c_attn; lm_head is the output layer"),
         (quantized, {"lora_r": 4, "load_in_4bit": True}, "are already quantized (bitsandbytes)"),
     ],
     ids=["dropping", "refusing", "without", "with code", "targets", "quantized"],
@@ -227,7 +227,7 @@ def test_which_models_keep_documents_apart(
     task = make_task_of(make_job(tmp_path, TASK))
     model = make_model(kind, TASK, **changes)
     if kind == "bert" and not changes:
-        with pytest.raises(TrainError, match="which is no decoder"):
+        with pytest.raises(TrainError, match="which is not a decoder"):
             task.check_model(model)
     else:
         task.check_model(model)

@@ -67,7 +67,7 @@ def test_the_card_of_adapters_names_their_base(tmp_path: Path) -> None:
     job = job_of(tmp_path, chats(16, 1), options={"lora_r": 2}, num_train_epochs=1.0)
     found = read(Path(run_rank(job)[-1]["model"]))
     assert (found.data.library_name, found.data.license) == ("peft", None)
-    assert "It was not evaluated" in found.content
+    assert "The model was not evaluated" in found.content
     assert "lora_r: 2" in found.content
 
 

@@ -311,8 +311,8 @@ def test_metrics_get_predictions_and_references_of_each_task(
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        ('return {"other": 1.0}', "returns other, but METRICS names own"),
-        ("return 1.0", "returns float, but METRICS names own"),
+        ('return {"other": 1.0}', "returns other, but METRICS lists own"),
+        ("return 1.0", "returns float, but METRICS lists own"),
         ('return {"own": "high"}', "could not convert string to float"),
         ("return {}[predictions[0]]", r"own.py:\d+: KeyError: "),
         ("import no_such_package", r"own.py:\d+: ModuleNotFoundError: "),

@@ -139,7 +139,7 @@ def swapped(tensors: Tensors) -> None:
     [
         (change("adapter_model.safetensors", swapped), "different values in .*up_proj.lora_A"),
         (settings("adapter_config.json", lora_alpha=7), "its outputs differ by"),
-        (settings("adapter_config.json", target_modules=["up_proj"]), "belongs to no layer"),
+        (settings("adapter_config.json", target_modules=["up_proj"]), "matches no layer"),
         (settings("adapter_config.json", target_modules=["lm_head", "up_proj"]), "has no adapter"),
     ],
     ids=["swapped", "scale", "fewer", "more"],

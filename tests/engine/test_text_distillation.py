@@ -153,7 +153,11 @@ def test_another_teacher_says_something_else(tmp_path: Path) -> None:
             [{"text": "w5 w6", "label": 7}],
             "column label: the data have the classes 7, and the teacher",
         ),
-        ({"problem_type": "multi_label_classification"}, [], "3 outputs of multi_label"),
+        (
+            {"problem_type": "multi_label_classification"},
+            [],
+            r"3 outputs \(problem type multi_label",
+        ),
     ],
 )
 def test_what_is_refused(tmp_path: Path, changes: Any, rows: list[Row], said: str) -> None:

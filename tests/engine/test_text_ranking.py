@@ -150,7 +150,7 @@ def test_lists_of_one_text_are_refused(tmp_path: Path, loss: str) -> None:
     """The loss of such lists would be 0 whatever the model computes."""
     job = job_of(tmp_path, [{"query": f"w{n}", "text": "w6", "label": 1} for n in range(5)])
     options = replace(job.recipe.options, loss=loss)
-    with pytest.raises(TrainError, match=f"each row of train has one text, and loss={loss}"):
+    with pytest.raises(TrainError, match=f"each row of train has one text, but loss={loss}"):
         prepare(replace(job, recipe=replace(job.recipe, options=options)))
 
 
@@ -172,4 +172,4 @@ def test_a_model_with_other_outputs(tmp_path: Path) -> None:
     job = replace(job_of(tmp_path, triplets(4, 1)), purpose=EVALUATE)
     with pytest.raises(TrainError) as caught:
         prepare(job)
-    assert "has 2 outputs, a reranker has one" in caught.value.message
+    assert "has 2 outputs, but a reranker has one" in caught.value.message

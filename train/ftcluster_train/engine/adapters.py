@@ -1,6 +1,6 @@
 """Low-rank adapters of a model (LoRA): adding, saving in peft's format, and merging.
 
-GPT-2's layers, transformers' Conv1D, are linear layers with a transposed weight.
+GPT-2 uses transformers' Conv1D, which is a linear layer with a transposed weight.
 """
 
 import json
@@ -42,7 +42,7 @@ PLAIN = {
 }  # fmt: skip
 Layer: TypeAlias = nn.Linear | Conv1D
 THRESHOLDS = "label_thresholds"  # configuration field with the threshold of each class by name
-OF_HEAD = ("problem_type", THRESHOLDS)  # a classifier's configuration besides its classes
+OF_HEAD = ("problem_type", THRESHOLDS)  # fields that are saved along with a classifier's classes
 MERGE = "merge them with peft: merge_and_unload()"
 
 
@@ -67,7 +67,9 @@ def check_whole(folder: str) -> None:
 def trained_config(
     recipe: Recipe, model: str, tokenizer: PreTrainedTokenizerBase, adapters: str
 ) -> PretrainedConfig:
-    """Return the configuration of a trained model; with adapters, of their base with their classes.
+    """Return the configuration of a trained model.
+
+    For adapters, this is the configuration of the base model with the classes of the adapters.
 
     Args:
         model: folder of the model, or of the base model of adapters.
@@ -86,12 +88,12 @@ def trained_config(
         settings |= {"problem_type": head.get("problem_type")}
     config = load_config(recipe, model, tokenizer, **settings)
     if limits := head.get(THRESHOLDS):
-        config.update({THRESHOLDS: limits})  # from_pretrained ignores fields that it does not know
+        config.update({THRESHOLDS: limits})  # from_pretrained ignores unknown fields
     return config
 
 
 def head_fields(model: "PreTrainedModel") -> dict[str, Any]:
-    """Return the classes of a model with adapters for `trained_config`; {} without a head."""
+    """Return a classifier's fields for `trained_config`; {} without adapters or without a head."""
     config = model.config
     if not adapted_layers(model) or not whole_modules(model):
         return {}
@@ -112,8 +114,8 @@ def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
         options: adapter settings. By default all linear layers except the last layer get adapters.
 
     Raises:
-        TrainError: layers of `lora_target_modules` take no adapters, or some weights would stay
-            random.
+        TrainError: layers of `lora_target_modules` cannot have adapters, or some weights would
+            stay random.
     """
     assert options.lora_r is not None
     layers = layers_to_adapt(model, options)
@@ -122,8 +124,8 @@ def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
     new = sorted(name for name in trained & new_weights(model) if not _is_within(name, whole))
     if new:
         raise TrainError(
-            f"{model.name_or_path} has no weights {', '.join(new[:SHOWN])}, so these would stay "
-            "random, because they are not trained with adapters",
+            f"{model.name_or_path} lacks the weights {', '.join(new[:SHOWN])}, which would stay "
+            "random, because a training of adapters does not change them",
             "train all weights: lora_r=null",
         )
     model.requires_grad_(False)
@@ -146,19 +148,19 @@ def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
 
 
 def check_targets(model_class: Any, config: PretrainedConfig, options: Adapters) -> None:
-    """Check, without weights, that a model has the layers of `lora_target_modules`.
+    """Check that a model has the layers of `lora_target_modules`, without loading its weights.
 
     Args:
         model_class: transformers' AutoModelFor... class.
 
     Raises:
-        TrainError: layers of `lora_target_modules` take no adapters.
+        TrainError: layers of `lora_target_modules` cannot have adapters.
     """
     try:
         with torch.device("meta"):
             model = model_class.from_config(config)
         model.tie_weights()
-    except Exception:  # some models compute with their weights; the ranks check the loaded model
+    except Exception:  # some models cannot be built without weights; the ranks check them later
         return
     layers_to_adapt(model, options)
 
@@ -167,7 +169,7 @@ def layers_to_adapt(model: "PreTrainedModel", options: Adapters) -> dict[str, La
     """Return the layers of a model that get adapters, by name.
 
     Raises:
-        TrainError: the model has no such layers, or a name in `lora_target_modules` means none.
+        TrainError: the model has no such layers, or a name in `lora_target_modules` matches none.
     """
     whole, shared = whole_modules(model), _shared_weights(model)
     layers = {
@@ -179,11 +181,12 @@ def layers_to_adapt(model: "PreTrainedModel", options: Adapters) -> dict[str, La
     kind = f"this {model.config.model_type} model"
     if not layers and any(hasattr(module, "source_cls") for module in model.modules()):
         raise TrainError(
-            f"the layers of {kind} are Conv1D, which take no adapters in NF4", "load_in_4bit=false"
+            f"the layers of {kind} are Conv1D layers, which cannot have adapters in NF4",
+            "set load_in_4bit=false",
         )
     if not layers:
         raise TrainError(
-            f"{kind} has no linear layer that takes adapters", "train all weights: lora_r=null"
+            f"{kind} has no linear layer that can have adapters", "train all weights: lora_r=null"
         )
     problems = [
         _why_no_adapters(model, target, whole)
@@ -193,8 +196,8 @@ def layers_to_adapt(model: "PreTrainedModel", options: Adapters) -> dict[str, La
     if problems:
         names = sorted({name.rpartition(".")[2] for name in layers})
         raise TrainError(
-            f"{kind} cannot have the adapters of lora_target_modules: {'; '.join(problems)}",
-            f"layers that take adapters: {', '.join(names[:SHOWN])}; name some of them: "
+            f"lora_target_modules does not fit {kind}: {'; '.join(problems)}",
+            f"layers that can have adapters: {', '.join(names[:SHOWN])}; choose from these layers: "
             "lora_target_modules=[...]",
         )
     return {
@@ -206,10 +209,10 @@ def layers_to_adapt(model: "PreTrainedModel", options: Adapters) -> dict[str, La
 
 
 def _why_no_adapters(model: "PreTrainedModel", target: str, whole: Sequence[str]) -> str:
-    """Return the reason why no layer that a name means takes adapters."""
+    """Return the reason why no layer that `target` matches can have adapters."""
     named = [pair for pair in model.named_modules() if _is_meant(pair[0], target)]
     if not named:
-        return f"it has no layer {target}"
+        return f"the model has no layer {target}"
     name, module = named[0]
     weight = getattr(module, "weight", None)
     if weight is not None and weight in _shared_weights(model):
@@ -218,7 +221,7 @@ def _why_no_adapters(model: "PreTrainedModel", target: str, whole: Sequence[str]
             "merged adapters would change too"
         )
     if module is model.get_output_embeddings():
-        return f"{target} is the output layer, whose weight the loss reads without adapters"
+        return f"{target} is the output layer, and the loss uses its weight without adapters"
     if _is_within(name, whole):
         return f"all weights of {target} are trained, so it needs no adapters"
     if not isinstance(module, nn.Linear | Conv1D):
@@ -227,7 +230,7 @@ def _why_no_adapters(model: "PreTrainedModel", target: str, whole: Sequence[str]
 
 
 def _shared_weights(model: "PreTrainedModel") -> set[nn.Parameter]:
-    """Return the parameters that several modules have."""
+    """Return the parameters that several modules share."""
     parameters = (p for module in model.modules() for p in module.parameters(recurse=False))
     return {parameter for parameter, users in Counter(parameters).items() if users > 1}
 
@@ -271,7 +274,7 @@ def sizes_of(layer: Layer) -> tuple[int, int]:
 
 
 def _is_within(name: str, modules: Sequence[str]) -> bool:
-    """Return True if a name is the name of one of these modules, or of a part of a module."""
+    """Return True if `name` is one of these modules, or a module or parameter inside them."""
     return any(f"{name}.".startswith(f"{module}.") for module in modules)
 
 
@@ -365,7 +368,7 @@ def use_adapters(model: "PreTrainedModel", folder: Path, merge: bool = False) ->
         The tensor names of the adapters, including base weights that the folder replaces.
 
     Raises:
-        TrainError: the adapters belong to another model, or are not plain LoRA.
+        TrainError: the adapters do not fit the model, or are not plain LoRA.
     """
     weights, problems = add_saved_adapters(model, folder, merge)
     if problems:
@@ -377,13 +380,15 @@ def use_adapters(model: "PreTrainedModel", folder: Path, merge: bool = False) ->
 def add_saved_adapters(
     model: "PreTrainedModel", folder: Path, merge: bool = False
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Add a folder's adapters to the layers of a plain model, as peft would.
+    """Add a folder's adapters to the layers of a model, as peft would.
+
+    A layer that already has an adapter is not changed, but only compared with the folder.
 
     Args:
         merge: True to add the adapters to the weights instead of to the layers' outputs.
 
     Returns:
-        The adapters by their tensor names in a model with adapters, and a list of problems.
+        The folder's tensors by their names in a model with adapters, and a list of problems.
     """
     config = read_json(folder / CONFIG)
     if unlike := _not_plain(config):
@@ -414,7 +419,7 @@ def add_saved_adapters(
             elif not isinstance(layer, nn.Linear | Conv1D):
                 problems.append(f"layer {name} is not linear, but of type {type(layer).__name__}")
             elif (up.shape[0], down.shape[1]) != sizes_of(layer):
-                problems.append(f"layer {name} has another size")
+                problems.append(f"layer {name} has another size than its adapter")
             elif isinstance(adapter := vars(layer).get("adapter"), Adapter):
                 if adapter.scale != scale:
                     problems.append(f"layer {name} is scaled by {scale}, not {adapter.scale}")
@@ -426,15 +431,15 @@ def add_saved_adapters(
                     _merge(layer, adapter)
                 else:
                     layer.register_forward_hook(partial(_plus_adapter, adapter))
-    problems += [f"adapter {name} belongs to no layer" for name in rest]
+    problems += [f"adapter {name} matches no layer" for name in rest]
     return weights, problems[:SHOWN]
 
 
 def _not_plain(config: Any) -> list[str]:
-    """Return problems with peft's configuration: missing fields, and methods that are unknown."""
+    """Return problems with peft's configuration: missing fields and unsupported settings."""
     numbers = [config.get(name) for name in ("lora_alpha", "r")]
     if not all(isinstance(number, int | float) and number for number in numbers):
-        return [f"{CONFIG} lacks a number r or lora_alpha"]
+        return [f"{CONFIG} needs the numbers r and lora_alpha, which must not be 0"]
     if not isinstance(config.get("target_modules"), list):
         return [f"{CONFIG} has no list target_modules"]
     values = {name: config.get(name) for name in PLAIN}

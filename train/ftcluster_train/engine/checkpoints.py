@@ -43,10 +43,10 @@ HOSTS = 2  # number of hosts that write each checkpoint, so that one host may be
 class Checkpoints:
     """The checkpoints of a run.
 
-    One rank on each of two hosts writes every checkpoint, so no checkpoint is copied.
+    One rank on each of two hosts writes every checkpoint, so hosts need not copy checkpoints.
 
     Args:
-        resumed: step after which this training resumes.
+        resumed: step after which this training resumes; later checkpoints are not used.
         check: validator for the first checkpoint, or None for no check.
     """
 
@@ -139,9 +139,9 @@ class Checkpoints:
         return ""
 
     def load_best(self, model: PreTrainedModel, state: TrainState, folders: Sequence[Path]) -> bool:
-        """Load the best checkpoint of any host into `model`; every rank must call this method.
+        """Load the best checkpoint into `model`, from any host; every rank must call this method.
 
-        If the recipe keeps only one checkpoint, all other checkpoints are removed.
+        If the recipe keeps only one checkpoint, this method removes all other checkpoints.
 
         Args:
             model: model to change; in fp32 on the ranks that use the model.
@@ -228,7 +228,7 @@ def save_model(
             write_more(partial)
             for path in partial.rglob("*"):
                 if path.is_file():
-                    # safetensors makes its files readable only for the user who runs the training
+                    # only the user who runs the training may read the files of safetensors
                     path.chmod(0o666 & ~GROUP_READS)
     except (OSError, SafetensorError) as error:
         if "No space left" not in str(error):
@@ -240,14 +240,14 @@ def save_model(
 
 
 def _always(_: bool) -> bool:
-    """Replace a method of transformers 5.23 that would save only on rank 0; here two ranks save."""
+    """Return True, because two ranks save; transformers 5.23 would save only on rank 0."""
     return True
 
 
 def keep_newest(saved: Sequence[Path], limit: int, best: Path | None) -> list[Path]:
     """Remove the oldest checkpoints beyond `limit`, and return the remaining ones.
 
-    The best and the newest checkpoint always stay.
+    The best and the newest checkpoint are never removed.
     """
     removable = [folder for folder in saved[:-1] if folder != best]
     removed = removable[: max(0, len(saved) - limit)]

@@ -28,8 +28,8 @@ class ClassHead:
     """The initial output layer of a classifier.
 
     Attributes:
-        rows: index, per class of the training, of the model's class whose weights it starts with;
-            None for random weights.
+        rows: index of the pretrained row that each class of the training starts with; None for a
+            random row.
         outputs: class names of the loaded model.
         notice: notice for the user, or "".
     """
@@ -57,8 +57,8 @@ def head_of(
     if recipe.from_scratch or "id2label" not in settings:
         return None
     trained, names = plain_config(model), [*map(str, settings["id2label"].values())]
-    known = trained.id2label
-    outputs = [str(known.get(n, f"LABEL_{n}")) for n in range(trained.num_labels)]
+    labels = trained.id2label
+    outputs = [str(labels.get(n, f"LABEL_{n}")) for n in range(trained.num_labels)]
     kind = model_class.__name__.removeprefix("AutoModel")
     classes = [str(name) for name in getattr(trained, "architectures", None) or ()]
     if any(name.endswith(kind) for name in classes):
@@ -68,8 +68,8 @@ def head_of(
         return None if classes or are_unnamed(outputs) else choose_rows(
             recipe.model, outputs, names, _is_number(settings)
         )  # fmt: skip
-    said = f"{recipe.model} is a {others[0]}, so the output layer is NEW and starts at random"
-    return ClassHead((None,) * len(names), tuple(outputs), said)
+    notice = f"{recipe.model} is a {others[0]}, so the output layer is NEW and starts at random"
+    return ClassHead((None,) * len(names), tuple(outputs), notice)
 
 
 def _is_number(settings: Mapping[str, Any]) -> bool:
@@ -81,8 +81,8 @@ def choose_rows(
 ) -> ClassHead:
     """Return the rows of a trained output layer that a training's classes start with.
 
-    Rows are matched by class name. If model or training has no class names and both have equally
-    many classes, rows are matched by index.
+    Rows are matched by class name. They are matched by index if the model or the training has no
+    class names and both have the same number of classes.
 
     Args:
         outputs: names of the model's classes.
@@ -94,14 +94,14 @@ def choose_rows(
     >>> choose_rows("m", ["LABEL_0", "LABEL_1"], ["bad", "good"]).rows
     (0, 1)
     """
-    has, new = f"{model} has the classes {few(outputs)}", (None,) * len(names)
+    of_model, new = f"{model} has the classes {few(outputs)}", (None,) * len(names)
     at_random = "the output layer is NEW and starts at random"
     if is_number or len(outputs) == 1:
         if len(names) == len(outputs):
             return ClassHead((0,), tuple(outputs))
         wanted = "1 output" if is_number else f"{len(names)} classes"
-        said = f"{model} has {_outputs(outputs)}, but the training has {wanted}: {at_random}"
-        return ClassHead(new, tuple(outputs), said)
+        notice = f"{model} has {_outputs(outputs)}, but the training has {wanted}: {at_random}"
+        return ClassHead(new, tuple(outputs), notice)
     rows = match_names(names, outputs)
     if list(rows) == [*range(len(outputs))]:
         return ClassHead(tuple(rows), tuple(outputs))
@@ -109,17 +109,17 @@ def choose_rows(
         unnamed = are_unnamed(outputs) or are_unnamed(names)
         if unnamed and len(outputs) == len(names):
             pairs = [f"{old} is {name}" for old, name in zip(outputs, names, strict=True)]
-            said = (
-                f"the class names differ, so {model}'s output layer is kept BY NUMBER: "
-                f"{few(pairs)}; if that is wrong, start from a model without these classes"
+            notice = (
+                f"the class names differ, so the classes of {model}'s output layer are matched BY "
+                f"NUMBER: {few(pairs)}; if that is wrong, start from a model without these classes"
             )
-            return ClassHead(tuple(range(len(names))), tuple(outputs), said)
-        said = f"{has}, but the data have {few(names)}: {at_random}"
-        return ClassHead(new, tuple(outputs), said)
+            return ClassHead(tuple(range(len(names))), tuple(outputs), notice)
+        notice = f"{of_model}, but the data have {few(names)}: {at_random}"
+        return ClassHead(new, tuple(outputs), notice)
     kept = [name for name, row in zip(names, rows, strict=True) if row is not None]
     random = [name for name, row in zip(names, rows, strict=True) if row is None]
     lost = [name for number, name in enumerate(outputs) if number not in rows]
-    parts = [f"{has}: the output layer keeps the rows of {few(kept)} by name"]
+    parts = [f"{of_model}: the output layer keeps the rows of {few(kept)} by name"]
     parts += [f"NEW AT RANDOM: {few(random)}"] if random else []
     parts += [f"dropped: {few(lost)}"] if lost else []
     return ClassHead(tuple(rows), tuple(outputs), "; ".join(parts))
@@ -133,10 +133,10 @@ def _outputs(outputs: Sequence[str]) -> str:
 
 
 def settings_to_load(head: ClassHead | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration fields for loading the model's own output layer."""
+    """Return the configuration fields for loading a model with its pretrained output layer."""
     if head is None or head.is_kept:
         return dict(settings)
-    # the model's classes may share a name: only their number matters for loading
+    # the model's classes may share a name, but only the number of classes matters for loading
     numbers = dict(enumerate(head.outputs))
     label2id = {name: number for number, name in numbers.items()}
     return {**settings, "id2label": numbers, "label2id": label2id, "problem_type": None}
@@ -145,7 +145,7 @@ def settings_to_load(head: ClassHead | None, settings: Mapping[str, Any]) -> dic
 def begin_head(
     model: "PreTrainedModel", head: ClassHead | None, model_class: Any, config: PretrainedConfig
 ) -> None:
-    """Give a loaded model the output layer of a training.
+    """Replace a loaded model's output layer by the initial output layer of a training.
 
     Args:
         model: model that was loaded with `settings_to_load`.
@@ -207,7 +207,7 @@ def output_weights(model_class: Any, config: PretrainedConfig) -> set[str]:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _replace(model: "PreTrainedModel", path: str, rows: Sequence[int | None]) -> None:
-    """Replace a linear layer by a layer with some of its rows.
+    """Replace a linear layer by a layer that keeps some of its rows and has new random rows.
 
     Args:
         path: name of the layer in the model.
@@ -218,7 +218,7 @@ def _replace(model: "PreTrainedModel", path: str, rows: Sequence[int | None]) ->
         raise TrainError(
             f"the output layer {path} of {model.name_or_path} is a {type(old).__name__}, whose "
             "classes cannot be replaced one by one",
-            "start from a model that has the same classes, or none",
+            "start from a model that has the same classes, or from one without an output layer",
         )
     new = nn.Linear(old.in_features, len(rows), old.bias is not None, dtype=old.weight.dtype)
     model._init_weights(new)  # transformers' own initialisation for this model

@@ -13,9 +13,9 @@ from ftcluster_train.engine.tasks.base import Document, Task
 
 SHOWN = 3  # number of samples that the report shows
 MOST_CLASSES = 100
-FEWEST_CLASSES = 8  # number of classes of each set that a report shows in any case
-# The whole report is one event. Programs that need only a run's latest events read 64 kB, so the
-# report must be shorter.
+FEWEST_CLASSES = 8  # minimum for the number of classes that a report shows of each set
+# The whole report is one event. Programs that need only a run's latest events read the last 64 kB,
+# so the report must be shorter.
 MOST_CHARACTERS = 1200  # maximum number of characters of a sample
 MOST_PARTS = 12
 
@@ -39,13 +39,13 @@ def describe(task: Task, folder: Path, earlier: Iterable[int] = ()) -> dict[str,
 
         The fields of a set are:
         - `set`: its name.
-        - `rows` (null if unknown), `samples` and `documents`: the numbers of each.
+        - `rows`, `samples` and `documents`: their numbers; `rows` is null if it is unknown.
         - `median` and `longest`: lengths of documents in tokens.
         - `limit`: maximum number of tokens.
         - `cut`: number of truncated texts.
         - `left_out`: number of skipped rows.
         - `class_count` and `classes`: number of classes, and the most frequent classes.
-        - `columns`: with several data sets, the columns of a training set by their purpose.
+        - `columns`: the columns of a training set by their purpose, if there are several data sets.
         - `duplicates`: for a validation set, the number of its documents that are also training
           data of this or an earlier training; null if unknown.
     """
@@ -83,7 +83,7 @@ def describe(task: Task, folder: Path, earlier: Iterable[int] = ()) -> dict[str,
 def _samples(
     task: Task, found: Mapping[str, Samples], name: str, several: bool
 ) -> list[list[dict[str, Any]]]:
-    """Return the first samples of a set; with several data sets, a short one with its set."""
+    """Return the first samples of a set; with several data sets, one short sample with its set."""
     if not several:
         return _shown(task, found[name], SHOWN, MOST_CHARACTERS)
     shown = _shown(task, found[name], 1, MOST_CHARACTERS // len(found))
@@ -96,7 +96,7 @@ def _set(
     """Return the report on one set.
 
     Args:
-        known: hashes of training documents; gets the hashes of this set if it is the training set.
+        known: hashes of training documents, to which this function adds those of a training set.
     """
     about, duplicates, trains = samples.about, 0, is_train(name)
     lengths: Counter[int] = Counter()  # number of documents of each length

@@ -1,4 +1,4 @@
-"""Evaluation and prediction: each rank computes a part, and then every rank gets all results."""
+"""Evaluation and prediction: each rank computes a part, and then all ranks share their results."""
 
 import contextlib
 import json
@@ -52,13 +52,13 @@ def evaluate(
 ) -> Scores:
     """Evaluate a model on all validation sets, and return the same scores on every rank.
 
-    With several sets, each metric's name ends with the name of its set: `validation_matched` gives
-    `accuracy_matched`. With several data sets, there is also each metric without such an ending:
-    the mean over the sets that have the metric, weighted by their numbers of samples.
+    With several sets, the name of each metric ends with the name of its set: the accuracy of
+    `validation_matched` is `accuracy_matched`. If the recipe has several data sets, `accuracy` is
+    the mean over the sets with this metric, weighted by their numbers of samples.
 
-    During a training, settings such as thresholds are tuned on one set and used for all sets. This
-    is the set of `metric_for_best_model`, or otherwise the first set. Several data sets are tuned
-    on together.
+    During a training, settings such as thresholds are tuned on one set and used for all sets. They
+    are tuned on the set of `metric_for_best_model`, by default on the first set. If the recipe has
+    several data sets, they are tuned on all sets together.
 
     Args:
         context: batch context, see `predict`.
@@ -82,7 +82,7 @@ def evaluate(
             of_set = task.score(predictions, samples)
             if task.own_metrics:
                 measured = task.own_metrics(*task.compared(predictions, samples))
-                of_set |= gather_over_ranks(measured)[0]  # they may differ between ranks
+                of_set |= gather_over_ranks(measured)[0]  # ranks may compute different values
             if report := task.class_report(predictions, samples):
                 classes[name] = report.to_dict()
             if written := task.texts(predictions, samples):
@@ -101,9 +101,10 @@ def evaluate(
 def mean_metrics(
     of_sets: Mapping[str, Mapping[str, float]], sets: Mapping[str, Samples], loss_column: str
 ) -> dict[str, float]:
-    """Return the mean of each metric over the sets that have it, weighted by their samples.
+    """Return the mean of each metric over the sets that have this metric.
 
-    The loss is weighted by the values of `loss_column`, and a perplexity is computed from the loss.
+    The mean is weighted by the sets' numbers of samples; for the loss, by the numbers of values in
+    `loss_column`. A perplexity is computed from the mean loss.
     """
     samples = {name: len(sets[name]) for name in of_sets}
     values = {name: sum(sets[name].lengths(loss_column)) for name in of_sets if loss_column}
@@ -123,7 +124,7 @@ def _suffix(name: str) -> str:
 
 
 class Evaluator:
-    """Evaluates a model while it is trained.
+    """Evaluates a model during its training.
 
     Args:
         optimizer: optimizer of the training; before an evaluation, its pending gathers must be
@@ -140,10 +141,10 @@ class Evaluator:
         self._world, self._bf16, self._log = world, bf16, log
 
     def compute_reference(self, job: Job, sets: Sequence[Samples]) -> None:
-        """Give the task the predictions of its reference model: a teacher, or the untrained model.
+        """Pass the task the predictions of its reference model: a teacher, or the untrained model.
 
-        The predictions are computed once and kept in the run's folder on each host. Restarts of
-        this run, and runs that continue it, reuse the file.
+        The predictions are computed once and saved in the run's folder on each host. A restart of
+        this run, or a run that resumes this training, reuses the file.
         """
         other, key = self._task.reference_model, self._task.reference_key
         for samples in sets:
@@ -162,8 +163,8 @@ class Evaluator:
                 predictions = predict(self._task, model, samples, self._world, self._bf16, context)
                 if folder_led(self._world.rank, job.shared_folder) is not None:
                     write_atomically(job.run_dir / name, json.dumps(predictions))
-            if said := self._task.set_reference(samples, predictions):
-                self._log.notice(said)
+            if notice := self._task.set_reference(samples, predictions):
+                self._log.notice(notice)
         self._task.reference_model = None  # frees its memory
 
     def evaluate(self, sets: Mapping[str, Samples], step: int, epoch: float) -> Scores:
@@ -183,12 +184,12 @@ class Evaluator:
 
 
 def _read_kept(paths: Sequence[Path], count: int) -> list[Any]:
-    """Return the predictions in the first file that has exactly `count` of them, or []."""
+    """Return the predictions in the first file that contains exactly `count` predictions, or []."""
     for path in paths:
         with contextlib.suppress(OSError, ValueError):
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if isinstance(found, list) and len(found) == count:
-                return found
+            predictions = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(predictions, list) and len(predictions) == count:
+                return predictions
     return []
 
 
@@ -200,7 +201,7 @@ def run_on_sets(
     samples_dir: Path,
     world: World,
 ) -> dict[str, Any]:
-    """Evaluate or predict, as the job asks, and return the fields of the event `result`.
+    """Evaluate or predict, depending on the job, and return the fields of the event `result`.
 
     Predictions are written as JSON lines into the run's folder on the head. Each line is a row with
     its prediction.

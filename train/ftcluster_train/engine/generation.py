@@ -32,13 +32,14 @@ from ftcluster_train.errors import TrainError, TrainingStopped, first_line
 
 SAMPLES, SAMPLE_TOKENS = 3, 64
 SHOWN_CHARACTERS = 600
-PROMPTS = "prompts.jsonl"  # file in the run's folder with typed prompts; null ends the session
-SESSION_SECONDS = 60.0  # a session ends after this time without a new line, even an empty line
+# file in the run's folder with the prompts that the user types; the line `null` ends the session
+PROMPTS = "prompts.jsonl"
+SESSION_SECONDS = 60.0  # a session ends after this time without a new (possibly empty) line
 PAUSE_SECONDS = 0.1
 
 
 class _Pieces(TextStreamer):  # type: ignore[misc]
-    """Passes on whole words as they are generated; checks for a stop request after each token."""
+    """Passes on whole words during generation; raises an error if a stop is requested."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, take: Callable[[str], None],
@@ -64,7 +65,7 @@ def generate(
 
     Raises:
         TrainError: the model cannot be loaded, or its chat template rejects a message.
-        TrainingStopped: this process was asked to stop.
+        TrainingStopped: this process received a request to stop.
     """
     asked, began = job.generation, time.perf_counter()
     tokenizer = load_tokenizer(inputs.tokenizer)
@@ -93,13 +94,13 @@ def generate(
 
 def _prompts(job: Job, stop_asked: Callable[[], bool]) -> Iterator[str]:
     """Yield the job's prompts and, in an interactive session, the prompts that the user types."""
-    given, path = job.generation["prompts"], job.run_dir / PROMPTS
+    prompts, path = job.generation["prompts"], job.run_dir / PROMPTS
     if not job.generation.get("more"):
-        yield from given
+        yield from prompts
         return
     path.touch()
     try:
-        yield from given
+        yield from prompts
         yield from _typed(path, stop_asked)
     finally:
         path.unlink(missing_ok=True)
@@ -139,7 +140,9 @@ def read_prompt(line: bytes) -> str | None:
             return prompt
     except (ValueError, RecursionError):
         pass
-    raise TrainError(f"a line is no prompt: {line[:100]!a}", "type the prompt again")
+    raise TrainError(
+        f"cannot read a line of {PROMPTS} as a prompt: {line[:100]!a}", "type the prompt again"
+    )
 
 
 def load_decoder(folder: str, models: Path, dtype: torch.dtype) -> PreTrainedModel:
@@ -222,7 +225,7 @@ def samples_beside_references(
     Decoding is greedy, so the same model always generates the same texts.
     """
     asked = {"max_new_tokens": SAMPLE_TOKENS, "temperature": 0.0, "top_p": 1.0}
-    found = []
+    texts = []
     for number in range(min(SAMPLES, len(samples))):
         document = task.documents(samples[number], samples)[0]
         ids, targets = list(document.ids), set(document.targets)
@@ -234,5 +237,5 @@ def samples_beside_references(
             str(task.tokenizer.decode(part, skip_special_tokens=True))
             for part in (ids[:first], ids[first:end], answer)
         )
-        found.append([text[:SHOWN_CHARACTERS] for text in decoded])
-    return found
+        texts.append([text[:SHOWN_CHARACTERS] for text in decoded])
+    return texts

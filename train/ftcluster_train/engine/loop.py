@@ -86,16 +86,16 @@ def train(
 
     Args:
         model: model in fp32.
-        optimizations: optimizations to use; only measurements turn some off.
+        optimizations: optimizations to use; only measurements disable any of them.
         stop_asked: function that returns True if this rank was asked to stop. If any rank was asked
             to stop, all ranks stop after the current step.
         check: validator for the first checkpoint that this rank writes, or None for no check.
-        sizes: number of training samples of each data set; may be empty for a single one.
+        sizes: number of training samples of each data set; may be empty for a single data set.
 
     Raises:
         TrainingStopped: a rank was asked to stop; the state is saved.
         TrainError: the loss is not finite, the ranks have diverged, IPEX cannot be loaded, or the
-            installed transformers lacks a feature that the recipe asks for.
+            installed transformers lacks a feature that the recipe needs.
     """
     loop = _Loop(
         job, task, model, train_set, validation_sets, world, log, optimizations, stop_asked, check,
@@ -117,7 +117,7 @@ class _Loop:
 
     Attributes:
         batches: sample indices of each step, the same on every rank.
-        state: progress of the training. A restarted or continued training does not begin at step 0.
+        state: progress of the training. A resumed training does not begin at step 0.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class _Loop:
         return kernels
 
     def _resume(self, new: TrainState, check: SavedCheck | None) -> None:
-        """Load the saved state of this run (after a restart) or of the run that it continues."""
+        """Load the saved state of this run (after a restart) or of the run that it resumes."""
         job, world = self._job, self._world
         self._snapshots = Snapshots(
             job.run_dir / "snapshots", job.snapshot_seconds, job.shard_optimizer, world,
@@ -178,7 +178,7 @@ class _Loop:
         self._task.use_scores(self.state.classes)
 
     def evaluate_at_start(self) -> None:
-        """Evaluate before the first step if the recipe asks for it; then set training mode."""
+        """Evaluate before the first step if `eval_on_start` is set; then set training mode."""
         if self._settings.eval_on_start and self._first_step == 1:
             with self._times.pause():
                 self._evaluate(0, 0.0)
@@ -219,8 +219,8 @@ class _Loop:
     def _log_kernels(self) -> None:
         used = self._training_step.kernels_used  # None if this rank has no sample in the first step
         self._log.write("kernels", used=used or [])
-        if used is not None and (own := parts_without_kernel(self._model, used)):
-            self._log.notice(own)
+        if used is not None and (notice := parts_without_kernel(self._model, used)):
+            self._log.notice(notice)
 
     def _fail(self, step: int, done: StepResult, batch: StepBatch) -> NoReturn:
         """Save the model, and raise an error because loss or gradients are not finite.
@@ -332,7 +332,7 @@ def new_state(
 ) -> TrainState:
     """Return the state before the first step.
 
-    The state includes the settings that must be the same when a training resumes.
+    The state includes settings; if they change before the training resumes, a notice lists them.
     """
     settings = job.recipe.training
     compared = {
@@ -393,7 +393,7 @@ def not_finite_error(
     """
     by_rank = gather_over_ranks((loss, list(share)))
     bad = [rank for rank, (value, _) in enumerate(by_rank) if not math.isfinite(value)]
-    message = f"the gradients are not finite at step {step}, though the loss of every rank is"
+    message = f"the gradients are not finite at step {step}, but the loss is finite on every rank"
     if bad:
         value, samples = by_rank[bad[0]]
         shown = ", ".join(map(str, samples[:SHOWN_SAMPLES]))
@@ -401,7 +401,7 @@ def not_finite_error(
         ranks = f"rank {bad[0]}" if len(bad) == 1 else f"ranks {bad}"
         message = (
             f"the loss is {value} at step {step} on {ranks}; "
-            f"rank {bad[0]}'s part of the batch: samples {shown}{more} of train, from 0"
+            f"rank {bad[0]}'s part of the batch: samples {shown}{more} of train (the first is 0)"
         )
     if checkpoint:
         message += f"; the model before this step is in {checkpoint} on the head"

@@ -33,7 +33,7 @@ MOST_CLASSES = 20  # maximum number of class names in a card's example
 METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
 MARKUP = re.compile(r"[\\\[\]<>`|]")  # characters with a meaning in Markdown and HTML
 COPIED = re.compile(r"-[0-9a-f]{12}$")  # suffix of folders that were copied to the hosts
-# recipe fields that do not describe the training, or that the card has elsewhere
+# recipe fields that do not describe the training, or that the card shows elsewhere
 LEFT_OUT = (
     "name", "task", "model", "data", "tokenizer", "license", "card_host_names", "ranks_per_host",
     "communication_cores", "allocator", "options", "training",
@@ -75,8 +75,8 @@ def write_card(folder: Path, job: Job, task: Task, measured: MeasuredModel) -> N
     """Write the card of a model into its folder; all other files must already exist.
 
     Args:
-        task: task whose `about` has the report on the data, see `engine.data_report`, and its Hub
-            commits.
+        task: task whose `about_data` contains the report on the data, see `engine.data_report`, and
+            the Hub commits of model and data.
     """
     adapters = (folder / "adapter_config.json").is_file()
     library = "peft" if adapters else "transformers"
@@ -101,7 +101,7 @@ def card(
         library: name of the library that loads the model.
         model_class: transformers class for the task.
         seconds: seconds since the run began; 0 if unknown.
-        classes: names of the classes that the base model must get before its adapters.
+        classes: class names that the base model must have before its adapters are loaded.
     """
     recipe, commits = job.recipe, about.get("commits", {})
     model = _with_commit(_public(recipe.model), commits.get("model"))
@@ -135,7 +135,7 @@ def card(
 
 
 def _settings_of_head(classes: Sequence[str]) -> str:
-    """Return the arguments of `from_pretrained` that give a model these classes.
+    """Return the arguments of `from_pretrained` for a model with these classes.
 
     >>> _settings_of_head(["bad", "good"])
     ", id2label={0: 'bad', 1: 'good'}, ignore_mismatched_sizes=True"
@@ -172,7 +172,7 @@ def _yaml(document: Mapping[str, Any]) -> str:
 def front_matter(
     job: Job, commits: Mapping[str, str], metrics: Mapping[str, float], kind: str
 ) -> dict[str, Any]:
-    """Return the fields that the Hub reads about a model.
+    """Return the front matter of a card: the fields that the Hub reads.
 
     Base model and data set are omitted if they are not on the Hub, because the Hub accepts only its
     own names.
@@ -271,13 +271,13 @@ def _data(about: Mapping[str, Any]) -> Iterator[str]:
 
 def _metrics(measured: MeasuredModel) -> Iterator[str]:
     if not measured.metrics:
-        yield "It was not evaluated."
+        yield "The model was not evaluated."
         return
     yield from _table(
         ("metric", "value"), [[name, f"{value:.6g}"] for name, value in measured.metrics.items()]
     )
-    for name, found in measured.classes.items():
-        report = read_report(found)
+    for name, document in measured.classes.items():
+        report = read_report(document)
         yield f"The classes of {name}, {report.rows} rows:\n"
         yield from _table(
             ("class", "precision", "recall", "F1", "rows", "predicted"), _class_rows(report)
@@ -311,7 +311,7 @@ def _code(name: str) -> str:
 
 
 def _recipe(job: Job) -> dict[str, Any]:
-    """Return the settings for the card: changed settings, and a few that are always shown."""
+    """Return the settings for the card: changed settings, and a few that it always shows."""
     recipe = job.recipe
     training = _changed(recipe.training, LEFT_OUT_OF_TRAINING)
     return {
@@ -331,7 +331,7 @@ def _recipe(job: Job) -> dict[str, Any]:
 
 
 def _entries(recipe: Recipe) -> Iterator[dict[str, Any]]:
-    """Yield the data sets of a recipe as its file has them, with public names."""
+    """Yield the entries of a recipe's list of data sets, with public names."""
     for data_set in recipe.data_sets:
         fields = {
             name: list(value) if isinstance(value, tuple) else value
@@ -346,15 +346,15 @@ def _entries(recipe: Recipe) -> Iterator[dict[str, Any]]:
 
 def _changed(value: Any, left_out: Sequence[str]) -> dict[str, Any]:
     plain = asdict(value)
-    found = {}
+    changed = {}
     for spec in fields(value):
         default = spec.default
         if spec.default_factory is not MISSING:
             default = spec.default_factory()
         if spec.name not in left_out and getattr(value, spec.name) != default:
-            one = plain[spec.name]
-            found[spec.name] = list(one) if isinstance(one, tuple) else one
-    return found
+            setting = plain[spec.name]
+            changed[spec.name] = list(setting) if isinstance(setting, tuple) else setting
+    return changed
 
 
 def _made_by(job: Job, measured: MeasuredModel, seconds: float) -> Iterator[str]:

@@ -45,7 +45,8 @@ POSITIONS_BEHIND_PADDING = frozenset(
 )  # fmt: skip
 DECODER_START = "decoder_start_token_id"  # missing in some configurations until it is set
 END = "<|endoftext|>"  # GPT-2's end-of-text token
-MAX_CHARACTERS = 100_000_000  # maximum for training a tokenizer; more text hardly changes it
+# maximum length of the text that a tokenizer is trained on; more text hardly changes the tokenizer
+MAX_CHARACTERS = 100_000_000
 
 
 def call_model(model: "PreTrainedModel", inputs: Mapping[str, Any]) -> Any:
@@ -111,13 +112,13 @@ def load_config(
             ),
             **settings,
         }
-    # a decoder's classifier reads the last token before the padding
+    # pad_token_id is always set: a decoder's classifier reads the last token before the padding
     padding = getattr(plain, "pad_token_id", None)
     behind = plain.model_type in POSITIONS_BEHIND_PADDING and not recipe.from_scratch
     if behind and padding != tokenizer.pad_token_id:
         raise TrainError(
-            f"the tokenizer pads with token {tokenizer.pad_token_id}, but the positions of "
-            f"{recipe.model} start behind its padding token {padding}",
+            f"the tokenizer pads with token {tokenizer.pad_token_id}, but {recipe.model} needs its "
+            f"padding token {padding} to number the positions",
             "use the model's own tokenizer: tokenizer=DIR",
         )
     settings["pad_token_id"] = tokenizer.pad_token_id
@@ -185,8 +186,8 @@ def check_quantization(recipe: Recipe, config: PretrainedConfig) -> None:
             f"load_in_4bit needs the package bitsandbytes, which {socket.gethostname()} lacks",
             "set the cluster up again: ftcluster setup",
         )
-    if found := getattr(config, "quantization_config", None):
-        kind = found.get("quant_method") if isinstance(found, dict) else type(found).__name__
+    if saved := getattr(config, "quantization_config", None):
+        kind = saved.get("quant_method") if isinstance(saved, dict) else type(saved).__name__
         raise TrainError(
             f"the weights of {recipe.model} are already quantized ({kind})",
             "use the model before quantization"
@@ -206,8 +207,8 @@ def load_model(
 
     Args:
         model: folder, or `config:TYPE`.
-        require_trained_head: True to require all weights; False to give a missing head random
-            weights.
+        require_trained_head: True to reject a checkpoint that lacks weights; False to initialize a
+            missing head at random.
         dtype: dtype of the weights; norms and heads are always in fp32.
         in_4bit: True to quantize linear layers to NF4 while they are loaded.
         any_head: True to replace weights that have a wrong shape by random weights, see
@@ -297,10 +298,10 @@ def new_weights_notice(model: "PreTrainedModel", has_all: bool) -> str:
         return ""
     first, *others = sorted(new)
     return (
-        f"RANDOM at first: the checkpoint of {model.name_or_path} has no weights {first}"
+        f"RANDOM at first: the checkpoint of {model.name_or_path} lacks the weights {first}"
         + (f" and {len(others)} more" if others else "")
-        + f", {sum(new.values()) / model.num_parameters():.1%} of the model. Only your data "
-        "can train them: use a checkpoint that has them, or train for longer"
+        + f", {sum(new.values()) / model.num_parameters():.1%} of the model. Use a checkpoint "
+        "that has these weights, or train for longer, because they start at random"
     )
 
 
@@ -329,7 +330,7 @@ def _with_plain_layers(model: "PreTrainedModel") -> None:
         if parameter.is_floating_point():
             # copy, because a view of the mapped file would keep the pages of all weights in memory
             parameter.data = parameter.data.clone()
-    model.hf_quantizer.remove_quantization_config(model)  # keep it out of merged models
+    model.hf_quantizer.remove_quantization_config(model)  # merged models must not have it
 
 
 def check_tokens(embeddings: int, largest_token: int, tokenizer: str) -> None:
@@ -361,7 +362,7 @@ def train_tokenizer(texts: Iterable[Piece], vocab_size: int) -> PreTrainedTokeni
 
     Args:
         texts: training texts; only the first MAX_CHARACTERS characters are used.
-        vocab_size: maximum number of tokens in the vocabulary; a short text may give fewer tokens.
+        vocab_size: maximum number of tokens in the vocabulary; short texts may yield fewer tokens.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -394,8 +395,8 @@ def _first(texts: Iterable[Piece], characters: int) -> Iterator[str]:
 def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the id of the unknown token, or None if this token has another meaning too."""
     others = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id)
-    found = tokenizer.unk_token_id
-    return None if found is None or found in others else int(found)
+    unknown = tokenizer.unk_token_id
+    return None if unknown is None or unknown in others else int(unknown)
 
 
 def router_coefficient(config: PretrainedConfig) -> float:

@@ -4,8 +4,8 @@
     python -m ftcluster_train.engine.prepare --report JOB [--hub-token]
 
 The program writes the data as token samples, and RUN_DIR/inputs.json with the paths for the ranks.
-It reuses the samples of an earlier run if they are the same. If there is an error that a user can
-fix, the program prints it and exits with 1.
+It reuses the samples of an earlier run with the same data and settings. If there is an error that a
+user can fix, the program prints the error and exits with 1.
 
 With --hub-token the program reads a token for the Hugging Face Hub from stdin, and keeps it only in
 memory. With --job it creates RUN_DIR and copies FILE there as job.json. Several hosts may do this
@@ -171,16 +171,16 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         what = split_name("data", data_set.name)
         commits[what] = commit_of(*(Path(name) for names in of_set.values() for name in names))
         places[what] = data_set.path
-    known = {what: commit for what, commit in commits.items() if commit}
-    notices += [f"{what} {places[what]}: commit {commit}" for what, commit in known.items()]
-    return Inputs(model, folder, str(samples), notices + more, report, teacher, known, adapters)
+    commits = {what: commit for what, commit in commits.items() if commit}
+    notices += [f"{what} {places[what]}: commit {commit}" for what, commit in commits.items()]
+    return Inputs(model, folder, str(samples), notices + more, report, teacher, commits, adapters)
 
 
 def _token_settings(
     job: Job, task: Task, trained: PretrainedConfig | None, longest: int | None,
     version: Sequence[Mapping[str, Sequence[str]]], earlier: Iterable[int],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the settings that the tokens of the data depend on, besides files.
+    """Return the settings that determine the token samples, without the contents of files.
 
     Args:
         trained: configuration of the model if it is already trained; None for a training.
@@ -203,7 +203,7 @@ def _token_settings(
         "task_settings": task.sample_settings(),
         "data": data[0] if len(data) == 1 else data,
         "transformers": transformers.__version__,
-        # the classes are checked against these settings
+        # `encode` checks the classes against these settings
         "checked": [
             job.recipe.training.metric_for_best_model,
             job.recipe.training.label_smoothing_factor,
@@ -234,8 +234,8 @@ def _check_ends(task: Task, config: PretrainedConfig, folder: Path) -> None:
             usual = ends if usual is None else min(usual, ends)
             if ends != usual:
                 raise TrainError(
-                    f"sample {number} of {path.name} holds {task.tokenizer.eos_token}, at which a "
-                    f"{config.model_type} model classifies a text: "
+                    f"sample {number} of {path.name} contains {task.tokenizer.eos_token}, at which "
+                    f"a {config.model_type} model classifies a text: "
                     f"{task.tokenizer.decode(sample['input_ids'])[:SHOWN_CHARACTERS]}",
                     "remove that token from the texts",
                 )
@@ -259,7 +259,7 @@ def _tokenizer(recipe: Recipe, model: str, models: Path, run_dir: Path) -> tuple
     if not model.startswith(BY_TYPE) and has_tokenizer(model):
         return model, []
     if not recipe.from_scratch or not recipe.spec.makes_tokenizer:
-        raise TrainError(f"{recipe.model} has no tokenizer", "use another one: tokenizer=DIR")
+        raise TrainError(f"{recipe.model} has no tokenizer", "use another tokenizer: tokenizer=DIR")
     texts = itertools.chain.from_iterable(
         load_texts(part.source, part.data_config, part.options)[TRAIN] for part in recipe.by_set()
     )
@@ -272,7 +272,7 @@ def _tokenizer(recipe: Recipe, model: str, models: Path, run_dir: Path) -> tuple
 
 def main() -> int:
     """Run the program and return its exit code."""
-    gc.freeze()  # imported objects stay
+    gc.freeze()  # imported objects live until the end, so garbage collection can ignore them
     gc.enable()
     os.umask(ACCOUNT_ONLY)
     if "--hub-token" in sys.argv[2:]:
@@ -291,7 +291,7 @@ def main() -> int:
             job = open_job(run_dir)
             inputs = prepare(job)
             write_inputs(run_dir, inputs)
-        with contextlib.suppress(OSError):  # without the cache the next run prepares them again
+        with contextlib.suppress(OSError):  # the next run prepares the inputs again
             keep_inputs(job, inputs)
     except (DataError, GivenFileError) as error:
         print(error)
@@ -330,7 +330,7 @@ def _report(job: str) -> str:
 def _one_host_at_a_time(run_dir: Path) -> Iterator[None]:
     """Lock a folder that several hosts may share.
 
-    The first host prepares everything, and the other hosts find the results.
+    The first host prepares everything, and the other hosts reuse the results.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     with (run_dir / "prepare.lock").open("w") as lock:

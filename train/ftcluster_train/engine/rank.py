@@ -5,9 +5,9 @@ import signal
 
 if __name__ == "__main__":
     gc.disable()  # garbage collection would take a quarter of the imports' CPU time
-    # in all threads that libraries start, see `io.signals`
+    # block both signals in all threads that libraries start, see `io.signals`
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # at a shutdown it follows SIGTERM
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # at a shutdown SIGHUP follows SIGTERM
 
 import errno
 import logging
@@ -237,10 +237,10 @@ def check_equal_commits(inputs: Inputs) -> None:
     """
     of_ranks = gather_over_ranks(inputs.commits)
     for what in sorted({name for of_rank in of_ranks for name in of_rank}):
-        found = sorted({of_rank.get(what, "none") for of_rank in of_ranks})
-        if len(found) > 1:
+        commits = sorted({of_rank.get(what, "none") for of_rank in of_ranks})
+        if len(commits) > 1:
             raise TrainError(
-                f"the hosts have downloaded different commits of the {what}: {', '.join(found)}",
+                f"the hosts have downloaded different commits of the {what}: {', '.join(commits)}",
                 f"name one of them: {what}=NAME@COMMIT",
             )
 
@@ -254,8 +254,8 @@ def warn_of_unpredicted_classes(
         options: options of the training, for advice on changing them; None if there is no training.
     """
     unweighted = options is not None and spec_of(options).lacks_class_weights(options)
-    for name, found in classes.items():
-        report = read_report(found)
+    for name, class_report in classes.items():
+        report = read_report(class_report)
         if missing := report.never_predicted:
             shown = ", ".join(missing[:SHOWN_CLASSES])
             more = f" and {len(missing) - SHOWN_CLASSES} more" if missing[SHOWN_CLASSES:] else ""
@@ -269,7 +269,7 @@ def warn_of_unpredicted_classes(
 
 
 def listen_for_stop() -> Callable[[], bool]:
-    """Handle SIGTERM and SIGINT as stop requests, and report who sends them.
+    """Handle SIGTERM and SIGINT as stop requests, and report their senders.
 
     Returns:
         A function that returns True if a stop was requested.
@@ -298,8 +298,8 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
             task.model_class, recipe, inputs.model, config, trained, any_head=bool(inputs.adapters)
         )
         if inputs.adapters:
-            found = use_adapters(model, Path(inputs.adapters), merge=True)
-            if task.has_head and (missing := sorted(new_weights(model) - found)):
+            loaded = use_adapters(model, Path(inputs.adapters), merge=True)
+            if task.has_head and (missing := sorted(new_weights(model) - loaded)):
                 what = f"{inputs.adapters} and {inputs.model} have no weights {missing[0]}"
                 raise TrainError(what, "use the model that the adapters were trained with")
         return task, model, samples
@@ -355,7 +355,7 @@ def write_matmul_speed(
 
 def main() -> int:
     """Run the program and return its exit code."""
-    gc.freeze()  # imported objects stay
+    gc.freeze()  # imported objects are never freed
     gc.enable()
     logging.captureWarnings(True)
     transformers_logging.disable_progress_bar()
@@ -371,7 +371,7 @@ def main() -> int:
     except TrainError as error:
         return fail(error)
     except GivenFileError as error:
-        return fail(TrainError(str(error), "start it again as a new run"))
+        return fail(TrainError(str(error), "start again as a new run"))
     except DistBackendError as error:  # the MPI backend's message names rank, host and call
         traceback.print_exc()
         hint = "if it happens again, train with gloo: training.ddp_backend=gloo"

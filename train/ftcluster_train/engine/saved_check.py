@@ -140,18 +140,20 @@ class SavedCheck:
         # some models, such as Reformer, use random numbers in evaluation too
         with torch.random.fork_rng(()), torch.autocast("cpu", torch.bfloat16, enabled=low):
             torch.manual_seed(0)
-            found: dict[str, Any] = call_model(model, self._inputs)
+            outputs: dict[str, Any] = call_model(model, self._inputs)
         model.train(training)
         return {
-            name: value.float() for name, value in found.items() if isinstance(value, torch.Tensor)
+            name: value.float()
+            for name, value in outputs.items()
+            if isinstance(value, torch.Tensor)
         }
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Return True if all bits of two tensors are equal; equal NaNs count as equal."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
+    if (left.dtype, left.shape) != (right.dtype, right.shape):
         return False
-    bits = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in (one, other)]
+    bits = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in (left, right)]
     same: bool = torch.equal(bits[0], bits[1])
     return same
 
@@ -179,6 +181,6 @@ def _refusal(folder: Path, problems: Sequence[str]) -> NotAsTrainedError:
     return NotAsTrainedError(
         f"the model saved in {folder}, loaded again with transformers "
         f"{transformers.__version__}, differs from the trained model: {'; '.join(problems)}",
-        "it is kept for inspection only, do not use it; the trained weights are in "
+        "do not use the saved model, it is kept for inspection only; the trained weights are in "
         "state.safetensors in the newest folder of checkpoints or snapshots next to it",
     )

@@ -25,7 +25,7 @@ MEMORY_SHARE = 0.1  # maximum fraction of the free memory that the copies of the
 
 
 class Snapshots:
-    """The recent states on each host, which a thread writes in the background.
+    """Writes recent states of the training on each host, in a background thread.
 
     The training waits only while the state is copied in memory. The thread writes the copy to the
     disk. If the ranks have different pieces of the state, the thread gathers the pieces, so that
@@ -96,8 +96,12 @@ class Snapshots:
         if tensors.sharded:
             fits = all(gather_over_ranks(fits))
         if not fits:
-            share = f"{size / 1e6:.0f} MB are more than {MEMORY_SHARE:.0%} of the free memory"
-            self._notice(f"no snapshots are taken: {share}; training.save_strategy saves")
+            share = (
+                f"they need {size / 1e6:.0f} MB, more than {MEMORY_SHARE:.0%} of the free memory"
+            )
+            self._notice(
+                f"no snapshots are taken: {share}; for checkpoints: training.save_strategy=epoch"
+            )
         return fits
 
     def _write(self, tensors: State, state: TrainState, waited: float) -> None:

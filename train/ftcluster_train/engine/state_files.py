@@ -35,7 +35,7 @@ from ftcluster_train.engine.train_state import TrainState
 from ftcluster_train.errors import TrainError
 
 TENSORS, NUMBERS, MANIFEST = "state.safetensors", "state.json", "manifest.json"
-NUMBER = STATE.name  # a separate file: for older versions each manifest entry is a file
+NUMBER = STATE.name  # a separate file: older versions expect a file for each manifest entry
 PIECE = 4 << 20  # number of bytes per hash update and write
 # safetensors' names of the dtypes of weights and buffers
 DTYPES = {
@@ -49,7 +49,7 @@ SHOWN = 3  # maximum number of parameters that a message lists
 def write_state(
     folder: Path, header: Header, pieces: Iterable[torch.Tensor], state: TrainState
 ) -> None:
-    """Write a state into a new folder that has no final name yet.
+    """Write a state into a new folder, which still has a temporary name.
 
     The manifest includes all files that the folder already has.
 
@@ -117,7 +117,7 @@ def newest_state(
 def _states(folder: Path) -> list[tuple[int, Path]]:
     if (folder / MANIFEST).exists():
         step = 0
-        # the state is damaged
+        # a damaged state counts as step 0; `is_whole` rejects it later
         with contextlib.suppress(GivenFileError, KeyError, TypeError, ValueError, OverflowError):
             step = int(read_json(folder / NUMBERS)["step"])
         return [(step, folder)]
@@ -188,7 +188,8 @@ def resume(
 ) -> TrainState:
     """Load the newest state of any host into a training; every rank must call this function.
 
-    A rank that has the newest state sends its tensors to all ranks, so only one host needs it.
+    A rank that has the newest state sends its tensors to all ranks, so one host with the state is
+    enough.
 
     Args:
         new: state of this training before its first step.
@@ -204,7 +205,9 @@ def resume(
     folders = [*state_folders(job), *([Path(start)] if start else [])]
     damaged: list[str] = []
     newest = None
-    if host_led(world.rank) is not None:  # one rank per host: its ranks share the folders
+    if (
+        host_led(world.rank) is not None
+    ):  # one rank per host checks, because the ranks of a host share the folders
         newest = newest_state(folders, lambda folder: damaged.append(str(folder)))
     step, path = newest or (0, None)
     by_rank: list[tuple[int, list[str]]] = gather_over_ranks((step, damaged))
@@ -245,7 +248,7 @@ def resume(
 
 
 def _other_layout(saved: Sequence[str], wanted: Sequence[str]) -> str:
-    """Return how the parameters of a state differ from the model's parameters, or "".
+    """Return a description of how a state's parameters differ from the model's, or "".
 
     Parameters of the same total size may differ in names and shapes.
     """

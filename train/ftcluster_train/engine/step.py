@@ -46,7 +46,8 @@ class StepBatch:
         share: indices of this rank's samples in the training set.
         parts: samples of each micro-batch of this rank.
         dropout_seed: seed of this rank's dropout.
-        data_set: name of the data set of all samples; "" if the batch may have several.
+        data_set: name of the data set that all samples come from; "" if the batch may have samples
+            of several data sets.
     """
 
     step: int
@@ -100,7 +101,7 @@ class Batches:
         size, weights = self._world.size, self._weights
         share = share_of_rank(indices, self._world.rank, size)
         epoch, task = (step - 1) // self.steps_per_epoch, self._task
-        samples = {  # random masks also determine the weights of the other ranks' samples
+        samples = {  # with random masks, the weights of other ranks' samples are also needed
             i: task.draw(self._train_set[i], i, epoch) for i in (indices if task.draws else share)
         }
         if task.draws:
@@ -137,8 +138,8 @@ def log_samples(run_dir: Path, rank: int, step: int, samples: Sequence[int]) -> 
     """Append a line to samples/rank-N.jsonl: restart, rank, step, and sample indices.
 
     Call this function before the all-reduce of the step. Each step that changed the weights is then
-    logged on every rank. A step that is repeated after a failure is logged again; its last line
-    counts.
+    logged on every rank. A step that is repeated after a failure is logged again; the last line
+    of a step is valid.
     """
     path = run_dir / "samples" / f"rank-{rank}.jsonl"
     path.parent.mkdir(exist_ok=True)

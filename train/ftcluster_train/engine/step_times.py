@@ -18,7 +18,7 @@ from ftcluster_train.comm.world import (
 class StepTimes:
     """The times of this rank since the training began.
 
-    As a context manager, an object measures the time for making batches.
+    As a context manager, an instance measures the time for making batches.
 
     In a collective all ranks wait for the last rank. The shortest blocked time of all ranks is
     therefore the time of the exchange itself. If another rank is blocked longer, it spends the
@@ -49,7 +49,7 @@ class StepTimes:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Return a context manager whose time, such as an evaluation, is not training time."""
+        """Exclude a `with` block, such as an evaluation, from the training time."""
         began = time.perf_counter()
         yield
         self._paused += time.perf_counter() - began

@@ -36,7 +36,7 @@ def missing(name: str, why: object) -> TrainError:
     return TrainError(
         f"report_to: {name} needs the package {package}, which is not installed on {host}: {why}",
         f"install it on {host}: {sys.executable} -I -m pip install {package}; {stack}"
-        "or train without: training.report_to=none",
+        "or train without trackers: training.report_to=none",
     )
 
 

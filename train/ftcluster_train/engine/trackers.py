@@ -75,7 +75,7 @@ class Trackers:
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """The data about a training that trackers need to start a run.
+    """The data about a training with which trackers start a run.
 
     Attributes:
         reports: folder for the files of trackers without a server.
@@ -198,8 +198,10 @@ class MLflow(Tracker):
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
         with _starting("mlflow", uri):
             self._client = tracking.MlflowClient(tracking_uri=uri)
-            known = self._client.get_experiment_by_name(experiment)
-            number = known.experiment_id if known else self._client.create_experiment(experiment)
+            existing = self._client.get_experiment_by_name(experiment)
+            number = (
+                existing.experiment_id if existing else self._client.create_experiment(experiment)
+            )
             self._run = self._client.create_run(number, run_name=run.name).info.run_id
             parameters = [
                 self._entities.Param(key, str(value)[:MAX_PARAMETER])
@@ -240,7 +242,7 @@ def _starting(name: str, where: str) -> Iterator[None]:
         raise TrainError(
             f"logging to {name} cannot start at {_without_password(where)}: "
             f"{_without_password(error)}",
-            "check that place, or train without: training.report_to=none",
+            "check this address or folder, or train without trackers: training.report_to=none",
         ) from error
 
 

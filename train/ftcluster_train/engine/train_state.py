@@ -10,7 +10,7 @@ from typing import Any
 from ftcluster_common.recipe import Training
 from ftcluster_train.errors import TrainError
 
-PREFIX = "eval_"  # transformers' prefix of metric names, which recipes may use too
+PREFIX = "eval_"  # transformers' prefix of metric names, which recipes may also use
 
 
 def whole_steps(value: float, last_step: int) -> int:
@@ -66,10 +66,10 @@ class Intervals:
     def _is_due(self, step: int, strategy: str, interval: float) -> bool:
         if strategy in ("no", "best"):
             return False
-        every = (
+        steps = (
             self.steps_per_epoch if strategy == "epoch" else whole_steps(interval, self.last_step)
         )
-        return step % every == 0 or step == self.last_step
+        return step % steps == 0 or step == self.last_step
 
 
 @dataclass
@@ -89,7 +89,7 @@ class TrainState:
         best_step: step of the best evaluation; None before the first evaluation.
         not_better: number of evaluations since the last improvement that exceeded the threshold of
             early stopping.
-        settings: settings that must not change when the training resumes, by name.
+        settings: settings by name; if they change before the training resumes, a notice lists them.
         layout: names and shapes of the saved tensors, see `state_layout`.
     """
 
@@ -165,6 +165,6 @@ class TrainState:
         return (
             f"stopped early at step {self.step}: {self.best_metric} was not better"
             f"{by if training.early_stopping_threshold else ''} in {self.not_better} evaluations; "
-            f"the best one is {self.best_metrics.get(self.best_metric, math.nan):.6g}, of step "
+            f"the best value is {self.best_metrics.get(self.best_metric, math.nan):.6g}, at step "
             f"{self.best_step}"
         )

@@ -69,9 +69,9 @@ NAMES = {
     "m\\..\\..\\escaped": "is not below",
     "m/new\nline": "has control characters",
     "m/\x1b[31mred": "has control characters",
-    "m/" + "x" * 256: "is too long",
-    "m/config.json": "is there twice",
-    "m/config.json/below": "is below a file",
+    "m/" + "x" * 256: "has a part with more than 255 bytes",
+    "m/config.json": "is in the archive twice",
+    "m/config.json/below": "has a file as its folder",
 }
 
 

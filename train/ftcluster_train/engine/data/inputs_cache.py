@@ -1,7 +1,7 @@
 """Cache of prepared inputs on a host, for later runs that need the same inputs.
 
-PREFIX/cache/inputs has a file for each entry. The file name is a hash of the recipe and the
-packages. Standard library only: a run that finds its inputs here does not import torch.
+PREFIX/cache/inputs has a file for each entry. The file name is a hash of the recipe, the packages
+and the user's own code. Standard library only: a run that reuses inputs does not import torch.
 """
 
 import hashlib
@@ -41,14 +41,15 @@ OF_STEPS = frozenset(
 
 
 def reuse_inputs(arguments: Sequence[str]) -> bool:
-    """Reuse the inputs of an earlier run if they are the same; return True if they are reused.
+    """Reuse the inputs of an earlier run if possible; return True if there are such inputs.
 
-    Inputs are the same if recipe (except OF_STEPS), model, tokenizer, data and packages are the
-    same. A recipe that names something on the Hub never reuses inputs, because it may change there.
+    The earlier run must have the same recipe (except OF_STEPS), model, tokenizer, data and
+    packages. If the recipe names a model or data on the Hub, inputs are never reused, because the
+    files on the Hub may change.
 
     Args:
-        arguments: command line arguments of engine.prepare; with any argument besides RUN_DIR and
-            --hub-token nothing is reused.
+        arguments: command line arguments of engine.prepare; if there is an argument besides RUN_DIR
+            and --hub-token, nothing is reused.
     """
     if arguments[1:] not in ([], ["--hub-token"]) or arguments[0].startswith("--"):
         return False
@@ -60,9 +61,9 @@ def reuse_inputs(arguments: Sequence[str]) -> bool:
         inputs, files = read_form(path, lambda data: (Inputs(**data["inputs"]), data["files"]))
         if not (Path(inputs.samples) / NOTICES_FILE).is_file() or files != _files(job, inputs):
             return False
-        os.utime(inputs.samples)  # the least recently used entries are removed
+        os.utime(inputs.samples)  # keeps both entries longer: the least recently used are removed
         os.utime(path)
-    except (GivenFileError, OSError, TrainError):  # the preparation reports them
+    except (GivenFileError, OSError, TrainError):  # the preparation reports these errors
         return False
     write_inputs(job.run_dir, inputs)
     return True
@@ -80,7 +81,7 @@ def keep_inputs(job: Job, inputs: Inputs) -> None:
 
 
 def _inputs_of(job: Job) -> Path | None:
-    """Return the cache file for a run's inputs; None if the recipe names something on the Hub."""
+    """Return the cache file for a run's inputs; None if the recipe needs the Hub."""
     recipe = job.recipe
     is_local = recipe.model.startswith((BY_TYPE, PACKAGE)) or Path(recipe.model).is_dir()
     is_local &= all(not name or Path(name).is_dir() for name in (recipe.tokenizer, recipe.teacher))

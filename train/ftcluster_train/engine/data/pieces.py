@@ -18,7 +18,7 @@ def pieces(lines: Iterable[str], size: int = PIECE) -> Iterator[Piece]:
     """Yield a text in pieces of at least `size` characters, except the last piece.
 
     The text is cut only before a line that does not start with white space. Tokenizers that split
-    at white space first, such as GPT-2's, then give the same tokens as for the whole text.
+    at white space first, such as GPT-2's, then return the same tokens as for the whole text.
     """
     held: list[str] = []
     length = 0

@@ -1,8 +1,8 @@
 """The user's own Python files for a run (task, metrics). Standard library only.
 
-job.json has the text of each file. The first program that reads job.json writes each file into the
-run's folder. Later programs execute the file from there, after they have compared it with the
-digest in job.json.
+job.json contains the text of each file. The first program that reads job.json writes each file into
+the run's folder. Each program compares that copy with the text in job.json before it executes the
+copy.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,9 @@ from ftcluster_common.user_code import (
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io.fsync import write_atomically
 
-NOT_INSTALLED = "the hosts have only the packages of the stack, so use only them (ftcluster stacks)"
+NOT_INSTALLED = (
+    "use only packages of the stack, because hosts have no others (list: ftcluster stacks)"
+)
 CORRECT = "correct the file, and start again as a new run"
 
 Metrics = Callable[[Sequence[Any], Sequence[Any]], dict[str, float]]
@@ -92,7 +94,7 @@ def own_metrics(file: CodeFile, path: Path) -> Metrics:
         if not isinstance(values, dict) or {*values} != {*names}:
             got = ", ".join(map(str, values)) if isinstance(values, dict) else type(values).__name__
             raise TrainError(
-                f"{COMPUTE} of {file.name} returns {got}, but METRICS names {', '.join(names)}",
+                f"{COMPUTE} of {file.name} returns {got}, but METRICS lists {', '.join(names)}",
                 CORRECT,
             )
         try:

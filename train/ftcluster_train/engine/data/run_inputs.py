@@ -22,7 +22,7 @@ class Inputs:
         adapters: folder of the adapters to add to the model, or "".
         report: report on the data, see `engine.data_report`.
         notices: notices for the user, for example about truncated samples.
-        commits: Hub commits of "model" and "data", for whichever was downloaded from the Hub.
+        commits: Hub commits of "model" and "data", if they were downloaded from the Hub.
     """
 
     model: str
@@ -38,12 +38,13 @@ class Inputs:
 def write_inputs(run_dir: Path, inputs: Inputs) -> None:
     """Write `run_dir`/inputs.json.
 
-    On the head, this function then also releases the planned launch of the ranks.
+    On the head, this function then gives the planned launch file its final name, so that the
+    supervisor launches the ranks.
     """
     text = json.dumps(stamped(INPUTS, asdict(inputs))) + "\n"
     partial = run_dir / ".inputs.json.partial"
     partial.write_text(text, encoding="utf-8")
-    partial.rename(run_dir / "inputs.json")  # other ranks may be reading the file
+    partial.rename(run_dir / "inputs.json")  # a rank may be reading the file
     if (run_dir / PLANNED_FILE).exists():
         (run_dir / PLANNED_FILE).replace(run_dir / LAUNCH_FILE)
 

@@ -1,4 +1,7 @@
-"""Choice of the samples for each step and rank; every rank computes it from the seed alone."""
+"""Choice of the samples for each step and rank.
+
+Every rank computes the same choice from the seed, without communication.
+"""
 
 import heapq
 import itertools
@@ -19,11 +22,11 @@ from ftcluster_common.recipe import Training
 # get_length_grouped_indices does the same.
 SORTED_BATCHES = 50
 MIN_GROUPS = 4
-# Another pass through the model costs about as much time as this many tokens: each operation starts
-# again, and each weight is read and its gradient added again. MiniLM on SQuAD, 32 pairs, CPU time
-# of a step with one thread and AVX512-BF16, relative to 1,024 tokens: 128 is 1.11 times as fast,
-# 256 1.09, 512 1.03, 2,048 0.84. With faster matrix multiplications (AMX, many threads) a pass
-# costs more tokens.
+# An additional pass through the model takes about as much time as this many tokens, because each
+# operation starts again, and each weight is read and its gradient added again. Measured with MiniLM
+# on SQuAD: 32 pairs, one thread, AVX512-BF16, CPU time of a step. Relative to 1,024 tokens, a step
+# is 1.11 times as fast with 128, 1.09 with 256, 1.03 with 512, and 0.84 with 2,048.
+# With faster matrix multiplications (AMX, many threads), a pass costs as much as more tokens.
 PASS_TOKENS = 256
 # Type code (module array) of sample indices. A list of Python's integers needs ten times as many
 # bytes, and every rank has the order of an epoch in memory.
@@ -36,13 +39,14 @@ T = TypeVar("T")
 class MixedSets:
     """Data sets whose samples a training mixes.
 
-    An epoch has as many samples as all data sets together. With weights, a data set that is smaller
-    than its share repeats samples, and a larger one continues in the next epoch where it stopped.
+    An epoch has as many samples as all data sets together. If there are weights, a data set that is
+    smaller than its share of the epoch repeats samples. A larger data set continues in the next
+    epoch where it stopped.
 
     Attributes:
         sizes: number of samples of each data set, in the order of their indices.
-        weights: weight of each data set; None if each sample is in each epoch once.
-        apart: True if all samples of a batch are of one data set.
+        weights: weight of each data set; None if each epoch has each sample once.
+        apart: True if all samples of a batch come from one data set.
     """
 
     sizes: Sequence[int]
@@ -119,7 +123,7 @@ class BatchSampler:
         self._group_by_length = group_by_length and training.group_by_length
         self._drop_last = training.dataloader_drop_last
         sizes = self._sets.sizes if self._sets.apart else [len(lengths)]
-        self._batches = [self._count(size) for size in sizes]  # of a pass over each set
+        self._batches = [self._count(size) for size in sizes]  # number of each set, for one pass
         self.steps_per_epoch = sum(self._batches)
         self.steps = math.ceil(self.steps_per_epoch * training.num_train_epochs)
         if training.max_steps > 0:
@@ -131,7 +135,7 @@ class BatchSampler:
             yield from itertools.islice(batches, self.steps - epoch * self.steps_per_epoch)
 
     def _count(self, samples: int) -> int:
-        """Return the number of batches of a pass over so many samples."""
+        """Return the number of batches in a pass over `samples` samples."""
         whole = samples // self._batch_size
         return whole if self._drop_last and whole else math.ceil(samples / self._batch_size)
 
@@ -159,7 +163,10 @@ class BatchSampler:
         return self._epoch_batches(self._lengths, self._seed, epoch, indices)
 
     def _batches_apart(self, epoch: int) -> Iterator[list[int]]:
-        """Yield the batches of an epoch, each of one data set, in turns by their weights."""
+        """Yield the batches of an epoch, each from one data set.
+
+        The batches of each data set are spread evenly over the epoch.
+        """
         sets = self._sets
         counts, weights = self._batches, sets.weights
         if weights is not None:
@@ -199,7 +206,7 @@ def shuffled(indices: Iterable[int], seed: int | str, epoch: int) -> "array[int]
 def part_of_passes(
     passes: Callable[[int], Sequence[T]], length: int, begin: int, count: int
 ) -> Iterator[T]:
-    """Yield `count` elements of an endless sequence of passes, from the element `begin` on.
+    """Yield `count` elements of an endless sequence of passes, from index `begin` on.
 
     Args:
         passes: function that returns the elements of a pass by its number.
@@ -215,14 +222,16 @@ def part_of_passes(
 
 
 def apportioned(total: int, weights: Sequence[float]) -> list[int]:
-    """Divide a number by weights into whole numbers; each is at least 1 if `total` allows this.
+    """Divide `total` into whole numbers in proportion to weights.
+
+    Each number is at least 1 if `total` allows this.
 
     >>> apportioned(10, [2, 1]), apportioned(10, [1, 1000])
     ([7, 3], [1, 9])
     """
     exact = [total * weight / sum(weights) for weight in weights]
     counts = [max(int(share), min(1, total // len(weights))) for share in exact]
-    while (missing := total - sum(counts)) != 0:  # the largest difference first
+    while (missing := total - sum(counts)) != 0:  # adjust the largest deviation first
         step = 1 if missing > 0 else -1
         able = [i for i in range(len(counts)) if step > 0 or counts[i] > 1]
         number = max(able, key=lambda i: (step * (exact[i] - counts[i]), -i))
@@ -277,7 +286,7 @@ def _longest_first(indices: Sequence[int], lengths: Sequence[int]) -> list[int]:
 
 
 def share_of_rank(indices: Sequence[int], rank: int, size: int) -> list[int]:
-    """Return the sample indices that a rank gets of a batch.
+    """Return a rank's share of the sample indices of a batch.
 
     The shares of the ranks differ by at most one sample. If the batch is sorted by length, each
     rank gets short and long samples, so that all ranks need about the same time.
@@ -345,8 +354,8 @@ def shortest_first(lengths: Sequence[int]) -> "array[int]":
 def length_groups(lengths: Sequence[int]) -> list[list[int]]:
     """Divide texts into groups of similar length, and return the indices of each group's texts.
 
-    The longest texts come first. A group is split where this saves the most padding, if it saves at
-    least PASS_TOKENS tokens.
+    The longest texts come first. A group is split where this saves the most padding, if the
+    split saves at least PASS_TOKENS tokens.
 
     >>> length_groups([500, 20, 480, 20, 20])
     [[0, 2], [1, 3, 4]]

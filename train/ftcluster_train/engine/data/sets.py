@@ -86,7 +86,7 @@ class RenamedRows:
 
     Attributes:
         names: new name of each renamed column.
-        split: name of the set, for places.
+        split: name of the set, for the places of rows in messages.
     """
 
     rows: Rows
@@ -106,7 +106,7 @@ class RenamedRows:
         return class_names(self.rows, original.get(column, column))
 
     def _renamed(self, row: Row) -> Row:
-        # a column that has a new name of another column is not read
+        # skip a column whose name is the new name of another column
         others = {k: v for k, v in row.items() if k not in self.names.values()}
         return others | {new: row[name] for name, new in self.names.items() if name in row}
 
@@ -126,7 +126,7 @@ class JoinedRows:
 
 
 def all_rows(sets: Mapping[str, Rows]) -> Rows:
-    """Return the rows of all sets that are trained on; without such sets, the rows of all sets."""
+    """Return the rows of all training sets, or of all sets if there is no training set."""
     trained = [rows for name, rows in sets.items() if is_train(name)]
     chosen = trained or [*sets.values()]
     return chosen[0] if len(chosen) == 1 else JoinedRows(chosen)

@@ -49,7 +49,7 @@ class ArrowRows:
     """The rows of Parquet or Arrow files.
 
     Attributes:
-        labelled: False to include rows of annotation tools' exports without an answer.
+        labelled: False to include rows without an answer from exports of annotation tools.
     """
 
     paths: Files
@@ -139,7 +139,7 @@ def load_rows(data: str, config: str | None, labelled: bool = True) -> dict[str,
     """Return the rows of each split of a data set.
 
     Args:
-        labelled: False to include rows of annotation tools' exports without an answer.
+        labelled: False to include rows without an answer from exports of annotation tools.
         data: file, folder, `generated:train=N,validation=N,seed=N`, or name for
             `datasets.load_dataset`, see `split_revision`.
 
@@ -260,7 +260,7 @@ def find_columns(rows: Rows, split: str, choose: Callable[[list[str]], T]) -> T:
     """Call `choose` with the column names of rows, and return its result.
 
     Raises:
-        TrainError: the columns do not fit.
+        TrainError: `choose` rejects the columns.
     """
     try:
         return choose(columns_of(rows))
@@ -274,10 +274,10 @@ def places(rows: Rows, split: str) -> Iterator[tuple[str, Row]]:
     Raises:
         DataError: a row or a file cannot be read.
     """
-    found = getattr(rows, "with_places", None)
-    if found is None:
-        found = lambda: ((f"row {n} of {split}", row) for n, row in enumerate(rows, start=1))  # noqa: E731
-    for where, row in found():
+    with_places = getattr(rows, "with_places", None)
+    if with_places is None:
+        with_places = lambda: ((f"row {n} of {split}", row) for n, row in enumerate(rows, start=1))  # noqa: E731
+    for where, row in with_places():
         if isinstance(row, DataError):
             raise row
         yield where.rpartition("/")[2], row
@@ -331,10 +331,10 @@ class TextFiles:
                 raise TrainError(f"{path}: not UTF-8: {error.reason}") from error
 
     def documents(self, paragraphs: bool) -> Iterator[str]:
-        """Yield the texts of the files' lines that are not blank.
+        """Yield each line of the files that is not blank.
 
         Args:
-            paragraphs: True to yield paragraphs, which blank lines separate, instead of lines.
+            paragraphs: True to yield paragraphs instead, which blank lines separate.
         """
         for path in self.paths:
             try:
@@ -382,7 +382,7 @@ def load_texts(data: str, config: str | None, options: Options) -> dict[str, Tex
     Args:
         data: text file *.txt, folder with such files, or other data, see `load_rows`. Each text
             file is one text.
-        options: task options; for data with rows they name the column of the text.
+        options: task options, which name the text column of data that has rows.
 
     Raises:
         TrainError: the data cannot be loaded, or have no split train.

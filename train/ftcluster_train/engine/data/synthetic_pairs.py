@@ -7,12 +7,12 @@ different meanings). The quickstart must run without access to the Hub, so the r
 Both sentences describe an event: who did what to what kind of thing, where and when. The second
 sentence replaces some words of the first sentence, and may have another sentence form.
 
-Two pairs always share their first sentence. In one pair the replaced words are synonyms (label 1).
-In the other pair they are words of the same kind with another meaning (label 0). Every word,
-length, form and overlap is equally frequent with both labels, so a bag of words cannot distinguish
-the labels. Memorising synonyms does not help either: except for the times of day, validation uses
-other people, actions and things than training. The task needs a pretrained model, which knows what
-words mean.
+Pairs are generated two at a time, with the same first sentence. In one pair the replaced words are
+synonyms (label 1). In the other pair they are words of the same kind with another meaning
+(label 0). Every word, length, form and overlap is equally frequent with both labels, so a bag of
+words cannot distinguish the labels. Memorising synonyms does not help either: except for the times
+of day, validation uses other people, actions and things than training. The task needs a pretrained
+model, whose embeddings represent the meanings of words.
 """
 
 import random
@@ -62,7 +62,7 @@ FORMS = (
 
 
 def generate(seed: int, count: int, split: str) -> list[Row]:
-    """Return the rows of one split; the same arguments always give the same rows.
+    """Return the rows of one split; the result depends only on the arguments.
 
     Half of the rows have label 1. The splits train and validation have no sentence in common.
     """
@@ -75,7 +75,7 @@ def generate(seed: int, count: int, split: str) -> list[Row]:
 
 
 def _share(part: Part, split: str) -> Part:
-    """Return the meanings of one part of a sentence that a split uses."""
+    """Return the meanings that a split uses for one part of a sentence."""
     if part is TIMES:
         return part  # too few meanings to divide
     border = round(len(part) * TRAINING_SHARE)

@@ -61,7 +61,8 @@ def gather_memory(parts: Iterable[StatePart]) -> torch.Tensor:
 class State:
     """The tensors that a training needs to resume, by name.
 
-    Their sizes do not depend on the number of ranks, so another number of ranks can load them.
+    Their sizes do not depend on the number of ranks, so a training with another number of ranks can
+    load them.
 
     Args:
         tensors: parts of each tensor in their order, by tensor name.
@@ -76,7 +77,7 @@ class State:
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> "State":
-        """Return the state for unsharded tensors, which every rank has completely."""
+        """Return the state of unsharded tensors, which are complete on every rank."""
         return cls({name: [StatePart(t, t.numel(), False)] for name, t in tensors.items()})
 
     @property
@@ -147,7 +148,7 @@ class State:
     def like(self) -> "State":
         """Return a new state of the same form, as a target for `copy`.
 
-        The memory is already written to once, so the first copy takes no longer than later copies.
+        The new tensors are filled once here, so the first copy takes no longer than later copies.
         """
         return State(
             {
@@ -221,7 +222,7 @@ class OptimizerStep(ABC):
     def digest(self) -> str:
         """Return a hash to compare between ranks: the SHA-256 of fp32 weights and saved buffers.
 
-        The hash differs on a rank whose model does not use these weights.
+        If the model of a rank computes with other weights, the hash of this rank differs.
         """
 
     @abstractmethod
@@ -236,7 +237,7 @@ class OptimizerStep(ABC):
         """
 
     def state_loaded(self, step: int) -> None:  # noqa: B027 - not called without a state
-        """Prepare to continue after step number `step`, whose values were loaded into `state`."""
+        """Prepare to continue after step number `step`, whose tensors `state` has loaded."""
 
     @abstractmethod
     def detach(self, wanted: bool = True) -> PreTrainedModel:

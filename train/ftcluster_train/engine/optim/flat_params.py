@@ -163,7 +163,7 @@ class ModelWeights:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def give(self, weights: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
-        """Undo `attach`: give each trainable parameter a separate fp32 tensor."""
+        """Undo `attach`: assign a separate fp32 tensor to each trainable parameter."""
         self.attached = False
         for parameter, data in {**weights, **self._frozen}.items():
             parameter.data = data
@@ -194,7 +194,7 @@ class FlatWeights(ModelWeights):
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def detach(self) -> None:
-        """Give each parameter a separate fp32 tensor, unless it already has one."""
+        """Assign a separate fp32 tensor to each parameter, unless it already has one."""
         if self.attached:
             self.give({p: weights.clone() for p, weights in self.fp32_weights.items()})
 
@@ -216,7 +216,7 @@ def add_gradient_hook(
 ) -> None:
     """Call a method with the parameter when the backward pass has computed its gradient.
 
-    The hook holds only a weak reference to the method's object. Python's garbage collector cannot
+    The hook has only a weak reference to the method's object. Python's garbage collector cannot
     follow references inside torch, so a reference cycle of parameter and object would never be
     freed.
     """
@@ -248,8 +248,9 @@ def _round_up(count: int, multiple: int) -> int:
 def fp32_parameters(model: torch.nn.Module) -> set[torch.nn.Parameter]:
     """Return the parameters that a model uses in fp32.
 
-    These are the weights of norms and of exact heads, and the magnitudes of adapters: the ratio of
-    a magnitude and a length starts at 1, and bf16 has no number between 1 and 1.008.
+    These are the weights of norms and of exact heads, and the magnitudes of DoRA adapters. DoRA
+    divides each magnitude by a length. The quotient starts at 1 and changes slowly, but bf16 has no
+    number between 1 and 1.0078.
     """
     exact = exact_parameters(model)
     exact |= {a.magnitude for a in adapters_of(model).values() if a.magnitude is not None}

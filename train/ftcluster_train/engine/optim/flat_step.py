@@ -65,7 +65,7 @@ class AdamW(torch.optim.AdamW):  # type: ignore[misc]
         self._copies = copies or {}
 
     def moments(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return AdamW's moments of `weights`, and create them if there was no step yet."""
+        """Return AdamW's moments of `weights`, and create them before the first step."""
         moments: dict[str, torch.Tensor] = self.state[weights]
         if not moments:
             moments["step"] = torch.tensor(0.0, dtype=torch.float32)
@@ -203,8 +203,8 @@ def norm_of(flat: torch.Tensor) -> torch.Tensor:
 class LocalOptimizerStep(FlatOptimizerStep):
     """AdamW on each worker, and an outer step over all workers after several steps (DiLoCo).
 
-    Each step sums only control flags over all ranks. Every rank then knows whether any rank was
-    asked to stop, or has a loss that is not finite.
+    A local step sums only flags over all ranks: control flags, and a flag for a gradient norm that
+    is not finite. If the norm of any worker is not finite, no worker changes its weights.
 
     Args:
         model: model in fp32; its parameters are in `dtype` afterwards.

@@ -86,7 +86,7 @@ class GradientBuckets:
         # rows of tables that may not be 0
         self._filled: dict[torch.nn.Parameter, list[torch.Tensor]] = {}
         self._sums: dict[torch.nn.Parameter, GradientSums | None] = {}
-        self._waits: list[Callable[[], Any]] = []  # wait for each sent bucket
+        self._waits: list[Callable[[], Any]] = []  # functions that wait for the sent buckets
         self._missing: list[int] = []  # missing gradients of each bucket; empty if nothing is sent
         rows: dict[torch.Tensor, RowGradients] = {parameter: [] for parameter in self._slices}
         self.sinks = GradientSinks(rows=rows)
@@ -97,7 +97,7 @@ class GradientBuckets:
         self.offer_sums(True)
 
     def offer_sums(self, offered: bool) -> None:
-        """Let kernels add gradients to `flat`, or return all gradients to autograd.
+        """Let kernels add gradients to `flat`, or leave all gradients to autograd.
 
         Kernels must not add gradients while the parameters are not views of the flat weights.
 
@@ -167,7 +167,7 @@ class GradientBuckets:
             self._send_complete_buckets()
 
     def _sum_tables(self) -> None:
-        """Sum the gradients of tables over the ranks, by rows where this takes fewer bytes.
+        """Sum the gradients of tables over the ranks, row by row where this takes fewer bytes.
 
         If a rank has a gradient of a whole table, the table is all-reduced.
         """
@@ -284,15 +284,15 @@ def joined(gradients: RowGradients, width: int) -> tuple[torch.Tensor, torch.Ten
         Row indices, each once, and the gradients of these rows.
     """
     no_rows = torch.empty(0, width, dtype=torch.float32)
-    every = [(torch.empty(0, dtype=torch.int64), no_rows)]
-    every += gradients
+    parts = [(torch.empty(0, dtype=torch.int64), no_rows)]
+    parts += gradients
     gradients.clear()
-    if len(every) == 2:
-        return every[1]
-    numbers = torch.cat([rows for rows, _ in every])
+    if len(parts) == 2:
+        return parts[1]
+    numbers = torch.cat([rows for rows, _ in parts])
     rows, places = torch.unique(numbers, return_inverse=True)
     sums = torch.zeros(len(rows), width, dtype=torch.float32)
-    return rows, sums.index_add_(0, places, torch.cat([values for _, values in every]))
+    return rows, sums.index_add_(0, places, torch.cat([values for _, values in parts]))
 
 
 def without(whole: slice, holes: Sequence[slice]) -> Iterator[slice]:

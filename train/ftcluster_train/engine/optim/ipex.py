@@ -1,7 +1,7 @@
-"""Intel Extension for PyTorch (IPEX), used if the stack has it and the plan asks for it.
+"""Intel Extension for PyTorch (IPEX), used if the stack has it and the plan requests it.
 
-IPEX changes model and optimizer as with the option `--use_ipex` of transformers' Trainer, which
-transformers 4.55 has and 4.57 lacks. Tested with IPEX 2.8.0, also on CPUs that are not Intel's.
+Model and optimizer are changed as by the option `--use_ipex` of transformers' Trainer, which exists
+in transformers 4.55 but not in 4.57. Tested with IPEX 2.8.0, including CPUs of other vendors.
 """
 
 import hashlib
@@ -126,9 +126,9 @@ class IpexOptimizerStep(OptimizerStep):
         return self._norm.hex()
 
     def state(self) -> None:
-        """Return None: runs with IPEX cannot resume, because IPEX has packed copies of weights."""
+        """Return None: runs with IPEX cannot resume, because IPEX packs copies of weights."""
 
-    def detach(self, wanted: bool = True) -> PreTrainedModel:  # noqa: ARG002 - all ranks may
+    def detach(self, wanted: bool = True) -> PreTrainedModel:  # noqa: ARG002 - each rank copies
         """Return a new model with the same weights.
 
         The new model gets the fp32 weights from IPEX's `state_dict`. IPEX's layers have packed

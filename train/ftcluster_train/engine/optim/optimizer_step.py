@@ -26,9 +26,9 @@ from ftcluster_train.engine.optim.sharded_step import ShardedOptimizerStep
 from ftcluster_train.engine.train_state import warmup_steps
 from ftcluster_train.errors import TrainError
 
-# arguments of transformers' schedules that the code passes, so a recipe cannot set them
+# arguments of transformers' schedules that this module passes, so a recipe cannot set them
 GIVEN = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"}
-WATCH_A_METRIC = {"reduce_lr_on_plateau", "greedy"}  # unsupported: schedules get no metric
+WATCH_A_METRIC = {"reduce_lr_on_plateau", "greedy"}  # unsupported: no metric is passed to schedules
 
 
 def make_optimizer_step(
@@ -41,7 +41,7 @@ def make_optimizer_step(
         bf16_weights: False to keep the model's weights in fp32 even in a bf16 training.
 
     Raises:
-        TrainError: the job asks for IPEX, which cannot be loaded.
+        TrainError: the job requests IPEX, which cannot be loaded.
     """
     training, bf16 = job.recipe.training, job.precision == "bf16"
     if job.ipex:
@@ -90,7 +90,7 @@ def make_schedule(optimizer: Optimizer, training: Training, steps: int) -> LRSch
         pairs = ", ".join(f"{name}={value}" for name, value in extra.items())
         with_extra = f", with {pairs}" if pairs else ""
         raise TrainError(
-            f"the schedule {kind} cannot be made for {steps} steps, {warmup} of them warm-up"
+            f"the schedule {kind} cannot be created for {steps} steps, {warmup} of them warm-up"
             f"{with_extra}: {error}",
             "change training.lr_scheduler_kwargs or the warm-up",
         ) from error
@@ -109,7 +109,7 @@ def set_step(schedule: LRScheduler, step: int) -> None:
 
 
 def _check_names(kind: str, extra: dict[str, Any]) -> None:
-    """Check that a schedule exists, and that `extra` has valid and all required arguments."""
+    """Check that a schedule exists, and that `extra` has all required and no invalid arguments."""
     schedules = {
         str(name.value): function
         for name, function in TYPE_TO_SCHEDULER_FUNCTION.items()
@@ -127,9 +127,9 @@ def _check_names(kind: str, extra: dict[str, Any]) -> None:
     required = {name for name in allowed if parameters[name].default is inspect.Parameter.empty}
     wrong = sorted(extra.keys() - set(allowed)) or sorted(required - extra.keys())
     if wrong:
-        verb, action = ("has no", "remove") if wrong[0] in extra else ("needs", "add")
+        verb, action = ("does not accept", "remove") if wrong[0] in extra else ("needs", "add")
         names = ", ".join(wrong)
         raise TrainError(
-            f"the schedule {kind} {verb} {names}; it takes {', '.join(allowed) or 'none'}",
+            f"the schedule {kind} {verb} {names}; it accepts {', '.join(allowed) or 'nothing'}",
             f"{action} {names} in training.lr_scheduler_kwargs",
         )

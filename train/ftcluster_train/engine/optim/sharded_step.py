@@ -30,12 +30,12 @@ class ShardedGradients:
     As soon as the backward pass has computed a parameter's gradient, a hook copies the gradient
     into the buffer of its bucket and frees it. A complete bucket is reduce-scattered, and its
     buffer is reused for another bucket. Each rank thus sends its gradients in every backward pass,
-    and never holds all gradients. Row gradients (`sinks.rows`) are added with the gradient of their
-    parameter.
+    and never has all gradients in memory. Row gradients (`sinks.rows`) are added with the gradient
+    of their parameter.
 
     All ranks send the buckets in the same order. After the first step this is the order in which
-    rank 0 completed the buckets. If the loss does not depend on a parameter, its bucket is complete
-    only at the end of a backward pass. Such a bucket then comes last and does not delay the others.
+    rank 0 completed the buckets. If the loss does not depend on a parameter, the parameter's bucket
+    is complete only at the end of a backward pass. Such buckets come last and delay no others.
 
     Args:
         dtype: dtype of gradients on the network: fp32, bf16, or auto. With auto, gradients that
@@ -78,7 +78,7 @@ class ShardedGradients:
         self._sent = 0
 
     def finish_backward(self) -> None:
-        """Fill in the parameters that got no gradient, or only row gradients, in this pass."""
+        """Add zeros or row gradients for parameters that got no other gradient in this pass."""
         for number in self._order:
             for parameter in self._weights.buckets[number].parameters:
                 if parameter not in self._seen:
@@ -165,7 +165,7 @@ class ShardedGradients:
 
 
 def elements_of_rows(rows: torch.Tensor, values: torch.Tensor, within: slice) -> torch.Tensor:
-    """Return a range of a flattened matrix that is the sum of some rows, and zero elsewhere.
+    """Add values to rows of a zero matrix, and return a range of the flattened matrix.
 
     Args:
         rows: row indices, which may repeat, shape (n,).
@@ -220,7 +220,7 @@ class ShardedOptimizerStep(OptimizerStep):
         ]
         self.adamw = AdamW(groups, training)
 
-    def backward(self, loss: torch.Tensor, last: bool) -> None:  # noqa: ARG002 - each is sent
+    def backward(self, loss: torch.Tensor, last: bool) -> None:  # noqa: ARG002 - each pass sends
         self.gradients.start_backward()
         loss.backward()
         self.gradients.finish_backward()
@@ -238,7 +238,7 @@ class ShardedOptimizerStep(OptimizerStep):
         if self._max_norm > 0:  # clip by grad_scale: AdamW divides the gradients by it
             scale = max(1.0, self._norm / self._max_norm)
             self.adamw.grad_scale = torch.tensor(scale, dtype=torch.float32)
-        self.pending_gathers.wait()  # some parameters may not have been used by the model
+        self.pending_gathers.wait()  # for parameters that the model has not used
         self.adamw.step()
         self.weights.start_gather()
         return self._norm

@@ -161,7 +161,7 @@ class ShardedWeights(ModelWeights):
     def digest(self) -> str:
         """Return the SHA-256 of all fp32 weights and of the buffers that are saved with the model.
 
-        The hash differs on a rank whose model does not use these weights.
+        If the model of a rank computes with other weights, the hash of this rank differs.
         """
         self.pending_gathers.wait()
         digest = hashlib.sha256()
@@ -177,7 +177,7 @@ class ShardedWeights(ModelWeights):
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def detach(self, wanted: bool) -> None:
-        """Give each parameter a separate fp32 tensor; every rank must call this method.
+        """Assign a separate fp32 tensor to each parameter; every rank must call this method.
 
         This method does nothing if the parameters already have separate tensors.
 
@@ -213,10 +213,10 @@ class ShardedWeights(ModelWeights):
                 yield flat[moved(common, place)], moved(common, bucket.place)
 
 
-def overlap(one: slice, other: slice) -> slice:
+def overlap(left: slice, right: slice) -> slice:
     """Return the intersection of two slices, which may be empty."""
-    start = max(one.start, other.start)
-    return slice(start, max(start, min(one.stop, other.stop)))
+    start = max(left.start, right.start)
+    return slice(start, max(start, min(left.stop, right.stop)))
 
 
 def moved(part: slice, whole: slice) -> slice:
@@ -224,6 +224,6 @@ def moved(part: slice, whole: slice) -> slice:
     return slice(part.start - whole.start, part.stop - whole.start)
 
 
-def len_of(one: slice) -> int:
+def len_of(part: slice) -> int:
     """Return the number of elements of a slice."""
-    return int(one.stop - one.start)
+    return int(part.stop - part.start)

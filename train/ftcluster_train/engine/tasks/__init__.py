@@ -1,1 +1,1 @@
-"""The tasks: raw data to token samples, batches, loss, predictions and metrics."""
+"""The tasks, which convert data to batches, and compute losses, predictions and metrics."""

@@ -108,15 +108,15 @@ class Task(ABC):
         packs: True if a sample may have several sequences that do not depend on each other.
         shows_answers: True if the report of an evaluation shows texts that the model generates.
         options: the task's fields of the recipe.
-        reader: the tokenizer, which also counts unusual texts for notices.
+        reader: wrapper of the tokenizer, which counts unusual texts for notices.
         limit: maximum number of tokens of a sample.
         validation_splits: names of the validation sets.
-        uses: names of the data's columns, by their purpose; of several data sets, the first one's.
-        uses_of: `uses` of each data set by its name.
+        uses: column names of the first data set, by the purpose of the columns.
+        uses_of: column names of each data set, by its name and by the purpose of the columns.
         drawn: rows that were drawn for validation, by the name of their data set.
-        loss_column: column of samples whose values, such as target tokens, share the mean loss of a
-            set; "" if samples share it.
-        separates_sets: True if all samples of a batch must be of one data set.
+        loss_column: column with one value, such as a target token, for each term in the mean loss
+            of a set; "" if each sample is one term.
+        separates_sets: True if all samples of a batch must come from one data set.
         model_class: transformers' AutoModelFor... class.
         large_vocabulary: True if the loss is computed over the whole vocabulary.
         has_head: True if the model needs a head for the task.
@@ -136,7 +136,8 @@ class Task(ABC):
         trained_rows: file with the hashes of the training rows, or None.
         draws: True if samples change in each epoch, see `draw`.
         biased_head: True if the head may have a bias, which the loss adds.
-        reference_model: teacher that gives the reference predictions; None for the untrained model.
+        reference_model: teacher that computes the reference predictions; None for the untrained
+            model.
         reference_key: text that identifies the reference model.
         used_as: recipe with the settings for using the trained model.
         disables_dropout: True if the model is trained without dropout.
@@ -218,7 +219,7 @@ class Task(ABC):
         return True
 
     def sample_settings(self) -> dict[str, Any]:
-        """Return further settings, as JSON data, that samples depend on.
+        """Return the settings that samples depend on, as JSON data.
 
         Recipe, data and tokenizer are not included.
         """
@@ -243,7 +244,7 @@ class Task(ABC):
         """Load the teacher as `reference_model`."""
 
     def inspect_model(self, folder: Path) -> None:
-        """Read from a model's folder how to prepare texts for the model; called before `encode`.
+        """Read a model's settings for the preparation of texts; called before `encode`.
 
         Raises:
             TrainError: the folder cannot be read.
@@ -251,7 +252,9 @@ class Task(ABC):
 
     @contextlib.contextmanager
     def using(self, split: str) -> Iterator[None]:
-        """Use the options of a data set inside a `with` block. It changes nothing for a single one.
+        """Use the options of a data set inside a `with` block.
+
+        If the recipe has a single data set, its options are always in use.
 
         Args:
             split: name of the data set, or of one of its splits.
@@ -285,7 +288,7 @@ class Task(ABC):
             raise DataError(f"{where}{error}") from error
 
     def _change_set(self, data_set: str) -> None:
-        """Keep the options of the data set in use, and use the options of another one."""
+        """Save the options of the current data set, and use the options of another data set."""
         self._options[self._data_set] = self.options
         self._data_set, self.options = data_set, self._options[data_set]
 
@@ -311,7 +314,7 @@ class Task(ABC):
         return [*notices, *drawn]
 
     def limit_length(self, wanted: int, field: str, longest: int | None) -> tuple[int, list[str]]:
-        """Return the sample length, and a notice if the model's limit is lower than the recipe's.
+        """Return the maximum sample length, and a notice if the model's limit determines it.
 
         Args:
             wanted: number of tokens in the recipe.
@@ -321,10 +324,10 @@ class Task(ABC):
         self.limit = wanted if longest is None else min(wanted, longest)
         if self.limit == wanted:
             return wanted, []
-        return self.limit, [f"{field} is {longest} instead of {wanted}, the model's limit"]
+        return self.limit, [f"{field} is {longest}, the model's limit, instead of {wanted}"]
 
     def sets(self, data: Data) -> dict[str, Rows]:
-        """Return the rows of each set that the task reads. `split_name` gives their names.
+        """Return the rows of each set that the task reads, by the names from `split_name`.
 
         Raises:
             TrainError: the data cannot be loaded, or lack a set that the task needs.
@@ -352,10 +355,11 @@ class Task(ABC):
         return sets
 
     def with_equal_columns(self, sets: Mapping[str, Rows]) -> dict[str, Rows]:
-        """Return the sets with the names that the columns of the first data set have.
+        """Return the sets with their columns renamed to the column names of the first data set.
 
         Raises:
-            TrainError: a data set has more or fewer columns for the same purpose, or other classes.
+            TrainError: a data set has more or fewer columns for the same purpose, or other class
+                columns.
         """
         renamed: dict[str, Rows] = {}
         for split, rows in sets.items():
@@ -386,7 +390,7 @@ class Task(ABC):
         if not reviewed.is_needed:
             return []
         skips = spec_of(self.options).skips_incomplete(self.options)
-        read = [name for use, some in self.uses.items() if use != UNREAD for name in some]
+        read = [name for use, columns in self.uses.items() if use != UNREAD for name in columns]
         for place, row in places(rows, split):
             if not (skips and is_incomplete(row, read)):
                 reviewed.add(row, place)
@@ -503,7 +507,7 @@ class Task(ABC):
         self, model: "PreTrainedModel", train_set: Samples, world: "World", bf16: bool,  # noqa: ARG002
         log: "ProgressLog",  # noqa: ARG002
     ) -> Samples:  # fmt: skip
-        """Return the training set with additions that the untrained model makes, such as negatives.
+        """Return the training set with additions by the untrained model, such as negatives.
 
         Every rank must call this method, and gets the same samples.
         """
@@ -568,8 +572,8 @@ class Task(ABC):
     def inputs_to_compare(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Return model arguments for comparing a saved model with the model in memory.
 
-        Plain transformers must accept the arguments. They have few tokens if each token has logits
-        over the vocabulary.
+        Plain transformers must accept the arguments. If each token has logits over the vocabulary,
+        the arguments have few tokens.
         """
         if not self.large_vocabulary:
             return self.collate(samples).inputs
@@ -589,7 +593,7 @@ class Task(ABC):
     ) -> None:
         """Compute values that `loss` needs from all samples of a step; every rank must call this.
 
-        It is called without gradients, before the step's first micro-batch.
+        The method is called without gradients, before the step's first micro-batch.
 
         Args:
             parts: samples of each micro-batch of this rank; empty if the rank has no samples.
@@ -624,7 +628,7 @@ class Task(ABC):
         raise NotImplementedError
 
     def write_files(self, model: "PreTrainedModel", folder: Path) -> None:
-        """Write files into a saved model that other programs need besides model and tokenizer."""
+        """Write files into a saved model's folder that other programs need to use the model."""
 
     def predict(self, model: "PreTrainedModel", samples: Sequence[Sample], bf16: bool) -> list[Any]:
         """Run the model on one batch of samples, and return their `predictions`."""
@@ -635,7 +639,7 @@ class Task(ABC):
 
     @abstractmethod
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """Return for each sample the data that `score` and `answers` need, as JSON data."""
+        """Return the data that `score` and `answers` need of each sample, as JSON data."""
 
     @abstractmethod
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:

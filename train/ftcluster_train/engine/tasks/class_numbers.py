@@ -18,5 +18,5 @@ def numbered(names: Sequence[str]) -> dict[str, Any]:
 
 def names_of_model(trained: PretrainedConfig) -> list[str]:
     """Return the class names of a trained model, in the order of their numbers."""
-    known = trained.id2label  # in a hand-written file the numbers may begin at 1
-    return [str(known.get(n, f"LABEL_{n}")) for n in range(trained.num_labels)]
+    names = trained.id2label  # in a hand-written file the numbers may begin at 1
+    return [str(names.get(n, f"LABEL_{n}")) for n in range(trained.num_labels)]

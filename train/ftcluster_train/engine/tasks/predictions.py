@@ -1,4 +1,4 @@
-"""Predictions for all samples of a set: each rank computes a part, and all ranks get the whole."""
+"""Predictions for a set: each rank computes a part of them, and all ranks get all of them."""
 
 from typing import Any
 

@@ -63,7 +63,7 @@ class DecoderTuningTask(Task):
         super().__init__(recipe, tokenizer, *others)
         self.rows = 0  # number of rows of the current set
         self._fields = WrittenFields()
-        self._answers: Counter[str] = Counter()  # numbers of assistant messages: all, and targets
+        self._answers: Counter[str] = Counter()  # number of assistant messages: all, and targets
         self._unknown: Counter[str] = Counter()  # unknown tokens among targets
         self.renamed: Counter[str] = Counter()  # renamed roles, by their name in the data
         self.packs_documents, self.router_coefficient = True, 0.0
@@ -78,9 +78,9 @@ class DecoderTuningTask(Task):
         tokenizer, name = self.tokenizer, self.recipe.tokenizer or self.recipe.model
         if not tokenizer.is_fast:
             raise TrainError(
-                f"the tokenizer of {name} does not report where in a text a token is, so the "
-                "tokens of an answer cannot be determined",
-                "use one with a tokenizer.json: tokenizer=DIR",
+                f"the tokenizer of {name} does not report the positions of tokens in a text, so "
+                "the tokens of an answer cannot be determined",
+                "use a tokenizer that has a tokenizer.json: tokenizer=DIR",
             )
         if self.options.chat_template and not tokenizer.chat_template:
             raise TrainError(
@@ -131,7 +131,7 @@ class DecoderTuningTask(Task):
             notices.append(
                 f"{split}: NOT KNOWN to the tokenizer: {self._unknown['texts']} of {count} texts "
                 f"have {self._unknown['tokens']} unknown target tokens, which the "
-                "model cannot write; use a model whose tokenizer knows them"
+                "model cannot write; use a model whose tokenizer can represent these texts"
             )
         self._unknown.clear()
         if cut:
@@ -178,12 +178,12 @@ class DecoderTuningTask(Task):
             if not self.options.chat_template:
                 return [plain_text(conversation, self.tokenizer.eos_token)]
             render = self._render(conversation)
-            known = with_known_roles(conversation, render)
-            for given, written in zip(conversation.messages, known.messages, strict=True):
-                if given["role"] != written["role"]:
-                    self.renamed[f"role {given['role']} is written as {written['role']}"] += 1
-            texts = marked_texts(known, render)
-            self._fields.add(known, texts, self._render)
+            renamed = with_known_roles(conversation, render)
+            for original, written in zip(conversation.messages, renamed.messages, strict=True):
+                if original["role"] != written["role"]:
+                    self.renamed[f"role {original['role']} is written as {written['role']}"] += 1
+            texts = marked_texts(renamed, render)
+            self._fields.add(renamed, texts, self._render)
             return texts
         except DataError as error:
             raise TrainError(f"{where}: {error}") from error
@@ -199,7 +199,9 @@ class DecoderTuningTask(Task):
                 )
             # the template raises these errors
             except (TemplateError, TypeError, KeyError, ValueError) as error:
-                raise DataError(f"the chat template refuses it: {first_line(error)}") from error
+                raise DataError(
+                    f"the chat template rejects the conversation: {first_line(error)}"
+                ) from error
             return text
 
         return render
@@ -256,8 +258,8 @@ class DecoderTuningTask(Task):
         transformers reads all other fields from the base model.
         """
         end = self._end_of_answer()
-        known = model.generation_config.eos_token_id
-        ends = known if isinstance(known, list) else [known] * (known is not None)
+        eos_ids = model.generation_config.eos_token_id
+        ends = eos_ids if isinstance(eos_ids, list) else [eos_ids] * (eos_ids is not None)
         if end is None or end in ends:
             return
         path = folder / GENERATION_CONFIG_NAME
@@ -293,7 +295,7 @@ class DecoderTuningTask(Task):
         return packed(samples) if self.packs_documents else padded(samples, self._padding())
 
     def router_loss(self, outputs: Any) -> torch.Tensor | float:
-        """Return the router loss of a mixture-of-experts model, which is added for each sample.
+        """Return the router loss of a mixture-of-experts model, to be added for each sample.
 
         Models return this loss if output_router_logits is set in their configuration. The result is
         0 for all other models.

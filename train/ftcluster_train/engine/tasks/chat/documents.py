@@ -125,7 +125,7 @@ def _difference_of_packed(
     try:
         logits = _logits(model, packed(_samples(documents)).inputs, kernels())
     except Exception as error:
-        return f"it cannot compute packed documents ({first_line(error)})"
+        return f"it fails on packed documents ({first_line(error)})"
     if logits.shape[1] != sum(map(len, documents)):
         return "it does not return the logits of each token"
     parts = logits[0].split(list(map(len, documents)))
@@ -145,7 +145,7 @@ def _check_padded(
     """Check that a model is a decoder: its logits must not depend on later tokens.
 
     Args:
-        alone: logits of each document in a batch of its own.
+        alone: logits of each document, computed in a separate batch.
 
     Raises:
         TrainError: the model is not a decoder.
@@ -166,7 +166,9 @@ def _check_padded(
     if right and causal:
         return
     kind = f"{name} is a {model.config.model_type} model"
-    problem = problem if causal else "which is no decoder: it reads the tokens that it predicts"
+    problem = (
+        problem if causal else "which is not a decoder: it reads the tokens that it should predict"
+    )
     raise TrainError(f"{kind}, {problem}", "use a decoder such as Llama, Qwen or GPT-2")
 
 

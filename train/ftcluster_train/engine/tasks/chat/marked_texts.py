@@ -11,10 +11,10 @@ from ftcluster_common.data.conversations import Conversation
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.data.messages import ASSISTANT, Message
 
-# common names of roles that OpenAI's format calls differently
+# role names that some templates reject, and synonyms that most templates support
 SYNONYMS = {"developer": "system", "function": "tool"}
 MARK = "ftcluster-message-"
-THOUGHTS = re.compile("</?think>")  # some templates write these tags again with other spaces
+THOUGHTS = re.compile("</?think>")  # some templates write these tags with other white space
 
 # function that renders messages as text; True adds the beginning of the assistant's next message
 Render = Callable[[Sequence[Message], bool], str]
@@ -30,9 +30,9 @@ class MarkedText:
 
 
 def with_known_roles(conversation: Conversation, render: Render) -> Conversation:
-    """Return a conversation whose messages all appear in the text of the chat template.
+    """Return the conversation with roles for which the chat template writes every message.
 
-    If the template drops or rejects a message, roles are renamed to their synonyms.
+    Roles are renamed to their synonyms if the template drops or rejects a message.
 
     Raises:
         DataError: the template still drops a message or rejects the conversation.
@@ -52,7 +52,7 @@ def with_known_roles(conversation: Conversation, render: Render) -> Conversation
 
 
 def _check_written(messages: Sequence[Message], render: Render) -> None:
-    """Check that the template's text has the content of each message that is not an answer.
+    """Check that the rendered text has the content of each message that is not an answer.
 
     A mark is added at the end of each content, because two messages may have the same content.
 
@@ -82,7 +82,7 @@ def _check_written(messages: Sequence[Message], render: Render) -> None:
 def marked_texts(conversation: Conversation, render: Render) -> list[MarkedText]:
     """Render a conversation with the chat template, and mark the assistant's messages as targets.
 
-    A message begins at the end of the template's generation prompt, and includes everything that
+    A target begins at the end of the template's generation prompt, and includes everything that
     the template adds after the message. Some templates change a message when other messages follow:
     for example they drop the assistant's thoughts. The conversation up to such a message becomes a
     separate text.
@@ -104,10 +104,12 @@ def marked_texts(conversation: Conversation, render: Render) -> list[MarkedText]
                 f"the chat template changes the text before message {number + 1} once that message "
                 "follows, so the beginning of the message cannot be determined"
             )
-        # the generation prompt may already have the start of the message, such as <think>
-        own = without_spaces(written[len(before) :])
+        # the generation prompt may already contain the start of the message, such as <think>
+        message_text = without_spaces(written[len(before) :])
         parts = THOUGHTS.split(messages[number].get("content") or "")
-        if not written[start:].strip() or not all(without_spaces(part) in own for part in parts):
+        if not written[start:].strip() or not all(
+            without_spaces(part) in message_text for part in parts
+        ):
             raise DataError(
                 f"the chat template omits message {number + 1}, which is a training target"
             )
@@ -124,12 +126,12 @@ def without_spaces(text: str) -> str:
     return "".join(text.split())
 
 
-def _common(one: str, other: str) -> int:
+def _common(left: str, right: str) -> int:
     """Return the length of the longest common prefix of two texts."""
-    if other.startswith(one):
-        return len(one)
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), len(other))
+    if right.startswith(left):
+        return len(left)
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), len(right))
 
 
 def after_answer(render: Render) -> tuple[str, int]:
@@ -178,7 +180,7 @@ def _tokens_in(offsets: Sequence[CharacterRange], spans: Sequence[CharacterRange
     remaining = iter(spans)
     span = next(remaining, None)
     for number, (start, end) in enumerate(offsets):
-        # some tokenizers report only the end of a space (trim_offsets)
+        # with trim_offsets, the range of a space is empty and lies behind the space
         first = start if start < end else start - 1
         while span and first >= span[1]:
             span = next(remaining, None)

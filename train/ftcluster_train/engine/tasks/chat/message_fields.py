@@ -1,9 +1,8 @@
 """Detection of message fields that a chat template ignores.
 
 A mark is added at the end of each text in a field, and the conversation is rendered again. If the
-mark is missing in the result, the template does not write the field. If the template rejects marks
-or drops the text, the conversation is rendered without the field. If the result does not change,
-the template ignores the field.
+result contains the mark, the template writes the field. Otherwise the conversation is rendered
+without the field. If this does not change the text, the template ignores the field.
 
 Standard library only.
 """
@@ -27,8 +26,10 @@ from ftcluster_train.engine.tasks.chat.marked_texts import (
 )
 
 READ = frozenset(("role", "content", "weight", "train"))  # fields that ftcluster uses itself
-NAMES = frozenset(("id", "type", "index", "tool_call_id"))  # fields that templates only compare
-CERTAIN = 50  # number of missing marks of a field that are verified
+NAMES = frozenset(
+    ("id", "type", "index", "tool_call_id")
+)  # fields that templates compare but do not write
+CERTAIN = 50  # number of missing marks per field that are verified by rendering without the field
 TOOLS = "tools"
 IN_CONTENT = "thoughts in the content"
 
@@ -61,17 +62,18 @@ class WrittenFields:
         if not leaves:
             return
         marks = {path: f"{MARK}field-{number}." for number, path in enumerate(leaves)}
-        both = _texts(_with_marks(conversation, marks), render_of)
-        marked = None if both is None else _joined(both)
-        target_text = "" if both is None else _target_text(both)
+        rendered = _texts(_with_marks(conversation, marks), render_of)
+        marked = None if rendered is None else _joined(rendered)
+        target_text = "" if rendered is None else _target_text(rendered)
         lost: dict[tuple[Path, str], bool] = {}
-        found: dict[tuple[Path, str], bool] = {}
-        # texts first: a number next to a text, as in arguments, is written if the text is
+        written_any: dict[tuple[Path, str], bool] = {}
+        # texts come first: a value without a mark, such as a number in arguments, counts as written
+        # if a text of the same field is written
         for path, (label, value) in sorted(leaves.items(), key=_is_no_text):
             of = (path[:2] if path[0] != TOOLS else path[:1], label)
             is_name, has_mark = path[-1] in NAMES, not _is_no_text((path, (label, value)))
             is_written = has_mark and marked is not None and marks[path] in marked
-            if not is_written and not has_mark and not is_name and found.get(of):
+            if not is_written and not has_mark and not is_name and written_any.get(of):
                 is_written = True
             elif not is_written:
                 sure = is_name or (has_mark and bool(marked))
@@ -80,12 +82,12 @@ class WrittenFields:
                 )
             elif path[0] in conversation.target_messages and marks[path] not in target_text:
                 self._masked[label] += 1
-            found[of] = found.get(of, False) or is_written
+            written_any[of] = written_any.get(of, False) or is_written
             lost[of] = lost.get(of, False) or not is_written
-        for of, some in lost.items():
+        for of, is_lost in lost.items():
             self._all[of[1]] += 1
             # templates may drop some parts of a tool's description
-            self._lost[of[1]] += not found[of] if of[1] == TOOLS else some
+            self._lost[of[1]] += not written_any[of] if of[1] == TOOLS else is_lost
 
     def _add_content(self, message: Message, written: Sequence[str]) -> None:
         """Count the content of an answer; `marked_texts` has checked all other messages."""
@@ -97,7 +99,7 @@ class WrittenFields:
         self._all.update(kinds)
         parts = [*map(without_spaces, THOUGHTS.split(content))]
         missing = [not any(part in text for text in written) for part in parts]
-        # texts and thoughts alternate; the template may have written the first tag
+        # texts and thoughts alternate; the first <think> may be missing if the template adds it
         first = THOUGHTS.search(content)
         begun = bool(first and first.group().startswith("</"))
         self._lost[kinds[0]] += any(missing[begun::2])
@@ -129,8 +131,8 @@ class WrittenFields:
         notices = []
         if masked:
             notices.append(
-                f"{split}: written by the chat template before the target tokens, so they do not "
-                f"contribute to the loss: {', '.join(masked)}"
+                f"{split}: these fields do not contribute to the loss, because the chat template "
+                f"writes them before the target tokens: {', '.join(masked)}"
             )
         if not lost:
             return notices

@@ -17,7 +17,7 @@ class JudgedAnswer:
 
     Attributes:
         tokens: token ids of prompt and answer.
-        targets: indices of the answer's target tokens; the answer begins with the first of them.
+        targets: indices of the answer's target tokens; the answer begins at the first target.
         is_good: True if users liked the answer.
     """
 

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, logsigmoid
 from ftcluster_kernels.cross_entropy import token_losses
 from ftcluster_train.patching.batch_context import sums_for
 
-# The log-odds of an answer whose tokens all have probability 1 are infinite.
+# Upper limit of log-probabilities: with probability 1, the log-odds would be infinite.
 MOST_LIKELY = -float(torch.finfo(torch.float32).eps)
 
 

@@ -1,4 +1,4 @@
-"""Preference tuning (DPO, ORPO, SimPO): a decoder learns to prefer the better of two answers."""
+"""Preference tuning (DPO, ORPO, SimPO): a decoder is trained to prefer one of two answers."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,7 +60,9 @@ class PreferenceTuningTask(DecoderTuningTask):
         self.disables_dropout = self.options.disable_dropout
         self.needs_reference = spec_of(self.options).compares_with_start(self.options)
         self._is_orpo = self.options.loss_type == "orpo"
-        self._pairs_per_token = math.nan  # ORPO: pairs of a step per token of their chosen texts
+        self._pairs_per_token = (
+            math.nan
+        )  # ORPO: number of pairs in a step / tokens in their chosen texts
         # log-probabilities of both answers under the initial model, by sample id
         self._reference: dict[int, tuple[float, float]] = {}
         self._written = 0  # number of samples written so far, in all sets
@@ -97,8 +99,8 @@ class PreferenceTuningTask(DecoderTuningTask):
         notices = self.close_split(writer, split, limit, count=count, cut=cut, left_out=left_out)
         if same:
             notices.append(
-                f"{split}: {same} of {count} pairs have the same chosen and rejected answer as far "
-                "as the model reads them, so they do not train it"
+                f"{split}: {same} of {count} pairs have the same chosen and rejected answer in the "
+                "tokens that the model reads, so these pairs do not train the model"
             )
         return notices
 
@@ -120,7 +122,7 @@ class PreferenceTuningTask(DecoderTuningTask):
                     raise TrainError(
                         f"{where}: the chat template writes a message of the "
                         "answer differently once other messages follow it",
-                        "use answers of one message",
+                        "use answers with a single message",
                     )
                 yield texts[0]
 

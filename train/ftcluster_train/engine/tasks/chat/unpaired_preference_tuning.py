@@ -1,4 +1,4 @@
-"""Unpaired preference tuning (KTO): a decoder is trained with answers that users liked or not."""
+"""Unpaired preference tuning (KTO): a decoder is trained with liked and disliked answers."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from ftcluster_train.comm.traffic import Traffic
 
-USUAL_RATIO = (1.0, 4 / 3)  # of the weights of liked and disliked rows (KTO, equation 8)
+# recommended range of the total weight of liked rows / disliked rows (KTO, equation 8)
+USUAL_RATIO = (1.0, 4 / 3)
 ROUNDING = 0.05  # tolerance of the notice about this ratio
 
 
@@ -43,11 +44,11 @@ class UnpairedPreferenceTuningTask(DecoderTuningTask):
     The loss of a liked answer is 1 - sigmoid(beta * (r - kl)), the loss of a disliked answer is
     1 - sigmoid(beta * (kl - r)). r is the log-probability under the trained model minus the
     log-probability under the initial model. kl is the mean of the same difference for prompts with
-    answers to other prompts, over all rows of a step on all ranks, and at least 0. It has no
+    answers to other prompts, over all rows of a step on all ranks, and at least 0. kl has no
     gradient. Each step computes kl before its first micro-batch, so the loss does not depend on the
     number of ranks and micro-batches.
 
-    A sample has a prompt with its answer, and the same prompt with another answer.
+    A sample has a prompt with its answer, and the same prompt with the answer to another prompt.
     """
 
     name = "unpaired-preference-tuning"
@@ -112,7 +113,7 @@ class UnpairedPreferenceTuningTask(DecoderTuningTask):
         usual = [bad * options.undesirable_weight / good * limit for limit in USUAL_RATIO]
         return [
             f"train: {good} answers are liked and {bad} are not; the authors of KTO recommend a "
-            f"desirable_weight from {usual[0]:.2g} to {usual[1]:.2g} for these numbers, and it is "
+            f"desirable_weight from {usual[0]:.2g} to {usual[1]:.2g} for these numbers, but it is "
             f"{options.desirable_weight:g}"
         ]
 
@@ -137,7 +138,7 @@ class UnpairedPreferenceTuningTask(DecoderTuningTask):
                 raise TrainError(
                     f"{where}: the chat template writes a message of the answer differently once "
                     "other messages follow it",
-                    "use answers of one message",
+                    "use answers with a single message",
                 )
             self._labels.append(is_good)
             yield texts[0]
@@ -242,9 +243,9 @@ class UnpairedPreferenceTuningTask(DecoderTuningTask):
         metrics = {
             "loss": self._losses(gains, is_good, divergence).mean().item(), "kl": divergence
         }  # fmt: skip
-        for name, some in (("chosen_reward", is_good), ("rejected_reward", ~is_good)):
-            if some.any():
-                metrics[name] = statistics.fmean(rewards[some].tolist())
+        for name, rows in (("chosen_reward", is_good), ("rejected_reward", ~is_good)):
+            if rows.any():
+                metrics[name] = statistics.fmean(rewards[rows].tolist())
         if is_good.any() and not is_good.all():
             metrics["margin"] = metrics["chosen_reward"] - metrics["rejected_reward"]
         return metrics

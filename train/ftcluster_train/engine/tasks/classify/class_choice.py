@@ -78,7 +78,7 @@ def class_answer(
     Args:
         classes: numbers of the predicted classes.
         sure: probability of the most likely class.
-        row: probabilities of all classes; [] if they are not known.
+        row: probabilities of all classes; [] if they are not available.
         several: True if a row may have several classes.
         every: True to include the probabilities of all classes.
     """
@@ -87,7 +87,7 @@ def class_answer(
         "probability": [round(row[n], 6) if row else round(sure, 6) for n in classes],
     }
     if not several:
-        answer = {name: one for name, [one] in answer.items()}
+        answer = {name: value for name, [value] in answer.items()}
     if every:
         rounded = (round(value, 6) for value in row)
         answer["probabilities"] = dict(zip(names, rounded, strict=True))

@@ -45,7 +45,7 @@ class ClassLabels:
 
     @property
     def names(self) -> list[str]:
-        """Return the labels in the order of their class numbers."""
+        """The labels in the order of their class numbers."""
         return sorted(self.numbers, key=self.numbers.__getitem__)
 
     def of(self, cells: Sequence[Any], where: str) -> list[int]:
@@ -168,11 +168,13 @@ def labels_of_named(
     names: Sequence[str], used: Collection[str], known: Mapping[str, int], model: str,
     several: bool,
 ) -> ClassLabels:  # fmt: skip
-    """Return the conversion of the data's class numbers to a trained model's, by class name.
+    """Return the conversion of the data's class numbers to a trained model's class numbers.
+
+    Classes are matched by name.
 
     Args:
         names: class names of the data, by class number.
-        used: class numbers that occur in rows, as texts.
+        used: class numbers that occur in rows, as strings.
 
     Raises:
         TrainError: the model lacks a class that occurs in rows. The message lists both sets of
@@ -208,7 +210,7 @@ def weights_of_classes(
         present = sum(map(bool, counts))
         return [sum(counts) / (present * count) if count else 1.0 for count in counts]
     if unknown := [name for name in wanted if name not in names]:
-        raise TrainError(f"class_weights has {few(unknown)}, and the classes are {few(names)}")
+        raise TrainError(f"class_weights has {few(unknown)}, but the classes are {few(names)}")
     return [float(wanted.get(name, 1.0)) for name in names]
 
 
@@ -264,7 +266,7 @@ def check_metrics(
         )
     if len(names) > 2 and "f1" in metrics:
         raise TrainError(
-            f"the metric f1 needs exactly two classes, the data have {len(names)}",
+            f"the metric f1 needs exactly two classes, but the data have {len(names)}",
             "use other metrics: metrics=[accuracy,f1_macro,f1_weighted]",
         )
     best = (recipe.training.metric_for_best_model or "").removeprefix("eval_")
@@ -295,8 +297,8 @@ def check_classes(
         smoothing = recipe.training.label_smoothing_factor
         if options.class_weights or smoothing:
             raise TrainError(
-                "rows with several classes are trained without class_weights and "
-                "label_smoothing_factor"
+                "class_weights and label_smoothing_factor are not supported if a row may have "
+                "several classes"
             )
         unknown = [names[number] for number in range(len(names)) if number not in train]
         notices = [f"{TRAIN}: no row has the class {', '.join(unknown)}"] if unknown else []
@@ -324,8 +326,8 @@ def check_classes(
             "to learn",
             "add rows of another class",
         )
-    for name, found in classes.items():
-        if unknown := [names[number] for number in sorted(found.keys() - train.keys())]:
+    for name, counts_of_set in classes.items():
+        if unknown := [names[n] for n in sorted(counts_of_set.keys() - train.keys())]:
             raise TrainError(f"{name} has classes that {TRAIN} lacks: {', '.join(unknown)}")
     if not options.class_weights:
         return []

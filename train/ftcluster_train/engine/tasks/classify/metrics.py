@@ -73,9 +73,10 @@ def measure(
         labels: true values, of the same type as the predictions.
         report: class report with the F1 scores; None for a regression.
     """
-    known = f1_scores(report) if report else {}
+    scores = f1_scores(report) if report else {}
     return {
-        name: known[name] if name in known else METRICS[name](predictions, labels) for name in names
+        name: scores[name] if name in scores else METRICS[name](predictions, labels)
+        for name in names
     }
 
 
@@ -104,11 +105,11 @@ def best_threshold(probabilities: Sequence[float], labels: Sequence[bool]) -> fl
     """
     pairs = sorted(zip(probabilities, labels, strict=True), reverse=True)
     support = sum(labels)
-    found, right = [(0.0, 0.0, HALF)], 0
+    candidates, right = [(0.0, 0.0, HALF)], 0
     for count, (probability, label) in enumerate(pairs, start=1):
         right += label
         following = pairs[count][0] if count < len(pairs) else 0.0
         if following < probability and right:
             threshold = (probability + following) / 2
-            found.append((2 * right / (count + support), -abs(threshold - HALF), threshold))
-    return max(found)[2]
+            candidates.append((2 * right / (count + support), -abs(threshold - HALF), threshold))
+    return max(candidates)[2]

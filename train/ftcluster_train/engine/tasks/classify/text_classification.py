@@ -1,4 +1,4 @@
-"""Classification of texts or pairs of texts, with one or several classes per row; regression."""
+"""Classification (one or several classes per row) and regression of texts or pairs of texts."""
 
 import math
 from collections import Counter
@@ -124,7 +124,7 @@ class TextClassificationTask(Task):
             check_metrics(self.recipe, self.options, names, self.several, trains, own)
             if self.purpose == "train":
                 trained = sum((classes[split] for split in filter(is_train, classes)), Counter())
-                others = {name: found for name, found in classes.items() if not is_train(name)}
+                others = {name: counts for name, counts in classes.items() if not is_train(name)}
                 notices += check_classes(
                     self.recipe, self.options, {TRAIN: trained, **others}, names, self.several
                 )
@@ -153,7 +153,8 @@ class TextClassificationTask(Task):
         if self.trained and number != self.options.regression:
             right = str(not self.options.regression).lower()
             raise TrainError(
-                f"{self.recipe.model} has {self.trained.num_labels} outputs", f"regression={right}"
+                f"{self.recipe.model} has {self.trained.num_labels} outputs",
+                f"set regression={right}",
             )
 
     def _labels(self, rows: Rows, names: list[str]) -> ClassLabels:
@@ -170,7 +171,7 @@ class TextClassificationTask(Task):
         if self.trained and several != self.several:
             kind = ("one class", "several classes") if several else ("several classes", "one class")
             raise TrainError(
-                f"{self.recipe.model} predicts {kind[0]} a row, the data have {kind[1]}"
+                f"{self.recipe.model} predicts {kind[0]} per row, but the data have {kind[1]}"
             )
         self.several = several
         known = self.trained.label2id if self.trained else {}
@@ -260,7 +261,7 @@ class TextClassificationTask(Task):
         return names or [f"LABEL_{number}" for number in range(samples.about["classes"])]
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:
-        # class names come from the data; the pretrained model may have others
+        # class names come from the data; the pretrained model may have other names
         if self.options.regression:
             return {**numbered(["LABEL_0"]), "problem_type": "regression"}
         self.several = train_set.about.get("several", False)
@@ -274,8 +275,8 @@ class TextClassificationTask(Task):
             return None
         labels = [sample["label"][0] for sample in samples]
         names, counts = self._names(samples), Counter(labels)
-        found = [counts[number] for number in range(len(names))]
-        weights = weights_of_classes(self.options.class_weights, found, names)
+        by_number = [counts[number] for number in range(len(names))]
+        weights = weights_of_classes(self.options.class_weights, by_number, names)
         self._weights = torch.tensor(weights)
         return [weights[label] for label in labels]
 
@@ -307,11 +308,13 @@ class TextClassificationTask(Task):
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """Return the recipe's metrics and the mean loss."""
-        losses, found, _, _ = zip(*predictions, strict=True)
+        losses, predicted, _, _ = zip(*predictions, strict=True)
         labels: list[Any] = [sample["label"] for sample in samples]
         report, metrics = self.class_report(predictions, samples), self.options.metrics
         if report is None:
-            values = measure(metrics or default_metrics(0), found, [label for [label] in labels])
+            values = measure(
+                metrics or default_metrics(0), predicted, [label for [label] in labels]
+            )
         else:
             names = metrics or default_metrics(len(report.classes), self.several)
             values = measure(names, self._classes(predictions, samples), labels, report)
@@ -355,7 +358,9 @@ class TextClassificationTask(Task):
         classes = self._classes(predictions, samples)
         if self.several:
             return report_of_sets(classes, labels, names, self._thresholds.of(names))
-        return report_of_classes([one for [one] in classes], [one for [one] in labels], names)
+        return report_of_classes(
+            [number for [number] in classes], [number for [number] in labels], names
+        )
 
     def use_scores(self, classes: Mapping[str, Any]) -> None:
         if self.several:
@@ -368,7 +373,7 @@ class TextClassificationTask(Task):
     def _classes(self, predictions: Sequence[Any], samples: Samples) -> list[list[int]]:
         """Return the predicted classes of each row.
 
-        These are the most likely class or, if a row may have several classes, all classes whose
+        A row has its most likely class or, if rows may have several classes, all classes whose
         probability is at least their threshold.
         """
         if not self.several:

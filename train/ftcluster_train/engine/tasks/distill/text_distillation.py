@@ -80,7 +80,7 @@ class TextDistillationTask(Task):
             recipe, name="classify", task="text-classification", options=options, teacher=None
         )
         self._by_number = False  # True if labels are class numbers of the teacher
-        # tokenizer with the most columns: DistilBERT's has no token types
+        # tokenizer of student or teacher with more columns; DistilBERT's has no token types
         self._widest_tokenizer = self.tokenizer
         self._longest: int | None = None  # maximum number of tokens of the teacher's input
 
@@ -101,18 +101,18 @@ class TextDistillationTask(Task):
         if config.num_labels < 2 or kind in OTHERS:
             raise TrainError(
                 f"the teacher {name} has {config.num_labels} outputs"
-                + (f" of {kind}" if kind else "")
+                + (f" (problem type {kind})" if kind else "")
                 + ", but distillation needs the probabilities of classes",
                 "use a classifier, such as the model of a classify run",
             )
-        mine, other = (
+        student, teacher = (
             [each.get_vocab(), each(*PROBES)["input_ids"]] for each in (self.tokenizer, tokenizer)
         )
-        if mine != other:
+        if student != teacher:
             raise TrainError(
                 f"the teacher {name} has another tokenizer than {self.recipe.model}, but both must "
                 "read the same tokens",
-                "use a student of the teacher's kind, such as distilbert-base-uncased for BERT",
+                "use a student with the same tokenizer, such as distilbert-base-uncased for BERT",
             )
         self._widest_tokenizer = max(
             self.tokenizer, tokenizer, key=lambda part: len(_columns_of(part))
@@ -142,16 +142,16 @@ class TextDistillationTask(Task):
             return super().predict(model, samples, bf16)
         with KernelMode(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             logits = call_model(model, self.reader.pad(samples, self.tokenizer.padding_side)).logits
-        found: list[Any] = logits.float().tolist()
-        return found
+        predictions: list[Any] = logits.float().tolist()
+        return predictions
 
     # data
 
     def encode(self, data: Data, longest: int | None, folder: Path) -> list[str]:
-        known = [limit for limit in (longest, self._longest) if limit is not None]
+        limits = [limit for limit in (longest, self._longest) if limit is not None]
         self.reader.tokenizer = self._widest_tokenizer
         try:
-            return super().encode(data, min(known, default=None), folder)
+            return super().encode(data, min(limits, default=None), folder)
         finally:
             self.reader.tokenizer = self.tokenizer
 
@@ -163,20 +163,20 @@ class TextDistillationTask(Task):
         kinds = self.reader.token_kinds()
         writer = SampleWriter(folder, {**kinds, "label": "i", "number": "i"})
         cut = unlabelled = 0
-        found = self._rows_of(rows, split, texts, label)
-        while batch := list(islice(found, BATCH_ROWS)):
+        texts_and_labels = self._rows_of(rows, split, texts, label)
+        while batch := list(islice(texts_and_labels, BATCH_ROWS)):
             columns = [list(column) for column in zip(*(row for row, _ in batch), strict=True)]
             tokens, too_long = self.reader.tokenize(columns, limit)
             cut += too_long
             for i, (_, word) in enumerate(batch):
-                known = labels is not None and word
-                number = labels.read(word, split) if labels and known else UNLABELLED
+                is_labelled = labels is not None and word
+                number = labels.read(word, split) if labels and is_labelled else UNLABELLED
                 if number >= len(self.names):
                     raise TrainError(
-                        f"{split} has the class {number}, and the teacher {self.recipe.teacher} "
+                        f"{split} has the class {number}, but the teacher {self.recipe.teacher} "
                         f"has {len(self.names)}: {', '.join(self.names)}"
                     )
-                unlabelled += not known
+                unlabelled += not is_labelled
                 about = {"label": [number], "number": [self._written]}
                 writer.add({**{name: tokens[name][i] for name in kinds}, **about})
                 self._written += 1
@@ -204,7 +204,7 @@ class TextDistillationTask(Task):
             named = names[int(word)] if names and word.isdecimal() else word
             return [row[name] for name in texts], named
 
-        return (found for _, found in read_rows(rows, split, read))
+        return (pair for _, pair in read_rows(rows, split, read))
 
     def _labels(self, rows: Rows, label: str) -> ClassLabels:
         """Return the conversion of labels to the teacher's class numbers.
@@ -212,16 +212,16 @@ class TextDistillationTask(Task):
         Raises:
             TrainError: the labels do not match the teacher's classes.
         """
-        found = {word for _, word in self._rows_of(rows, "", (), label) if word}
-        known = {name: number for number, name in enumerate(self.names)}
+        words = {word for _, word in self._rows_of(rows, "", (), label) if word}
+        numbers = {name: number for number, name in enumerate(self.names)}
         try:
-            labels = labels_of_model(found, known, f"the teacher {self.recipe.teacher}")
+            labels = labels_of_model(words, numbers, f"the teacher {self.recipe.teacher}")
         except TrainError as error:
             raise TrainError(
                 f"column {label}: {error.message}",
-                "use the teacher's names, or remove the column to train on its outputs alone",
+                "use the teacher's class names, or remove the column to train without labels",
             ) from error
-        self._by_number = bool(found) and not labels.numbers
+        self._by_number = bool(words) and not labels.numbers
         return labels
 
     def documents(self, sample: Sample, samples: Samples) -> list[Document]:  # noqa: ARG002
@@ -265,7 +265,7 @@ class TextDistillationTask(Task):
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         losses, mine, teachers = zip(*predictions, strict=True)
-        same = sum(one == other for one, other in zip(mine, teachers, strict=True))
+        same = sum(student == teacher for student, teacher in zip(mine, teachers, strict=True))
         scores = {"agreement": same / len(mine), "loss": math.fsum(losses) / len(losses)}
         if report := self.class_report(predictions, samples):
             f1 = f1_scores(report)

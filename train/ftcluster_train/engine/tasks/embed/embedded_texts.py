@@ -33,7 +33,7 @@ def pair_columns(rows: Rows, options: SentenceSimilarity, split: str) -> SearchC
 
 
 def texts_of(rows: Rows, options: SentenceSimilarity, split: str) -> Iterator[str]:
-    """Yield the only text of each row, for a prediction or a distillation.
+    """Yield the single text of each row, for a prediction or a distillation.
 
     Raises:
         TrainError: a row has no text.

@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 class EmbeddingDistillationTask(TaughtEmbeddingTask):
     """Trains a model, the student, to reproduce the embeddings of a teacher.
 
-    The loss of a text is the mean squared difference between both embeddings, or 1 - their cosine.
-    The teacher's embeddings are computed once, before the first step, with the teacher's tokenizer.
-    If they have more elements than the student's embeddings, the targets are their principal
-    components, as in sentence-transformers' example model_distillation.py.
+    The loss of a text is the mean squared difference between the student's embedding and the
+    target, or 1 - their cosine. The targets are the teacher's embeddings, computed once before the
+    first step, with the teacher's tokenizer. If the teacher is wider than the student, the targets
+    are the principal components of these embeddings, as in sentence-transformers' example
+    model_distillation.py.
     """
 
     @classmethod
@@ -62,23 +63,24 @@ class EmbeddingDistillationTask(TaughtEmbeddingTask):
         return encoded(self.teacher_vectors(model, tokens, bf16))
 
     def set_reference(self, samples: Samples, predictions: Sequence[Any]) -> str:
-        vectors, said = decoded(predictions), ""
+        vectors, notice = decoded(predictions), ""
         if self._teacher_width > self.width:
             if self._components is None:  # the first set is the training set
                 self._components, kept = principal_components(vectors, self.width)
-                said = (
+                notice = (
                     f"the teacher's embeddings have {self._teacher_width} elements: the target is "
-                    f"their {self.width} principal components, {kept:.1%} of their variance"
+                    f"their {self.width} principal components, which explain {kept:.1%} of the "
+                    "variance"
                 )
             vectors = vectors @ self._components.T
         for sample, vector in zip(samples, vectors, strict=True):
             self._vectors[sample["number"][0]] = vector
-        return said
+        return notice
 
     # data
 
     def inspect_model(self, folder: Path) -> None:
-        modules = self.modules_of(folder)  # tokenize as `SentenceTransformer.encode`
+        modules = self.modules_of(folder)  # tokenize as `SentenceTransformer.encode` does
         self.model_prompts = Prompts(modules.prompt, "", modules.pools_prompt)
 
     def check_model(self, model: "PreTrainedModel") -> None:
@@ -96,8 +98,8 @@ class EmbeddingDistillationTask(TaughtEmbeddingTask):
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
         """Write one sample for each distinct text of a set."""
-        theirs = {"teacher_ids": token_kind(len(self._teacher_reader.tokenizer))}
-        writer = SampleWriter(folder, {**self.token_columns(), **theirs, "number": "q"})
+        teacher_columns = {"teacher_ids": token_kind(len(self._teacher_reader.tokenizer))}
+        writer = SampleWriter(folder, {**self.token_columns(), **teacher_columns, "number": "q"})
         texts = iter(dict.fromkeys(texts_of(rows, self.options, split)))
         cut = 0
         while batch := list(islice(texts, BATCH_ROWS)):
@@ -124,8 +126,8 @@ class EmbeddingDistillationTask(TaughtEmbeddingTask):
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         batch, none = super().collate(samples), torch.zeros(self.width)
-        found = [self._vectors.get(sample["number"][0], none) for sample in samples]
-        batch.targets["teacher"] = torch.stack(found)
+        vectors = [self._vectors.get(sample["number"][0], none) for sample in samples]
+        batch.targets["teacher"] = torch.stack(vectors)
         return batch
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -168,7 +170,7 @@ def principal_components(vectors: torch.Tensor, count: int) -> tuple[torch.Tenso
     """
     if len(vectors) < count:
         raise TrainError(
-            f"{count} principal components of the teacher's embeddings need as many texts, and the "
+            f"{count} principal components of the teacher's embeddings need as many texts, but the "
             f"training set has {len(vectors)}",
             "add texts, or use a teacher as wide as the student",
         )

@@ -51,7 +51,7 @@ class EmbeddingTask(Task):
     reads_padding = False
 
     options: SentenceSimilarity
-    separates_sets = True  # each data set may have a loss and negatives of its own
+    separates_sets = True  # data sets may have different losses and negatives
     model_prompts = Prompts()
     modules = SentenceModules("mean", normalize=True)
     _prompted = 0  # number of texts in the data that already begin with their prompt
@@ -85,7 +85,7 @@ class EmbeddingTask(Task):
             notices += [f"prompts{of_set}: {', '.join(written)}{apart}"] if written else []
         if self._prompted:
             notices.append(
-                f"{self._prompted} texts already begin with their prompt, and get it a second time"
+                f"{self._prompted} texts already begin with their prompt, so they contain it twice"
             )
         return [*super().notices(), *notices]
 
@@ -132,11 +132,11 @@ class EmbeddingTask(Task):
         dims = self.options.matryoshka_dims
         if dims and max(dims) != self.width:
             raise TrainError(
-                f"matryoshka_dims are {', '.join(map(str, dims))}, and embeddings of "
+                f"matryoshka_dims are {', '.join(map(str, dims))}, but embeddings of "
                 f"{self.recipe.model} have {self.width} elements",
                 f"make the largest dimension the whole width: {self.width}",
             )
-        # embeddings do not depend on the pooler, so it would delay the exchange of gradients
+        # the pooler gets no gradient, and the exchange of gradients would wait for it
         pooler = getattr(model, "pooler", None)
         if isinstance(pooler, torch.nn.Module):
             pooler.requires_grad_(False)
@@ -155,7 +155,7 @@ class EmbeddingTask(Task):
         return {"input_ids": token_kind(len(self.tokenizer)), **skipped}
 
     def skipped_tokens(self, texts: Iterable[PromptedText], limit: int) -> dict[str, list[int]]:
-        """Return the number of each text's prompt tokens that are not pooled, as a column."""
+        """Return a column with the number of unpooled prompt tokens of each text."""
         if self.prompts.pooled:
             return {}
         for prompt in self.prompts[:2]:

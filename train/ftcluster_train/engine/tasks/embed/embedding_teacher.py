@@ -31,7 +31,7 @@ from ftcluster_train.patching.kernel_mode import KernelMode
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-HINT = "use a model of sentence-transformers, or of an embed run"
+HINT = "use a sentence-transformers model, or the model of an embed run"
 
 
 class TaughtEmbeddingTask(EmbeddingTask):
@@ -58,8 +58,8 @@ class TaughtEmbeddingTask(EmbeddingTask):
         if config.is_encoder_decoder or (modules.prompt and not modules.pools_prompt):
             what = "has a decoder" if config.is_encoder_decoder else "does not pool its prompt"
             raise TrainError(f"the teacher {name} {what}, which is not supported", HINT)
-        given = read_json(folder / LENGTH) if (folder / LENGTH).is_file() else {}
-        limit = given.get("max_seq_length") if isinstance(given, dict) else None
+        settings = read_json(folder / LENGTH) if (folder / LENGTH).is_file() else {}
+        limit = settings.get("max_seq_length") if isinstance(settings, dict) else None
         limits = filter(None, (limit, longest_input(config, tokenizer)))
         self._teacher_limit = min(limits, default=self.options.max_length)
         self._teacher, self._teacher_reader = modules, TextReader(tokenizer)

@@ -32,7 +32,7 @@ TextKey = tuple[int, bool]  # hash of a text, and True for a query: the guide ha
 
 @register
 class GuidedSimilarityTask(TaughtEmbeddingTask, SentenceSimilarityTask):
-    """Trains embeddings contrastively, without the negatives that a guide finds too similar.
+    """Trains embeddings contrastively, without negatives that a guide rates as too similar.
 
     The guide is the recipe's teacher. Its embeddings of all training texts are computed once,
     before the first step.
@@ -71,7 +71,7 @@ class GuidedSimilarityTask(TaughtEmbeddingTask, SentenceSimilarityTask):
             }
 
     def predict(self, model: "PreTrainedModel", samples: Sequence[Sample], bf16: bool) -> list[Any]:
-        """Return predictions; of the guide, the embeddings of each row's texts."""
+        """Return predictions; for the guide, these are the embeddings of each row's texts."""
         if model is not self.reference_model:
             return super().predict(model, samples, bf16)
         texts = [
@@ -93,7 +93,9 @@ class GuidedSimilarityTask(TaughtEmbeddingTask, SentenceSimilarityTask):
             vectors = functional.normalize(decoded(of_row), dim=-1)
             texts = samples[number]["texts"]
             for place, (text, vector) in enumerate(zip(texts, vectors, strict=False)):
-                self._guides[text, place == QUERY] = vector  # mined negatives are in other rows
+                self._guides[text, place == QUERY] = (
+                    vector  # mined negatives get theirs from their own rows
+                )
 
     def contrastive_loss(self, embeddings: torch.Tensor, batch: BatchTexts) -> torch.Tensor:
         guides = [
@@ -112,11 +114,11 @@ def gist_loss(
 ) -> torch.Tensor:  # fmt: skip
     """Return this rank's part of the guided loss, the sum over its rows.
 
-    This is sentence-transformers' GISTEmbedLoss, over the texts of all ranks. A row's candidates
-    are all texts of the batch for its query, and all positives for its positive. The loss ignores
-    a candidate whose similarity, by the guide, exceeds that of the row's own pair minus the margin.
-    As in `ranking_loss`, it also ignores texts that are equal to the row's query or positive, and
-    texts that belong to the query in another row.
+    This is sentence-transformers' GISTEmbedLoss, over the texts of all ranks. A row compares its
+    query with all texts of the batch, and its positive with all positives. The loss ignores a
+    compared text if the guide's similarity exceeds a limit: the guide's similarity of the row's
+    query and positive, minus the margin. As in `ranking_loss`, the loss also ignores texts that are
+    equal to the row's query or positive, and texts that belong to the query in another row.
 
     Args:
         embeddings: embeddings of all texts, of length 1, shape (texts, width).
@@ -132,7 +134,7 @@ def gist_loss(
     )
     of_query, of_positive = query[rows, None], positive[rows, None]
     same_query = of_query == query
-    # for each block of candidates, those that equal the row's texts or belong to its query
+    # True for compared texts that equal the row's texts or belong to the row's query, by block
     ignored = torch.cat(
         [
             same_query | (of_positive == positive) | (of_query == positive),
@@ -153,7 +155,7 @@ def gist_loss(
 
 
 def _candidates(vectors: torch.Tensor, texts: BatchTexts) -> torch.Tensor:
-    """Return the cosines of this rank's rows with their candidates.
+    """Return the cosines of this rank's rows with the texts that they are compared with.
 
     The blocks of columns are: query with positives, query with queries, positive with positives,
     query with negatives.

@@ -51,8 +51,8 @@ def gather_texts(rows: Sequence[Sample], traffic: Traffic) -> BatchTexts:
     gathered = gather_rows(torch.cat([texts, bits[:, None]], dim=1), counts, traffic)
     numbers, kinds, bits = gathered.T
     before = int((kinds[: sum(counts[: dist.get_rank()])] == QUERY).sum())
-    every = bits[kinds == QUERY].contiguous().view(torch.float64)
-    return BatchTexts(numbers, kinds, slice(before, before + len(rows)), counts, every)
+    scores = bits[kinds == QUERY].contiguous().view(torch.float64)
+    return BatchTexts(numbers, kinds, slice(before, before + len(rows)), counts, scores)
 
 
 def ranking_loss(

@@ -1,4 +1,4 @@
-"""Retrieval metrics, with MTEB's names."""
+"""Retrieval metrics, named as in MTEB."""
 
 import math
 from collections.abc import Collection, Sequence

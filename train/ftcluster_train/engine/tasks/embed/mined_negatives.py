@@ -45,12 +45,12 @@ def hard_negatives(
         most_belonging: maximum number of documents that belong to a query, over all ranks.
     """
     last = options.range_max or _last_rank(options, most_belonging)
-    found: list[list[int]] = []
+    mined: list[list[int]] = []
     for begin in range(0, len(queries), AT_ONCE):
         similar = queries[begin : begin + AT_ONCE] @ documents.T
         best = similar.topk(min(last + most_belonging, len(documents)), dim=1)
         for own, scores, numbers in zip(similar, best.values, best.indices, strict=True):
-            right = torch.tensor(belonging[len(found)])
+            right = torch.tensor(belonging[len(mined)])
             positive = own[right].min()
             allowed = ~torch.isin(numbers, right)
             if options.absolute_margin is not None:
@@ -61,9 +61,9 @@ def hard_negatives(
                 allowed &= scores <= options.max_score
             if options.min_score is not None:
                 allowed &= scores >= options.min_score
-            taken = numbers[allowed][:last][options.range_min :]
-            found.append(taken[: options.hard_negatives].tolist())
-    return found
+            negatives = numbers[allowed][:last][options.range_min :]
+            mined.append(negatives[: options.hard_negatives].tolist())
+    return mined
 
 
 def _last_rank(options: SentenceSimilarity, most_belonging: int) -> int:
@@ -87,7 +87,7 @@ class MinedRows(Samples):
     def __getitem__(self, index: Any) -> Any:
         row = dict(self._rows[index])
         for text in (_text(self._rows[row], place) for row, place in self._mined[index]):
-            # texts of other rows have no tokens for a teacher, which has read them in these rows
+            # mined texts add no teacher tokens: the teacher embeds them as part of their own rows
             row = {name: [*values, *text.get(name, ())] for name, values in row.items()}
         return row
 
@@ -105,10 +105,10 @@ class MinedRows(Samples):
 
 def _text(row: Sample, place: int) -> Sample:
     """Return the text with index `place` of a row, as a row with one text."""
-    one = {name: row[name][place : place + 1] for name in ("lengths", "texts")}
+    fields = {name: row[name][place : place + 1] for name in ("lengths", "texts")}
     if "skipped" in row:
-        one["skipped"] = row["skipped"][place : place + 1]
-    return {**one, "input_ids": list(texts_in(row))[place]}
+        fields["skipped"] = row["skipped"][place : place + 1]
+    return {**fields, "input_ids": list(texts_in(row))[place]}
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def with_hard_negatives(
     few = sum(len(texts) < wanted for texts in found.values())
     log.notice(
         f"hard negatives: {count} were mined for {len(queries)} queries; {few} queries have fewer "
-        f"than {wanted}, because other texts are too similar to the texts that belong to them"
+        f"than {wanted}, because too few other texts are within the limits (margins and scores)"
     )
     mined = []
     for number in range(len(rows)):

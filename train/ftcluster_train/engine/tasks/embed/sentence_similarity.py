@@ -1,4 +1,4 @@
-"""Contrastive training of embeddings: a query becomes similar to the text that belongs to it."""
+"""Contrastive training of embeddings: queries become similar to the texts that match them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
@@ -72,7 +72,7 @@ class SentenceSimilarityTask(EmbeddingTask):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._chosen: set[str] = set()  # data sets whose rows have decided the loss
+        self._chosen: set[str] = set()  # data sets whose rows determined the loss
 
     def inspect_rows(self, rows: Rows) -> None:
         if self.purpose != PREDICT and self.options.loss == "auto":
@@ -153,12 +153,12 @@ class SentenceSimilarityTask(EmbeddingTask):
             texts = (text for [text] in self.with_prompts(alone))
         else:
             columns = pair_columns(rows, self.options, split)
-            found = list(self.with_prompts(rows_of(rows, columns, split)))
-            search = Search.of(found)
+            prompted = list(self.with_prompts(rows_of(rows, columns, split)))
+            search = Search.of(prompted)
             texts, about = iter(search.texts), search.about
             if columns.loss:
                 numbers = {text: number for number, text in enumerate(search.texts)}
-                about = {"pairs": [[numbers[text] for text in row] for row in found]}
+                about = {"pairs": [[numbers[text] for text in row] for row in prompted]}
                 about["labels"] = list(scores_of(rows, columns, split))
         cut = 0
         while batch := list(islice(texts, BATCH_ROWS)):
@@ -169,11 +169,11 @@ class SentenceSimilarityTask(EmbeddingTask):
         return close_set(writer, split, cut, **about)
 
     def teacher_columns(self) -> dict[str, str]:
-        """Return the columns of training rows for a teacher, and their array type codes."""
+        """Return the columns that a teacher adds to training rows, and their array type codes."""
         return {}
 
     def teacher_tokens(self, rows: Sequence[Sequence[PromptedText]]) -> Iterator[Sample]:
-        """Yield the values of these columns for each row."""
+        """Yield the values of `teacher_columns` for each row."""
         return ({} for _ in rows)
 
     def documents(self, sample: Sample, samples: Samples) -> list[Document]:
@@ -221,7 +221,7 @@ class SentenceSimilarityTask(EmbeddingTask):
         options = self.options
         weights = options.matryoshka_weights or [1.0] * len(options.matryoshka_dims)
         by_width = dict(zip(options.matryoshka_dims, weights, strict=True)) or {self.width: 1.0}
-        # reading the data has replaced the loss `auto`
+        # `auto` was replaced when the data were read
         loss = options.loss if options.loss in SCORE_LOSSES else "cosent"
         scored = not batch.labels.isnan().any()
         total = torch.zeros(())
@@ -272,11 +272,11 @@ class SentenceSimilarityTask(EmbeddingTask):
             first = _first(embeddings, width, True)
             if "pairs" in about:
                 left, right = torch.tensor(about["pairs"]).T
-                found = correlations(first[left], first[right], about["labels"])
+                values = correlations(first[left], first[right], about["labels"])
             else:
-                found = search(first, about)
+                values = search(first, about)
             ending = "" if width == whole else f"_dim_{width}"
-            metrics |= {f"{name}{ending}": value for name, value in found.items()}
+            metrics |= {f"{name}{ending}": value for name, value in values.items()}
         return metrics
 
     def doubts(self, predictions: Sequence[Any], samples: Samples) -> str:

@@ -12,11 +12,11 @@ def pooled(hidden: torch.Tensor, tokens: torch.Tensor, pooling: str) -> torch.Te
     Args:
         hidden: hidden states, shape (texts, length, width).
         tokens: mask, shape (texts, length): 0 for padding and other tokens that are not pooled.
-        pooling: sentence-transformers' name of the pooling: cls and lasttoken take the first and
-            the last pooled token, and max takes the largest value of each feature. The other three
-            divide a sum: mean by the number of tokens, mean_sqrt_len_tokens by its square root, and
-            weightedmean weights each token by its position, which begins with 1 (Muennighoff 2022,
-            SGPT).
+        pooling: sentence-transformers' name of the pooling. cls and lasttoken select the first and
+            the last pooled token, and max selects the largest value of each feature. mean divides
+            the sum of the tokens by their number, and mean_sqrt_len_tokens by the square root of
+            their number. weightedmean is a mean in which the weight of a token is its position,
+            counted from 1 (Muennighoff 2022, SGPT).
     """
     hidden = hidden.float()
     length = hidden.shape[1]

@@ -53,12 +53,12 @@ if TYPE_CHECKING:
 
 @register
 class FewShotClassificationTask(SentenceSimilarityTask):
-    """Trains as SetFit (Tunstall et al. 2022), with the cosine loss of the task of embeddings.
+    """Trains as SetFit (Tunstall et al. 2022), with the cosine loss of sentence-similarity.
 
-    A sample of the training set is a pair of rows: their cosine approaches 1 within a class and 0
-    between classes. The head is a logistic regression of the training rows' embeddings. It is
-    fitted in each evaluation and for each saved model, with the weights of that moment. For this
-    purpose, a validation set begins with the training rows.
+    A sample of the training set is a pair of rows. The target of their cosine is 1 for rows of the
+    same class and 0 for other rows. The head is a logistic regression on the embeddings of the
+    training rows. Each evaluation and each saved model has a new head, fitted to the current
+    embeddings. Each validation set therefore begins with the training rows.
     """
 
     name = "few-shot-classification"
@@ -69,7 +69,7 @@ class FewShotClassificationTask(SentenceSimilarityTask):
         super().__init__(*args, **kwargs)
         self._head: LogisticHead | None = None  # head of a trained model
         self._shots: Mapping[str, Any] = {}  # tokens and classes of the training rows
-        # the last predictions, and the log-probabilities of classes that they gave
+        # the last predictions, and the log-probabilities of classes computed from them
         self._scored: tuple[Sequence[Any], torch.Tensor] = ((), torch.empty(0))
 
     @classmethod
@@ -79,7 +79,7 @@ class FewShotClassificationTask(SentenceSimilarityTask):
     # data
 
     def inspect_rows(self, rows: Rows) -> None:
-        """Read the classes: of the training rows, or of the trained model."""
+        """Read the classes of a trained model or, for a training, of the rows."""
         if self.purpose == PREDICT:
             return
         _, labels = self._cells(rows, TRAIN)
@@ -213,7 +213,7 @@ class FewShotClassificationTask(SentenceSimilarityTask):
         self, model: "PreTrainedModel", train_set: Samples, world: "World", bf16: bool,  # noqa: ARG002
         log: "ProgressLog",  # noqa: ARG002
     ) -> Samples:  # fmt: skip
-        """Remember the training rows, with which heads are fitted."""
+        """Store the training rows, to which heads are fitted."""
         self._shots = train_set.about["shots"]
         return train_set
 

@@ -23,7 +23,7 @@ WEIGHTS, SETFIT, PICKLE = "head.safetensors", "config_setfit.json", "model_head.
 PROTOCOL = 2  # the opcodes below are from this protocol
 NEW_OBJECT = b"\x80\x02csklearn.linear_model._logistic\nLogisticRegression\n)\x81"
 SET_STATE = b"b."
-# scikit-learn warns if its release differs
+# release in the pickle; other releases of scikit-learn warn when they load it
 SKLEARN = "1.9.1"
 
 
@@ -38,7 +38,7 @@ def write_setfit_head(head: LogisticHead, names: Sequence[str], folder: Path) ->
     Args:
         names: class names by number.
     """
-    # if embeddings have length 1, a module of sentence-transformers scales them
+    # a module of sentence-transformers normalizes the embeddings if needed, so SetFit must not
     config = {"normalize_embeddings": False, "labels": [*names]}
     (folder / SETFIT).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     (folder / PICKLE).write_bytes(_pickled(head, len(names)))
@@ -48,7 +48,7 @@ def read_head(folder: Path) -> LogisticHead:
     """Read the head of a model's folder.
 
     Raises:
-        TrainError: the folder has no head, or it is damaged.
+        TrainError: the folder has no head, or the head is damaged.
     """
     try:
         tensors = load_file(folder / WEIGHTS)
@@ -61,7 +61,7 @@ def read_head(folder: Path) -> LogisticHead:
 
 
 def _pickled(head: LogisticHead, classes: int) -> bytes:
-    """Return the pickle of a fitted LogisticRegression; releases of scikit-learn read it alike."""
+    """Return the pickle of a fitted LogisticRegression, for any recent scikit-learn."""
     state = {
         "C": 1.0, "penalty": "l2", "dual": False, "tol": 1e-4, "fit_intercept": True,
         "intercept_scaling": 1, "class_weight": None, "random_state": None, "solver": "lbfgs",

@@ -61,7 +61,8 @@ class CausalLmTask(LanguageModelTask):
             return []
         return [
             f"{split}: NOT KNOWN to the tokenizer: {not_known} of {count} tokens are unknown "
-            "tokens, which the model learns to write; use a model whose tokenizer knows them"
+            "tokens, which the model is trained to write; use a model whose tokenizer can "
+            "represent these texts"
         ]
 
     def _tokens(self, texts: Iterable[Piece]) -> Iterator[list[int]]:

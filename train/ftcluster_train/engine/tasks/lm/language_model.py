@@ -62,8 +62,8 @@ class LanguageModelTask(Task):
             moved = max(1, round(count * self.options.validation_split_percentage / 100))
             if moved == count:
                 raise TrainError(
-                    f"the texts{f' of {train}' * bool(name)} fill one block of {length} tokens; "
-                    "training needs a block and validation needs another",
+                    f"the texts{f' of {train}' * bool(name)} fill only one block of {length} "
+                    "tokens; training and validation need at least one block each",
                     f"add text, or use smaller blocks: {self.length_field}=128",
                 )
             move_tail(folder / train, folder / validation, moved)
@@ -90,9 +90,9 @@ def batches(texts: Iterable[tuple[str, T]]) -> Iterator[list[tuple[str, T]]]:
     """Divide texts, each with further data, into batches of limited number and total length."""
     batch: list[tuple[str, T]] = []
     length = 0
-    for one in texts:
-        batch.append(one)
-        length += len(one[0])
+    for text in texts:
+        batch.append(text)
+        length += len(text[0])
         if len(batch) == BATCH_ROWS or length >= 4 * PIECE:
             yield batch
             batch, length = [], 0

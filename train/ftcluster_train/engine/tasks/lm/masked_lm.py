@@ -42,7 +42,7 @@ class MaskedLmTask(LanguageModelTask):
     draws = True
     reads_padding = False
     biased_head = True
-    loss_column = "input_ids"  # the same share of all tokens is masked
+    loss_column = "input_ids"  # the number of masked tokens is proportional to it
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
@@ -55,8 +55,8 @@ class MaskedLmTask(LanguageModelTask):
             )
         if not tokenizer.is_fast:
             raise TrainError(
-                f"the tokenizer of {name} does not report where in a text a token is",
-                "use one with a tokenizer.json: tokenizer=DIR",
+                f"the tokenizer of {name} does not report the positions of tokens in a text",
+                "use a tokenizer that has a tokenizer.json: tokenizer=DIR",
             )
         self._masks = Masks(
             tokenizer.mask_token_id, len(tokenizer), self.options.mlm_probability,
@@ -83,25 +83,25 @@ class MaskedLmTask(LanguageModelTask):
             for part in parts:
                 if any(part["kinds"]):
                     writer.add(part)
-        left = len(packers["input_ids"].left)
+        remaining = len(packers["input_ids"].left)
         if not len(writer):
-            raise self.too_short(split, left, length)
+            raise self.too_short(split, remaining, length)
         writer.close(rows=documents)
-        said = [f"{split}: {documents} texts in {len(writer)} samples"]
+        notices = [f"{split}: {documents} texts in {len(writer)} samples"]
         if long:
-            said.append(f"{split}: {long} texts have more than {length} tokens and were split")
-        return said
+            notices.append(f"{split}: {long} texts have more than {length} tokens and were split")
+        return notices
 
     def _documents(self, texts: Texts) -> Iterator[Sample]:
         """Yield the tokens (including special tokens) and token kinds of each text."""
         for batch in batches((text, None) for text in texts.documents(self.options.paragraphs)):
-            several = [text for text, _ in batch]
-            self.reader.count_special(several)
-            encoded = self.tokenizer(several, return_offsets_mapping=True)
+            strings = [text for text, _ in batch]
+            self.reader.count_special(strings)
+            encoded = self.tokenizer(strings, return_offsets_mapping=True)
             for number, ids in enumerate(encoded["input_ids"]):
                 special = [text is None for text in encoded.sequence_ids(number)]
                 offsets = encoded["offset_mapping"][number]
-                yield {"input_ids": ids, "kinds": kinds_of(several[number], special, offsets)}
+                yield {"input_ids": ids, "kinds": kinds_of(strings[number], special, offsets)}
 
     def draw(self, sample: Sample, number: int, epoch: int | None) -> Sample:
         seed = SEED if epoch is None else self.recipe.training.seed
@@ -130,7 +130,7 @@ class MaskedLmTask(LanguageModelTask):
     def collate(self, samples: Sequence[Sample]) -> Batch:
         inputs = self.reader.pad(samples)
         width = inputs["input_ids"].shape[1]
-        places = [row * width + at for row, one in enumerate(samples) for at in one["targets"]]
+        places = [row * width + at for row, s in enumerate(samples) for at in s["targets"]]
         tokens = [token for sample in samples for token in sample["tokens"]]
         return Batch(inputs, {"places": torch.tensor(places), "tokens": torch.tensor(tokens)})
 

@@ -16,11 +16,12 @@ MASKED, RANDOM = 0.8, 0.1  # fractions of targets that become the mask or a rand
 
 @dataclass(frozen=True)
 class Masks:
-    """The masking settings; they have the names of transformers' DataCollatorForLanguageModeling.
+    """The settings for masking, as in transformers' DataCollatorForLanguageModeling.
 
     Attributes:
         mask: id of the mask token.
         vocabulary: number of tokens in the vocabulary.
+        probability: fraction of the tokens or words to choose as targets.
         whole_words: True to choose whole words, and to mask all tokens of a chosen word.
     """
 
@@ -79,9 +80,9 @@ def kinds_of(text: str, special: Sequence[int], offsets: Sequence[tuple[int, int
     >>> kinds_of("abc d", [0, 0, 0], [(0, 2), (2, 3), (3, 5)])
     [1, 2, 1]
     """
-    found, before = [], None
+    token_kinds, before = [], None
     for is_special, (begin, end) in zip(special, offsets, strict=True):
-        goes_on = begin == before and not text[begin : begin + 1].isspace()
-        found.append(SPECIAL if is_special else INSIDE if goes_on else BEGINS)
+        continues = begin == before and not text[begin : begin + 1].isspace()
+        token_kinds.append(SPECIAL if is_special else INSIDE if continues else BEGINS)
         before = None if is_special else end
-    return found
+    return token_kinds

@@ -35,9 +35,9 @@ def entity_report(found: Rows, true: Rows, scheme: Scheme) -> ClassReport:
         return report_of_classes(flat[0], flat[1], names)
     support, predicted, right = Counter[str](), Counter[str](), Counter[str]()
     for row, wanted in zip(found, true, strict=True):
-        one, other = {*entities_of(row, scheme)}, {*entities_of(wanted, scheme)}
-        for count, some in ((predicted, one), (support, other), (right, one & other)):
-            count.update(kind for kind, _, _ in some)
+        chosen, labels = {*entities_of(row, scheme)}, {*entities_of(wanted, scheme)}
+        for count, spans in ((predicted, chosen), (support, labels), (right, chosen & labels)):
+            count.update(kind for kind, _, _ in spans)
     kinds = sorted({*support, *predicted})
     classes = tuple(
         ClassScores(kind, support[kind], predicted[kind], right[kind]) for kind in kinds
@@ -54,7 +54,7 @@ def entity_metrics(
         for row, wanted in zip(found, true, strict=True)
         for pair in zip(row, wanted, strict=True)
     ]
-    accuracy = sum(one == other for one, other in pairs) / len(pairs)
+    accuracy = sum(tag == wanted for tag, wanted in pairs) / len(pairs)
     if scheme == "plain":
         of_f1 = {f"f1_{name}": f1 for name, (_, _, f1) in report.averages.items()}
         return {"accuracy": accuracy, **of_f1}
@@ -78,13 +78,13 @@ def found_entities(
     >>> found_entities(["B-A", "I-A"], [0.5, 1.0], "New York", [0, 4], [3, 8])
     [{'start': 0, 'end': 8, 'label': 'A', 'text': 'New York', 'score': 0.75}]
     """
-    written = []
+    results = []
     for kind, first, behind in entities(tags):
         start, end = begins[first], ends[behind - 1]
         part, score = text[start:end], sum(scores[first:behind]) / (behind - first)
         if words:
             start, end = words[first], words[behind - 1] + 1
-        written.append(
+        results.append(
             {"start": start, "end": end, "label": kind, "text": part, "score": round(score, 6)}
         )
-    return written
+    return results

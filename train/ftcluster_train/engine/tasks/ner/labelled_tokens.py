@@ -97,20 +97,20 @@ def _of_words(
 ) -> LabelledRow:
     starts = [begin for begin, _ in row.words]
     tokens: list[Labelled] = []
-    found = set()
+    labelled = set()
     for position, begin in enumerate(begins):
         if begin is None:
             continue
         word = bisect_right(starts, begin) - 1
-        if word in found and not every:
+        if word in labelled and not every:
             continue
         tag = row.tags[word] if row.tags else ""
-        if word in found and tag.startswith("B-"):
+        if word in labelled and tag.startswith("B-"):
             tag = f"I-{parts(tag)[1]}"
         place = (begin, offsets[position][1]) if every else row.words[word]
         tokens.append(Labelled(position, word, tag, place))
-        found.add(word)
-    return LabelledRow(tokens, lost=len(row.words) - len(found))
+        labelled.add(word)
+    return LabelledRow(tokens, lost=len(row.words) - len(labelled))
 
 
 def _tags_of_spans(row: Tagged, places: Sequence[CharacterRange]) -> tuple[list[str], int]:

@@ -19,7 +19,9 @@ from ftcluster_train.errors import TrainError
 IGNORED = -100  # label of tokens that do not contribute to the loss
 SHOWN = 12  # maximum number of tags in a message
 
-Read = tuple[str, Tagged, Scheme]  # place of a row, the row, and its set's tag scheme so far
+Read = tuple[
+    str, Tagged, Scheme
+]  # place of a row, the row, and the tag scheme of its set up to this row
 
 
 class TagWriter:
@@ -108,8 +110,8 @@ class TagWriter:
                 for name, values in columns.items()
             }  # fmt: skip
             sample["tags"] = [IGNORED] * len(sample["input_ids"])
-            for one, tag in own:
-                sample["tags"][first + one.position - part.begin] = tag
+            for token, tag in own:
+                sample["tags"][first + token.position - part.begin] = tag
             sample |= {"row": [self._rows], "words": [words] if words else []}
             sample["word"] = [token.word for token, _ in own]
             sample |= {
@@ -120,7 +122,7 @@ class TagWriter:
         self._rows += 1
 
     def _tags(self, tags: list[str], where: str, scheme: Scheme) -> list[int]:
-        """Return the indices of tags in the model, converted to the model's scheme.
+        """Convert tags to the model's scheme, and return their indices in the model.
 
         Tags of spans are IOB2. IOB1 tags are converted to IOB2 if the model has a B- tag for each
         type, as all models of ftcluster do. The names of tags do not show which of these schemes a
@@ -137,8 +139,8 @@ class TagWriter:
             raise TrainError(
                 f"{where}: the model has no tag {min(unknown)}; it has "
                 f"{', '.join(islice(self._names, SHOWN))}{more}",
-                "for training, have each type of entity in the training set; for a trained model, "
-                "use the model's names of the types",
+                "for a training, include each entity type in the training set; for a trained "
+                "model, use the model's type names",
             )
         return [self._numbers[tag] for tag in tags]
 
@@ -162,17 +164,17 @@ class TagWriter:
         about |= {"texts": self._texts} if self._predicts else {"left_out": count["left out"]}
         self._writer.close(names=self._names, rows=self._rows, **about)
         what = "tokens" if every else "words"
-        # models with other tags do not support the option
+        # models with other tags do not support label_all_tokens
         advised = not every and scheme_of(self._names) in ("IOB1", "IOB2")
-        better = "; label_all_tokens=true trains on their ends inside words" * advised
-        said = {
+        better = "; label_all_tokens=true also trains on spans that end inside words" * advised
+        texts = {
             "long": f"rows have more than {self._limit} tokens: {count['windows']} windows",
             "unfit": f"OF {count['spans']} SPANS begin or end within one of the tokenizer's "
             f"{what}, and are widened to whole {what}{better}",
             "lost": "words have no token, so they do not contribute to the loss",
             "left out": "rows without a word are skipped",
         }
-        notices = [f"{split}: {count[name]} {text}" for name, text in said.items() if count[name]]
+        notices = [f"{split}: {count[name]} {text}" for name, text in texts.items() if count[name]]
         if self._matched:
             most = self._matched.most_common(SHOWN)
             pairs = [f"{tag} as {name} ({count})" for (tag, name), count in most]

@@ -62,7 +62,7 @@ class TokenClassificationTask(Task):
             raise TrainError(
                 f"the tokenizer of {self.recipe.tokenizer or self.recipe.model} does not report "
                 "which word a token belongs to",
-                "use one with a tokenizer.json: tokenizer=DIR",
+                "use a tokenizer that has a tokenizer.json: tokenizer=DIR",
             )
         super().check_padding()
 
@@ -88,7 +88,7 @@ class TokenClassificationTask(Task):
         names = [plain_tag(name) for name in names]
         if self.options.label_all_tokens and scheme_of(names) not in ("IOB1", "IOB2"):
             raise TrainError(
-                "label_all_tokens needs IOB tags: further tokens of a word get its I- tag",
+                "label_all_tokens needs IOB tags, because further tokens of a word get its I- tag",
                 "remove label_all_tokens",
             )
         sets, drawn = self.with_validation(sets)
@@ -170,13 +170,13 @@ class TokenClassificationTask(Task):
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
         """Return, for each sample, its summed loss, its predicted tags, and their probabilities."""
         labels = self.collate(samples).targets["labels"]
-        found = []
+        results = []
         for logits, tags in zip(outputs.logits.float(), labels, strict=True):
             logits, tags = logits[tags != IGNORED], tags[tags != IGNORED]
             scores, likeliest = logits.softmax(-1).max(-1)
             loss = cross_entropy(logits, tags, reduction="sum").item()
-            found.append((loss, likeliest.tolist(), scores.tolist()))
-        return found
+            results.append((loss, likeliest.tolist(), scores.tolist()))
+        return results
 
     # results
 
@@ -220,13 +220,13 @@ class TokenClassificationTask(Task):
                 [n for sample, _ in row for n in sample[name]] for name in ("begin", "end", "word")
             ]
             of_words = row[0][0]["words"]
-            found = found_entities(tags, scores, text, *places[: 2 + len(of_words)])
+            entities = found_entities(tags, scores, text, *places[: 2 + len(of_words)])
             if not of_words:
-                answers.append({"prediction": found})
+                answers.append({"prediction": entities})
                 continue
             first = dict(reversed([*zip(places[2], tags, strict=True)]))
             of_word = [first.get(number, OUTSIDE) for number in range(*of_words)]
-            answers.append({"prediction": of_word, "entities": found})
+            answers.append({"prediction": of_word, "entities": entities})
         return answers
 
 

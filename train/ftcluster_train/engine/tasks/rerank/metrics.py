@@ -1,4 +1,4 @@
-"""Ranking metrics for texts with scores, with MTEB's names."""
+"""Ranking metrics of scored texts, named as in MTEB."""
 
 import math
 from collections.abc import Sequence

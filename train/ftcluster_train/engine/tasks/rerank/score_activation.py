@@ -1,10 +1,10 @@
 """The activation function for a cross-encoder's scores, read from the model's files.
 
-sentence-transformers writes the import path of a torch class. Since 6.0 it writes a separate file.
-Since 4.0 config.json has the path in the field `sentence_transformers` as `activation_fn`. Before
-4.0 config.json has the field `sbert_ce_default_activation_function`. Without these fields, its
-CrossEncoder applies the sigmoid to a single output. Only known paths are accepted, because
-downloaded files must not choose the code to import.
+sentence-transformers stores the import path of a torch class. Release 6.0 and later write the path
+to a separate file. Releases from 4.0 write it to config.json, as `activation_fn` in the field
+`sentence_transformers`. Older releases use the field `sbert_ce_default_activation_function` of
+config.json. Without a path, CrossEncoder applies the sigmoid to a single output. Only known paths
+are accepted, because downloaded files must not choose the code to import.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,9 +41,9 @@ def activation_path(config: PretrainedConfig | None, folder: Path | None) -> str
         if isinstance(document, Mapping) and document.get(KEY) is not None:
             return str(document[KEY])
     fields: Any = getattr(config, FIELD, None)
-    found = fields.get(KEY) if isinstance(fields, Mapping) else None
-    found = getattr(config, OLD_FIELD, None) if found is None else found
-    return None if found is None else str(found)
+    path = fields.get(KEY) if isinstance(fields, Mapping) else None
+    path = getattr(config, OLD_FIELD, None) if path is None else path
+    return None if path is None else str(path)
 
 
 def score_activation(path: str | None, name: str) -> Activation:

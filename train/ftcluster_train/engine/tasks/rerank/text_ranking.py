@@ -49,8 +49,8 @@ HALF = 0.5  # a text with at least this label belongs to the query
 class TextRankingTask(Task):
     """Trains a cross-encoder, which has one logit for each pair of a query and a text.
 
-    A sample is a pair. With the loss listnet, a sample of the training set is a row with several
-    pairs.
+    A sample is a pair. With a loss over lists (listnet, margin_mse), a sample of the training set
+    is a row with several pairs.
     """
 
     name = "text-ranking"
@@ -68,7 +68,8 @@ class TextRankingTask(Task):
     def encode(self, data: Data, longest: int | None, folder: Path) -> list[str]:
         if self.trained and self.trained.num_labels != 1:
             raise TrainError(
-                f"{self.recipe.model} has {self.trained.num_labels} outputs, a reranker has one",
+                f"{self.recipe.model} has {self.trained.num_labels} outputs, "
+                "but a reranker has one",
                 "use the model of a run: ftcluster fetch RUN DIR, then --model DIR",
             )
         # reject an unknown activation early
@@ -86,8 +87,8 @@ class TextRankingTask(Task):
     def _rows_of(self, rows: Rows, split: str) -> Iterator[tuple[str, list[tuple[str, float]]]]:
         """Yield the query of each row, and the row's texts with labels."""
         columns = self._columns(rows, split)
-        found = read_rows(rows, split, lambda row: ranked_texts(row, columns))
-        return (texts for _, texts in found)
+        placed = read_rows(rows, split, lambda row: ranked_texts(row, columns))
+        return (texts for _, texts in placed)
 
     def _columns(self, rows: Rows, split: str) -> RankingColumns:
         labelled = self.purpose != PREDICT
@@ -124,7 +125,7 @@ class TextRankingTask(Task):
             raise TrainError(f"the data have no samples in {split}")
         if lists and most_texts == 1:
             raise TrainError(
-                f"each row of {split} has one text, and loss={self.options.loss} compares the "
+                f"each row of {split} has one text, but loss={self.options.loss} compares the "
                 "texts of a row",
                 "put all texts of a query into one row: lists of texts and labels, or negatives",
             )
@@ -200,9 +201,9 @@ class TextRankingTask(Task):
         loss = math.fsum(losses) / len(losses)
         if self.options.loss in LIST_LOSSES:
             order = torch.tensor([number for numbers in pairs.values() for number in numbers])
-            given = torch.tensor([sample["label"][0] for sample in samples])
+            targets = torch.tensor([sample["label"][0] for sample in samples])
             counts = list(map(len, pairs.values()))
-            total = self._list_loss(torch.tensor(logits)[order], given[order], counts)
+            total = self._list_loss(torch.tensor(logits)[order], targets[order], counts)
             loss = total.item() / len(counts)
         return {
             **(ranking_metrics(ordered) if ordered else {}),
@@ -241,15 +242,16 @@ def list_loss(logits: torch.Tensor, labels: torch.Tensor, counts: Sequence[int])
 
 
 def margin_loss(logits: torch.Tensor, labels: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """Return the summed loss of lists: the mean squared error of the margins of each list.
+    """Return the sum of the losses of lists.
 
-    A margin is the difference between the first text and another text. A list of one text has no
-    loss. Source: Hofstätter et al. 2020, Improving Efficient Neural Ranking Models with
+    The loss of a list is the mean squared error of its margins. A margin is the score of the first
+    text minus the score of another text. The loss of a list with one text is 0.
+    Source: Hofstätter et al. 2020, Improving Efficient Neural Ranking Models with
     Cross-Architecture Knowledge Distillation.
 
     Args:
-        logits: score of each text by the model, shape (texts,).
-        labels: score of each text by the teacher, shape (texts,).
+        logits: the model's score for each text, shape (texts,).
+        labels: the teacher's score for each text, shape (texts,).
         counts: number of texts of each list; the lists are concatenated.
     """
     lists = zip(logits.split(counts), labels.split(counts), strict=True)

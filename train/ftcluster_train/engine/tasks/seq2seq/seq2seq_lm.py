@@ -94,16 +94,17 @@ class Seq2SeqLmTask(Task):
         if not hasattr(self.tokenizer, "src_lang"):
             return
         named = (self.options.source_lang, self.options.target_lang)
-        known = [name for name in named if name and self._is_known(name)]
-        unknown = ", ".join(name or "(none)" for name in named if name not in known)
-        if len(known) < len(named):
+        supported = [name for name in named if name and self._is_known(name)]
+        unknown = ", ".join(name or "(none)" for name in named if name not in supported)
+        if len(supported) < len(named):
             raise TrainError(
-                f"the tokenizer of {self.recipe.model} is multilingual, and does not know these "
+                f"the tokenizer of {self.recipe.model} is multilingual, and does not support these "
                 f"languages: {unknown}",
-                "use its names of both languages, such as source_lang=en_XX target_lang=ro_RO",
+                "use the tokenizer's names of both languages, such as source_lang=en_XX "
+                "target_lang=ro_RO",
             )
-        self.tokenizer.src_lang, self.tokenizer.tgt_lang = known
-        self._forced |= {"forced_bos_token_id": self.tokenizer.convert_tokens_to_ids(known[1])}
+        self.tokenizer.src_lang, self.tokenizer.tgt_lang = supported
+        self._forced |= {"forced_bos_token_id": self.tokenizer.convert_tokens_to_ids(supported[1])}
 
     def _is_known(self, language: str) -> bool:
         return bool(self.tokenizer.convert_tokens_to_ids(language) != self.tokenizer.unk_token_id)
@@ -123,17 +124,17 @@ class Seq2SeqLmTask(Task):
         limits = {"max_source_length": options.max_source_length}
         if self.purpose != PREDICT:
             limits["max_target_length"] = options.max_target_length
-        notices, found = [], []
+        notices, lengths = [], []
         for field, wanted in limits.items():
             limit, more = self.limit_length(wanted, field, longest)
-            found.append(limit)
+            lengths.append(limit)
             notices += more
-        self.limit, self._target_limit = sum(found), found[-1]
+        self.limit, self._target_limit = sum(lengths), lengths[-1]
         sets, drawn = self.with_validation(self.sets(data))
         self.keep_rows(sets, folder)
         for split, rows in sets.items():
             with self.using(split):
-                notices += self.encode_split(rows, split, found[0], folder / split)
+                notices += self.encode_split(rows, split, lengths[0], folder / split)
         return [*notices, *drawn]
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
@@ -150,7 +151,8 @@ class Seq2SeqLmTask(Task):
             pair for _, pair in read_rows(rows, split, lambda r: source_and_target(r, columns))
         )
         lengths = array(LENGTHS), array(LENGTHS)
-        first = is_train(split) or self.purpose != "train"  # notices about settings: only once
+        # notices about settings are reported only once
+        first = is_train(split) or self.purpose != "train"
         settings = self.inherited | self._forced if first else {}
         reviewed = TargetReview(self.tokenizer, settings, self._most_written)
         unknown = UnknownTokens(self.tokenizer)
@@ -170,8 +172,8 @@ class Seq2SeqLmTask(Task):
             raise TrainError(f"the data have no samples in {split}")
         limits = (limit, self._target_limit)
         cut = [sum(n > most for n in of) for of, most in zip(lengths, limits, strict=True)]
-        found = {"source_column": columns.source, "target_column": columns.target}
-        kept = found if columns.languages is None and answered else {}
+        names = {"source_column": columns.source, "target_column": columns.target}
+        kept = names if columns.languages is None and answered else {}
         writer.close(columns=kept, rows=len(writer), cut=sum(cut))
         kinds_of_text = zip(("source", "target"), lengths, limits, cut, strict=True)
         cut_notices = [
@@ -189,20 +191,20 @@ class Seq2SeqLmTask(Task):
         """Tokenize texts, and truncate each text to `limit` tokens.
 
         Args:
-            lengths: gets the number of tokens of each text before truncation.
+            lengths: list that receives the number of tokens of each text before truncation.
             kind: name of the texts for messages.
         """
         self.reader.count_special(texts)
-        found: list[list[int]] = self.tokenizer(**{kind: texts})["input_ids"]
-        lengths.extend(map(len, found))
+        tokens: list[list[int]] = self.tokenizer(**{kind: texts})["input_ids"]
+        lengths.extend(map(len, tokens))
         special = self.tokenizer.num_special_tokens_to_add()
-        self.reader.empty += sum(len(ids) <= special for ids in found)
-        if long := [number for number, ids in enumerate(found) if len(ids) > limit]:
+        self.reader.empty += sum(len(ids) <= special for ids in tokens)
+        if long := [number for number, ids in enumerate(tokens) if len(ids) > limit]:
             again = {kind: [texts[number] for number in long]}
             shorter = self.tokenizer(**again, truncation=True, max_length=limit)["input_ids"]
             for number, ids in zip(long, shorter, strict=True):
-                found[number] = ids
-        return found
+                tokens[number] = ids
+        return tokens
 
     def documents(self, sample: Sample, samples: Samples) -> list[Document]:  # noqa: ARG002
         source, target = sample["input_ids"], sample["labels"]
@@ -231,7 +233,7 @@ class Seq2SeqLmTask(Task):
             model.generation_config.update(**self._forced)
 
     def _plain_settings(self, inherited: GenerationConfig) -> GenerationConfig:
-        """Return settings with the model's first token, the tokenizer's tokens and the limit."""
+        """Return generation settings from the first token, the special tokens and the limit."""
         kept = {name: getattr(inherited, name, None) for name in KEPT}
         return GenerationConfig(
             **{name: value for name, value in kept.items() if value is not None},
@@ -307,7 +309,7 @@ class Seq2SeqLmTask(Task):
 
     @property
     def _most_written(self) -> int:
-        """Return the maximum number of tokens of a generated text."""
+        """The maximum number of tokens of a generated text."""
         return self.options.max_new_tokens or self.options.max_target_length
 
     def _write(self, model: "PreTrainedModel", samples: Sequence[Sample]) -> list[tuple[str, int]]:

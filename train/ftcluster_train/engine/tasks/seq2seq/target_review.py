@@ -1,4 +1,4 @@
-"""Detection of targets that a model cannot write: vocabulary and generation settings."""
+"""Detection of targets that vocabulary or generation settings prevent a model from writing."""
 
 import unicodedata
 from array import array
@@ -26,9 +26,9 @@ def read_generation_settings(folder: Path) -> dict[str, Any]:
     """
     for name in (GENERATION_CONFIG_NAME, "config.json"):
         if (folder / name).is_file():
-            found = read_json(folder / name)
-            known = found.items() if isinstance(found, dict) else ()
-            return {key: value for key, value in known if value is not None}
+            document = read_json(folder / name)
+            settings = document.items() if isinstance(document, dict) else ()
+            return {key: value for key, value in settings if value is not None}
     return {}
 
 
@@ -46,7 +46,7 @@ class TargetReview:
         self._tokenizer, self._settings, self._limit = tokenizer, settings, limit
         self._unknown = UnknownTokens(tokenizer, "text_target")
         ends = [[number] for number in _list(settings.get("eos_token_id"))]
-        # as in transformers, a text may always end
+        # as in transformers, the end of a text is never forbidden
         words = _lists(settings.get("bad_words_ids"))
         self._bad_words = [word for word in words if word and word not in ends]
         self._lengths = array(LENGTHS)
@@ -83,7 +83,7 @@ class TargetReview:
         get = self._settings.get
         counts = {
             "min_length": len(target) < _number(get("min_length")),
-            # without the end-of-text token
+            # does not count the end-of-text token
             "min_new_tokens": len(target) <= _number(get("min_new_tokens")),
             # also counts the decoder's first token
             "max_length": 0 < _number(get("max_length")) <= len(target),
@@ -111,7 +111,7 @@ class TargetReview:
         """Return a notice for each reason why the model cannot write targets of a set."""
         if not self._lengths:
             return []
-        every, get = len(self._lengths), self._settings.get
+        total, get = len(self._lengths), self._settings.get
         shortest, longest = min(self._lengths), max(self._lengths)
         where = f"in generation_config.json of {model} (or of a copy of it)"
         notices = []
@@ -120,17 +120,17 @@ class TargetReview:
             letters += ", ..." if len(self._lost) > SHOWN else ""
             examples = self._unknown.examples()
             notices.append(
-                f"{split}: NOT KNOWN to the tokenizer: {count} of {every} targets have "
+                f"{split}: NOT KNOWN to the tokenizer: {count} of {total} targets have "
                 f"{self._unknown.tokens} unknown tokens"
                 + f" ({examples})" * bool(examples)
                 + (f" or lost characters ({letters})" if letters else "")
-                + ", which the model cannot write; use a model whose tokenizer knows them, or "
+                + ", which the model cannot write; use a model whose tokenizer has them, or "
                 "write the targets without them"
             )
         if count := self._counts["limit"]:
             notices.append(
-                f"{split}: {count} of {every} targets have more than the {self._limit} tokens that "
-                f"are generated at most (the longest {longest}): max_new_tokens={longest}"
+                f"{split}: {count} of {total} targets are longer than the limit of generated "
+                f"texts, {self._limit} tokens (the longest has {longest}): max_new_tokens={longest}"
             )
         too_long = f"have fewer tokens (the shortest {shortest}), so texts will be too long"
         if max(_number(get("min_length")), _number(get("min_new_tokens"))) >= self._limit:
@@ -152,14 +152,14 @@ class TargetReview:
         }
         for name, problem in what.items():
             value = get(name)
-            # most settings are reported for a single target, these only for most targets
+            # other settings are reported if they conflict with any target; these, with most targets
             most = name in ("forced_bos_token_id", "eos_token_id", "forced_eos_token_id")
             count = self._counts[name] if value not in (None, 0, []) or most else 0
-            if value is None or not count or (most and 2 * count <= every):
+            if value is None or not count or (most and 2 * count <= total):
                 continue
             shown = f"{name} {value}" if isinstance(value, int) else name
             notices.append(
-                f"{split}: {shown} {where}: {count} of {every} targets {problem}; "
+                f"{split}: {shown} {where}: {count} of {total} targets {problem}; "
                 f"{_remedy(name, shortest, longest)}"
             )
         return notices
@@ -192,7 +192,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _lists(value: Any) -> list[list[int]]:
-    return [_list(one) for one in value] if isinstance(value, list) else []
+    return [_list(word) for word in value] if isinstance(value, list) else []
 
 
 def _grams(tokens: Sequence[int], size: int) -> set[tuple[int, ...]]:

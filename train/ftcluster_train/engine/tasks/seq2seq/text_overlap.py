@@ -43,8 +43,8 @@ def overlap(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]
 
 
 def _mean(shares: Iterable[float]) -> float:
-    every = list(shares)
-    return 100 * math.fsum(every) / len(every)
+    values = list(shares)
+    return 100 * math.fsum(values) / len(values)
 
 
 def _rouge_words(text: str) -> list[str]:
@@ -64,23 +64,23 @@ def _f1(common: int, found: int, wanted: int) -> float:
     return 2 * common / (found + wanted) if common else 0.0
 
 
-def common_words(one: Sequence[str], other: Sequence[str]) -> int:
+def common_words(text: Sequence[str], reference: Sequence[str]) -> int:
     """Return the length of the longest common subsequence of two word lists.
 
-    The algorithm uses an integer with a bit for each word of `one` (Hyyro 2004, Bit-parallel
+    The algorithm uses an integer with a bit for each word of `text` (Hyyro 2004, Bit-parallel
     LCS-length computation).
 
     >>> common_words("a b c d".split(), "b x d a".split())
     2
     """
     places: dict[str, int] = {}
-    for number, word in enumerate(one):
+    for number, word in enumerate(text):
         places[word] = places.get(word, 0) | 1 << number
-    whole = bits = (1 << len(one)) - 1
-    for word in other:
+    whole = bits = (1 << len(text)) - 1
+    for word in reference:
         matches = bits & places.get(word, 0)
         bits = ((bits + matches) | (bits - matches)) & whole
-    return len(one) - bits.bit_count()
+    return len(text) - bits.bit_count()
 
 
 def chrf(pairs: Iterable[tuple[str, str]]) -> float:
@@ -89,10 +89,10 @@ def chrf(pairs: Iterable[tuple[str, str]]) -> float:
     for text, reference in pairs:
         letters = "".join(text.split()), "".join(reference.split())
         for n in range(CHARACTERS):
-            one, other = (_n_grams(each, n + 1) for each in letters)
-            found[n] += one.total() if other else 0  # as in sacrebleu
-            wanted[n] += other.total()
-            common[n] += (one & other).total()
+            grams, expected = (_n_grams(each, n + 1) for each in letters)
+            found[n] += grams.total() if expected else 0  # as in sacrebleu
+            wanted[n] += expected.total()
+            common[n] += (grams & expected).total()
     counted = [n for n in range(CHARACTERS) if found[n] and wanted[n]]
     if not counted:
         return 0.0
@@ -106,12 +106,12 @@ def bleu(pairs: Iterable[tuple[str, str]]) -> float:
     """Return BLEU of all texts together (Papineni et al. 2002)."""
     found, common, length, wanted = [0] * WORDS, [0] * WORDS, 0, 0
     for text, reference in pairs:
-        one, other = _bleu_words(text), _bleu_words(reference)
-        length, wanted = length + len(one), wanted + len(other)
+        output, expected = _bleu_words(text), _bleu_words(reference)
+        length, wanted = length + len(output), wanted + len(expected)
         for n in range(WORDS):
-            grams = _n_grams(one, n + 1)
+            grams = _n_grams(output, n + 1)
             found[n] += grams.total()
-            common[n] += (grams & _n_grams(other, n + 1)).total()
+            common[n] += (grams & _n_grams(expected, n + 1)).total()
     if not any(common) or not all(found):
         return 0.0
     logarithms, halved = 0.0, 1

@@ -1,4 +1,4 @@
-"""Counts of texts that a tokenizer does not know completely, with examples."""
+"""Counts of unknown tokens in texts, with examples of text that a tokenizer lacks."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -42,7 +42,9 @@ class UnknownTokens:
         again = [text for text, count in zip(texts, counts, strict=True) if count]
         room = max(0, MOST_EXAMPLES - self.affected)
         self.affected += len(again)
-        if again[:room] and self._tokenizer.is_fast:  # others do not report characters
+        if (
+            again[:room] and self._tokenizer.is_fast
+        ):  # slow tokenizers do not report character positions
             encoded = self._tokenizer(**{self._kind: again[:room]}, return_offsets_mapping=True)
             rows = zip(encoded["input_ids"], encoded["offset_mapping"], again, strict=False)
             self._pieces.update(
@@ -68,6 +70,6 @@ class UnknownTokens:
         examples = self.examples()
         return [
             f"{split}: NOT KNOWN to the tokenizer: {self.affected} of {self.texts} {name} have "
-            f"{self.tokens} unknown tokens" + f" ({examples})" * bool(examples) + ", which are all "
-            "the same to the model; use a model whose tokenizer knows them"
+            f"{self.tokens} unknown tokens" + f" ({examples})" * bool(examples) + ", which the "
+            "model cannot distinguish; use a model whose tokenizer can represent these texts"
         ]

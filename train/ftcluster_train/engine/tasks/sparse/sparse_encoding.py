@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class SparseEncodingTask(SentenceSimilarityTask):
     """Trains vectors with a weight for each token of the vocabulary, compared by dot product.
 
-    Rows, samples and negatives are those of the task sentence-similarity. `options` has that task's
-    fields, and `sparse` the fields of the recipe.
+    Rows, samples and negatives are the same as in the task sentence-similarity. `options` has the
+    fields of that task, and `sparse` has the fields of the recipe.
     """
 
     name = "sparse-encoding"
@@ -51,7 +51,7 @@ class SparseEncodingTask(SentenceSimilarityTask):
         assert isinstance(recipe.options, SparseEncoding)
         self.sparse, self.options = recipe.options, recipe.options.pairs
         self._bias: torch.Tensor | None = None
-        self._regularized = 1.0  # share of the regularizer weights in the current step
+        self._regularized = 1.0  # fraction of the regularizer weights to use in this step
 
     @classmethod
     def serves(cls, recipe: Recipe, purpose: Purpose) -> bool:  # noqa: ARG003
@@ -116,7 +116,7 @@ class SparseEncodingTask(SentenceSimilarityTask):
         is_query = batch.kinds == QUERY
         regularizer = self.sparse.query_regularizer_weight * flops(vectors[is_query])
         regularizer += self.sparse.document_regularizer_weight * flops(vectors[~is_query])
-        # it is one value for the whole batch, so each rank returns the part of its rows
+        # the regularizer is one value for the whole batch, so each rank returns its rows' part
         return loss + self._regularized * regularizer * (batch.rows.stop - batch.rows.start)
 
     # predictions
@@ -127,7 +127,7 @@ class SparseEncodingTask(SentenceSimilarityTask):
         return list(encoded(self._pooled(outputs, targets, self.evaluation_head)))
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """Return retrieval metrics by dot product, and how many elements of vectors are above 0."""
+        """Return retrieval metrics by dot product, and the mean numbers of elements above 0."""
         return search(predictions, self.width, samples.about)
 
     def doubts(self, predictions: Sequence[Any], samples: Samples) -> str:
@@ -159,6 +159,6 @@ class SparseEncodingTask(SentenceSimilarityTask):
 def flops(vectors: torch.Tensor) -> torch.Tensor:
     """Return the sum of the squared means of the elements (Paria et al. 2020).
 
-    It is an estimate of the multiplications of a search, and 0 without vectors.
+    The sum estimates the number of multiplications in a search. It is 0 without vectors.
     """
     return vectors.mean(0).square().sum() if len(vectors) else vectors.new_zeros(())

@@ -17,7 +17,7 @@ AT_ONCE = 4096  # number of vector elements whose gradients are computed at once
 
 
 class _LargestLogits(torch.autograd.Function):  # type: ignore[misc]
-    """The vectors of texts, in fp32, shape (texts, vocabulary)."""
+    """Computes the vectors of texts, in fp32, shape (texts, vocabulary)."""
 
     @staticmethod
     def forward(
@@ -93,7 +93,9 @@ def splade_vectors(
 
 
 def pooled_logits(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the same vectors from the logits of all tokens, for models that must compute them.
+    """Return the vectors of texts from the logits of all tokens.
+
+    This function is for models that cannot return hidden states instead of logits.
 
     Args:
         logits: shape (texts, length, vocabulary).

@@ -28,11 +28,11 @@ def exact_match(answer: str, true: Sequence[str]) -> float:
 
 
 def squad_f1(answer: str, true: Sequence[str], unanswerable: bool = True) -> float:
-    """Return the F1 of an answer's words, for the true answer with the highest F1.
+    """Return the highest F1 of an answer's words over all true answers.
 
     Args:
-        unanswerable: True to give an empty answer the F1 1 if a true answer is empty, as in
-            evaluate-v2.0.py. False to give it 0, as in evaluate-v1.1.py.
+        unanswerable: True to return 1 for an empty answer if a true answer is empty, as in
+            evaluate-v2.0.py. False to return 0, as in evaluate-v1.1.py.
     """
     words = normalise(answer).split()
     return max(_f1_of_words(words, normalise(text).split(), unanswerable) for text in true)

@@ -59,7 +59,7 @@ class FeatureWriter:
     A feature has the columns of the tokenizer and these columns:
 
     - `question`: index of the question.
-    - `null`: index of the token that stands for "no answer".
+    - `null`: index of the token whose scores mean "no answer".
     - `start` and `end`: indices of the answer's first and last token; both are `null` if the answer
       is not in the feature.
     - `first`: index of the first context token.
@@ -116,7 +116,7 @@ class FeatureWriter:
         self._writer.close(questions=self._questions, rows=rows, left_out=left_out)
         notices = [f"{split}: {self._kept} questions, {len(self._writer)} features"]
         if self._left_out:
-            notices.append(f"{split}: {unanswered} are omitted (version_2_with_negative is false)")
+            notices.append(f"{split}: {unanswered} are skipped (version_2_with_negative is false)")
         if self._cut:
             limit = self._options.max_query_length
             notices.append(f"{split}: {self._cut} questions were truncated to {limit} tokens")
@@ -173,7 +173,7 @@ class FeatureWriter:
         return truncated
 
     def _null_position(self, ids: Sequence[int]) -> int:
-        """Return the index of the first special token, which stands for "no answer"."""
+        """Return the index of the first special token, whose scores mean "no answer"."""
         for token in (self._tokenizer.cls_token_id, self._tokenizer.bos_token_id):
             if token in ids:
                 return ids.index(token)
@@ -226,7 +226,7 @@ class QuestionAnsweringTask(Task):
                 f"the tokenizer {type(self.tokenizer).__name__} of "
                 f"{self.recipe.tokenizer or self.recipe.model} does not report the characters of a "
                 "token",
-                "question answering needs a fast tokenizer, one with a tokenizer.json",
+                "use a fast tokenizer, which has a tokenizer.json: tokenizer=DIR",
             )
         super().check_padding()
 
@@ -239,7 +239,7 @@ class QuestionAnsweringTask(Task):
                 f"{length} tokens have no room for a context; with max_query_length="
                 f"{self.options.max_query_length} and doc_stride={self.options.doc_stride} a "
                 f"feature has at least {least}",
-                "lower them",
+                "lower max_query_length or doc_stride",
             )
         return length, notices
 
