@@ -133,8 +133,8 @@ def export_model(request: ExportModelRequest, view: View) -> Result:
             allowed = ALLOWED[request.int8]
             if not comparison["difference"] <= allowed * comparison["scale"]:
                 raise FtclusterError(
-                    f"the exported model's outputs differ from torch's: {_difference(comparison)}; at "
-                    f"most {allowed:.1%} is allowed",
+                    f"the exported model's outputs differ from torch's: {_difference(comparison)}, "
+                    f"and at most {allowed:.1%} is allowed",
                     "the export was deleted; use the original model",
                 )
             copy_rest(source, partial)
@@ -151,7 +151,8 @@ def export_model(request: ExportModelRequest, view: View) -> Result:
 
 
 def _difference(comparison: Mapping[str, Any]) -> str:
-    return f"largest difference {comparison['difference']:.2g} of outputs up to {comparison['scale']:.2g}"
+    difference, scale = comparison["difference"], comparison["scale"]
+    return f"largest difference {difference:.2g} of outputs up to {scale:.2g}"
 
 
 def _compared(comparison: Mapping[str, Any], measure: str) -> Iterator[str]:
@@ -181,7 +182,7 @@ def check_source(folder: Path, trained: TrainedFields, kind: str) -> None:
         raise UsageError(f"models for {trained.task} cannot be exported")
     if kind == "onnx" and exported_as == DECODER:
         raise UsageError(
-            "decoders can only be exported to OpenVINO: in ONNX, the key-value cache would be missing",
+            "decoders can only be exported to OpenVINO: ONNX would lack the key-value cache",
             "ftcluster export-model openvino",
         )
     raise_together(
@@ -293,6 +294,6 @@ def _labels(words: list[str], config: Mapping[str, Any]) -> tuple[list[float | N
         indices = indices if any(name.isdigit() for name in indices) else as_numbers
     if unknown := sorted(labels - indices.keys()):
         raise DataError(
-            f"not classes of the model: {', '.join(unknown[:8])}; the classes are {', '.join(numbers)}"
+            f"not classes of the model: {', '.join(unknown[:8])}; it has {', '.join(numbers)}"
         )
     return [indices.get(word) for word in words], "accuracy"

@@ -140,7 +140,7 @@ def load(folder: Path, task_file: str = "", **options: Any) -> Any:
     if not task and not (folder / MODULES).is_file():
         raise FtclusterError(
             f"{folder} has no {trained.missing}, which would name the model's task",
-            "pass a folder that a training has written, or use transformers' pipeline(TASK, FOLDER)",
+            "pass a folder that a training wrote, or use transformers' pipeline(TASK, FOLDER)",
         )
     adapted = (folder / ADAPTERS).is_file()
     if ranks and adapted:

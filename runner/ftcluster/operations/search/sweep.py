@@ -200,7 +200,7 @@ class _Sweep:
             self._end(row, part)
 
     def _end(self, row: SweepRun, part: Part, view: View | None = None) -> None:
-        """Store a run's metrics in its row. If its end is not recorded here, follow the run first."""
+        """Store a run's metrics in its row, after following the run unless its end is recorded."""
         end = (read_record(row.run) or {}).get("end", {})
         if "metrics" not in end:
             progress = follow.attach(part.run_hosts, row.run, view or View()).progress

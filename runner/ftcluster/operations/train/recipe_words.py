@@ -93,7 +93,7 @@ def training_recipe(
         if not any(key in ("data_config", "dataset_config_name") for key in _keys(overrides)):
             flags.append(
                 "data_config=null"
-            )  # the recipe's data_config names a part of the replaced data
+            )  # it is for the replaced data
     if model is not None:
         flags += [f"model={json.dumps(model)}"]
     given, metrics = [*flags, *overrides], declared_metrics(code.metrics)
@@ -124,8 +124,8 @@ def _check_code(recipe: Recipe, code: UserCode) -> None:
     user_task = current_task() if code.task else None
     if user_task and recipe.task != user_task.spec.name:
         raise UsageError(
-            f"{user_task.file.name} defines the task {user_task.spec.name}, and the recipe {recipe.name} is "
-            f"for {recipe.task}",
+            f"{user_task.file.name} defines the task {user_task.spec.name}, and the recipe "
+            f"{recipe.name} is for {recipe.task}",
             f"omit the recipe, or set its task: task={user_task.spec.name}",
         )
     if not code.metrics:
@@ -215,7 +215,7 @@ def _recipe_of(trained: TrainedFields, model: str) -> str:
             f"{model} does not say what it was trained for (it has no {trained.missing}): name a "
             "recipe",
             f"{' or '.join(recipes_for(Path(model)))}, with --data PATH unless you want the "
-            "recipe's user_task data",
+            "recipe's own data",
         )
     if trained.recipe in known_recipes() and load_recipe(trained.recipe).task == trained.task:
         return trained.recipe
@@ -291,7 +291,7 @@ def _shown(value: Any) -> str:
 def for_trained_model(recipe: Recipe) -> Recipe:
     """Return the recipe without settings that a trained model determines or does not need.
 
-    A trained model has its user_task configuration and tokenizer.
+    A trained model's folder contains its configuration and tokenizer.
     """
     training = replace(recipe.training, use_ipex=False, shard_optimizer=False)
     return replace(

@@ -336,8 +336,4 @@ def _look_for_script(run: ScriptRun, run_hosts: RunHosts) -> list[str]:
     if not run.look or (run.look[0] == "-m" and run.layer and run.layer.has_module(run.look[1])):
         return []
     silent = find_script(run_hosts, run.look)
-    return (
-        [f"not checked for {run.look[-1]}, because of no response: {', '.join(silent)}"]
-        if silent
-        else []
-    )
+    return [f"it is not known whether {', '.join(silent)} has {run.look[-1]}"] if silent else []
