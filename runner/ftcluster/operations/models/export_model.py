@@ -250,8 +250,8 @@ def rows_of(data: str, trained: TrainedFields, folder: Path) -> Compared:
         where = f"{folder / FILE} names the columns that the model reads"
         raise InputError(f"{data}: {error}", where) from error
 
-    pairs = zip(texts, labels, strict=True)
-    return [{"texts": row, "label": label} for row, label in pairs], measure
+    labelled = zip(texts, labels, strict=True)
+    return [{"texts": row, "label": label} for row, label in labelled], measure
 
 
 def _exported_as(task: str) -> str:
