@@ -45,7 +45,7 @@ class Point:
         parameters: number of parameters of the model.
         slowest: slowest host: the host of the rank that waited least.
         epoch_samples: rows of the training data.
-        price: price of the hosts, if it is known.
+        price: price of the hosts; None if the price is unknown.
     """
 
     run: str
@@ -253,8 +253,8 @@ def lines(result: Mapping[str, Any]) -> Iterator[str]:
     if first["hosts"] == points[-1]["hosts"]:
         yield ""
         yield (
-            "ranks of one host share its cores, so the efficiency can be more than 100 %; "
-            "nothing is predicted from them"
+            "ranks of one host share its cores, so the efficiency can be more than 100 %; such "
+            "points are not used for predictions"
         )
     if model := result["model"]:
         yield ""
@@ -289,11 +289,11 @@ def _slowest(point: Mapping[str, Any]) -> str:
 def _model_lines(model: Mapping[str, Any]) -> Iterator[str]:
     yield "model of a step: compute + latency + size / bandwidth, fitted to the points above"
     yield f"  compute: {model['compute_seconds']:.3f} s"
-    for backend, one in model["backends"].items():
-        speed = one["mb_per_second"]
+    for backend, fitted in model["backends"].items():
+        speed = fitted["mb_per_second"]
         fixed = ", ".join(
             f"{seconds:+.3f} s per exchange ({kind} optimizer)"
-            for kind, seconds in one["fixed_seconds"].items()
+            for kind, seconds in fitted["fixed_seconds"].items()
         )
         yield f"  {backend}: {f'{speed:.0f} MB/s' if speed else 'no time for bytes'}, {fixed}"
     for mode, seconds in model["latency_seconds"].items():
@@ -301,15 +301,16 @@ def _model_lines(model: Mapping[str, Any]) -> Iterator[str]:
     if errors := model["errors"]:
         sizes = [abs(error["error"]) for error in errors]
         yield (
-            f"  error of a point's step when predicted from the others: {mean(sizes):.1%} on "
-            f"average over {counted(len(errors), 'point')}, at most {max(sizes):.1%}"
+            f"  error when a point's step time is predicted from the other points: "
+            f"{mean(sizes):.1%} on average over {counted(len(errors), 'point')}, at most "
+            f"{max(sizes):.1%}"
         )
     yield ""
     modes = list(model["exchanged_bytes"])
     yield "predicted efficiency, and the fastest mode:"
     head = ["hosts", *modes, "fastest"]
     rows = [
-        [str(one["hosts"]), *(f"{one['efficiency'][mode]:.0%}" for mode in modes), one["fastest"]]
-        for one in model["predicted"]
+        [str(row["hosts"]), *(f"{row['efficiency'][mode]:.0%}" for mode in modes), row["fastest"]]
+        for row in model["predicted"]
     ]
     yield from aligned([head, *rows])

@@ -326,7 +326,7 @@ def thinned(rows: Rows, most: int = POINTS) -> list[Mapping[str, Any]]:
 
 
 def _fitted(chart: Chart, height: int) -> Chart:
-    """Return the chart with the page's width, a height in pixels, axes and legends."""
+    """Return the chart with the page's width and a total height in pixels, including its axes."""
     size = alt.AutoSizeParams(type="fit", contains="padding")
     fitted: Chart = chart.properties(width=WIDTH, height=height, autosize=size)
     return fitted

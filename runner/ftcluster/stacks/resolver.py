@@ -103,18 +103,21 @@ def resolve(requirements: Sequence[Requirement], stacks: Mapping[str, Stack]) ->
     Raises:
         UsageError: there is no stack with a required name.
     """
-    every = tuple(stacks.values())
+    all_stacks = tuple(stacks.values())
     needs = []
     for need in requirements:
         if need.part == "stack":
             find_stack(str(need.value), stacks)
-        latest = max(_known(need.part, every), key=numbers) if need.value == LATEST else need.value
-        needs.append(replace(need, value=latest))
-    exact = _meeting(needs, every)
+        value = need.value
+        if value == LATEST:
+            value = max(_all_versions(need.part, all_stacks), key=numbers)
+        needs.append(replace(need, value=value))
+    exact = _meeting(needs, all_stacks)
     if exact:
         return Match(exact)
-    reasons = (note for group in _conflicts(needs, every) for note in _explain(group, every))
-    return Match((), _nearest(needs, every), tuple(dict.fromkeys(reasons)))
+    conflicts = _conflicts(needs, all_stacks)
+    reasons = (note for group in conflicts for note in _explain(group, all_stacks))
+    return Match((), _nearest(needs, all_stacks), tuple(dict.fromkeys(reasons)))
 
 
 def versions(stack: Stack, part: str) -> tuple[str, ...]:
@@ -124,7 +127,7 @@ def versions(stack: Stack, part: str) -> tuple[str, ...]:
     return tuple(filter(None, [stack.version(*PACKAGES[part])]))
 
 
-def _known(part: str, stacks: Iterable[Stack]) -> list[str]:
+def _all_versions(part: str, stacks: Iterable[Stack]) -> list[str]:
     return list(dict.fromkeys(version for stack in stacks for version in versions(stack, part)))
 
 
@@ -185,7 +188,7 @@ def _conflicts(
 def _explain(conflict: Sequence[Requirement], stacks: Sequence[Stack]) -> list[Note]:
     """Explain why no stack meets these requirements together; add relevant warnings of stacks."""
     *others, last = conflict
-    available = _known(last.part, _meeting(others, stacks))
+    available = _all_versions(last.part, _meeting(others, stacks))
     if last.part == "python":
         available = sorted(available, key=numbers)
         available = [f"{available[0]} to {available[-1]}"]
@@ -210,5 +213,5 @@ def _explains(note: Note, values: Mapping[str, str | bool], stacks: Sequence[Sta
         return False
     first = note.explains[0]
     value, warned = values[first], [stack for stack in stacks if note in stack.warnings]
-    newest = max(map(numbers, _known(first, warned)))
+    newest = max(map(numbers, _all_versions(first, warned)))
     return value if isinstance(value, bool) else numbers(value) >= newest[: len(numbers(value))]

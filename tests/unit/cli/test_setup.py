@@ -85,7 +85,7 @@ def test_teardown_names_files_that_the_next_account_would_own() -> None:
     done = verb.TeardownResult(result)
     assert done.document()["orphans"] == {"a": [kept]}
     path, summary = done.lines()
-    assert path.startswith(f"a: {kept} stays: the next account with this user id would own it")
+    assert path.startswith(f"a: {kept} was not removed, and the next account with this user id")
     assert summary.startswith("removed from 1 host")
 
 

@@ -99,7 +99,7 @@ class SweepRequest(RecipeRequest):
         return Listed(drawn(axes, self.random, self.seed) if self.random else combinations(axes))
 
     def with_settings(self, settings: Settings, name: str | None = None) -> RecipeRequest:
-        """Return the request of a run with these settings on all hosts of a `Part`."""
+        """Return the request for a run with these settings, on all hosts of the run's `Part`."""
         fields = (*self._axes[0], *(f"{key}={value}" for key, value in settings.items()))
         return RecipeRequest(
             fields, self.data, self.model, None, 0, self.ranks_per_host, name, self.connection,

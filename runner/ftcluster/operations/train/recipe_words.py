@@ -91,9 +91,7 @@ def training_recipe(
     if data is not None:
         flags.append(f"data={json.dumps(data)}")
         if not any(key in ("data_config", "dataset_config_name") for key in _keys(overrides)):
-            flags.append(
-                "data_config=null"
-            )  # it is for the replaced data
+            flags.append("data_config=null")  # it is for the replaced data
     if model is not None:
         flags += [f"model={json.dumps(model)}"]
     given, metrics = [*flags, *overrides], declared_metrics(code.metrics)

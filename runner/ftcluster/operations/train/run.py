@@ -280,7 +280,7 @@ def _check_script(
     brings = request.requirements is not None
     problems = incompatibilities(source, script.arguments, stack, stacks, brings)
     if source and source.syntax_error:
-        problems.insert(0, Incompatibility(source.syntax_error, "correct it"))
+        problems.insert(0, Incompatibility(source.syntax_error, "correct the script"))
     certain = [str(problem) for problem in problems if problem.certain]
     if certain and not request.force:
         raise UsageError(
@@ -308,7 +308,7 @@ def _check_fast(stack: Stack) -> None:
 def _layer_of(request: RunRequest, run_hosts: RunHosts, view: View) -> Layer | None:
     """Return an overlay with the packages of --requirements that the stack lacks.
 
-    Return None if --requirements is not given.
+    Return None if --requirements is not set.
 
     Raises:
         UsageError: the options or the requirements file are not valid.
