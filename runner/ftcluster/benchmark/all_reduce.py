@@ -97,7 +97,7 @@ def read_size(text: str) -> int:
     (4096, 26214400, 512)
 
     Raises:
-        UsageError: the text is not a size, or the size is not divisible by 4, the bytes of fp32.
+        UsageError: the text is not a size, or the size is not divisible by the 4 bytes of fp32.
     """
     match = re.fullmatch(r"(\d+)([KMG]?)(i?B)?", text, re.IGNORECASE)
     size = int(match[1]) * UNITS[match[2].upper()] if match else 0

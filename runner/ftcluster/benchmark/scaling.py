@@ -26,7 +26,7 @@ REFERENCES = (
     (2, 1.7, 0.85, "Ice Lake hosts, DistilBERT (Intel and Hugging Face 2021)"),
     (4, 3.0, 0.75, "Ice Lake hosts, DistilBERT (Intel and Hugging Face 2021)"),
     (4, 3.47, 0.87, "Sapphire Rapids hosts, DistilBERT (Intel and Hugging Face 2023)"),
-    (16, None, 0.93, "Sapphire Rapids hosts against 8 of them, BERT-large (MLPerf training 3.0)"),
+    (16, None, 0.93, "Sapphire Rapids hosts relative to 8 hosts, BERT-large (MLPerf training 3.0)"),
 )
 
 
@@ -278,7 +278,7 @@ def _epoch(point: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _slowest(point: Mapping[str, Any]) -> str:
-    """Format the slowest host, with the percentage of a step that it waits less than the mean."""
+    """Format the slowest host, and the fraction of a step by which it waits less than the mean."""
     waited = point["waited"]
     if len(waited) == 1:
         return "-"
@@ -295,7 +295,8 @@ def _model_lines(model: Mapping[str, Any]) -> Iterator[str]:
             f"{seconds:+.3f} s per exchange ({kind} optimizer)"
             for kind, seconds in fitted["fixed_seconds"].items()
         )
-        yield f"  {backend}: {f'{speed:.0f} MB/s' if speed else 'no time for bytes'}, {fixed}"
+        rate = f"{speed:.0f} MB/s" if speed else "no limit of the bandwidth"
+        yield f"  {backend}: {rate}, {fixed}"
     for mode, seconds in model["latency_seconds"].items():
         yield f"  {mode}: latency of {1e3 * seconds:.2f} ms"
     if errors := model["errors"]:

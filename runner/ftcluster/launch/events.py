@@ -148,7 +148,7 @@ class EventReader:
 def _parts(file: BinaryIO, offset: int) -> Iterator[tuple[int, int]]:
     """Yield the beginning and the end of each part of the file to read, starting at `offset`.
 
-    Holes are skipped. Of a part longer than WHOLE_BYTES, only samples are read.
+    Holes are skipped. If a part is longer than WHOLE_BYTES, only samples of the part are read.
     """
     end = os.fstat(file.fileno()).st_size
     while offset < end:

@@ -163,10 +163,10 @@ def _changed(before: Cluster, answer: Mapping[str, Any]) -> ClusterChanged:
         )
     now = before.with_record(answer.get("record"))
     learn(before.inventories, stack, answer.get("record"))
-    had, has = before.facts.head.stack, list(now.drained)
-    what = [f"stack {had} -> {stack}"] if stack != had else []
-    if has != list(before.drained):
-        what.append(f"drained: {', '.join(has) or 'none'}")
+    old_stack, drained = before.facts.head.stack, list(now.drained)
+    what = [f"stack {old_stack} -> {stack}"] if stack != old_stack else []
+    if drained != list(before.drained):
+        what.append(f"drained: {', '.join(drained) or 'none'}")
     return ClusterChanged(
         "the cluster was changed from elsewhere: " + ("; ".join(what) or "its measurements"),
         "nothing was started; repeat the command to plan for the changed cluster",
@@ -347,7 +347,7 @@ class Follower:
         self._view.task_event(event)
 
     def _on_tick(self) -> None:
-        # read events before the pipe: a script's output before an event is then in the pipe
+        # read the events first; the output that a script wrote before them is then in the pipe
         events = self._reader.new_events()
         for event in (*self._output.new_events(), *events):
             self._add(event)

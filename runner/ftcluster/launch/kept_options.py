@@ -76,7 +76,7 @@ def kept_options_of(document: Any) -> KeptOptions:
     values = opened(OPTIONS, document)
     for name, value in values.items():
         if name in _FORMS and not _FORMS[name](value):
-            raise ValueError(f"{name} of the launch's options is {value!a:.60}")
+            raise ValueError(f"the launch option {name} has the invalid value {value!a:.60}")
     options: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in values.items()

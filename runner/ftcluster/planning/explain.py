@@ -48,7 +48,7 @@ def _communication(layout: Layout, world: int, workers: int, asked: str) -> str:
             return f"CPUs {cpus} are reserved for oneCCL's workers, which poll all the time"
         return f"CPUs {cpus} are shared with oneCCL's workers, because no rank has a core to spare"
     if asked:
-        return f"{layout.kept or 'none'} of {layout.cores} reserved for communication ({asked})"
+        return f"cores reserved for communication: {layout.kept} of {layout.cores} ({asked})"
     if layout.kept:
         return (
             f"1 of {layout.cores} is reserved for communication, which would slow down a thread "
@@ -138,7 +138,7 @@ def openmp(host: HostFacts) -> Reason:
 def interface(host: HostFacts, hosts: int) -> Reason:
     """Explain which network interface the ranks use."""
     if not host.network_interface:
-        return "the ranks' own choice", "no interface is known to have its address; see ip address"
+        return "the ranks' own choice", "no interface has the host's address; check: ip address"
     if hosts > 1:
         return host.network_interface, (
             "it has the address that the other hosts use; by default gloo would use the "

@@ -138,8 +138,8 @@ def need(
         tokens: maximum number of tokens of a sample; shorter samples are padded to this length.
         predicts_tokens: True if the loss is over the vocabulary, at the target tokens.
         adapter_rank: rank of low-rank adapters; None if all weights are trained.
-        checkpointing: True if activations are recomputed in the backward pass. Then only one
-            layer's activations are in memory at a time, and the inputs of the other layers.
+        checkpointing: True if activations are recomputed in the backward pass. Then the memory has
+            only the activations of one layer and the inputs of all layers.
         in_4bit: True if frozen weights other than embeddings are in NF4.
         merged: True if adapters are merged into the weights at the end of the training.
         evaluated: number of tokens that a rank evaluates at once; 0 without evaluation.

@@ -19,7 +19,7 @@ class Domain:
     Attributes:
         nodes: NUMA node numbers; several if the kernel emulates several nodes on the same cores.
         cpus: CPU numbers of the cores' first hardware threads, grouped by socket.
-        threads: CPU numbers of all usable hardware threads of the cores, as far as facts have them.
+        threads: CPU numbers of the cores' usable hardware threads, as far as the facts list them.
         sockets: socket numbers of the cores.
         hbm: NUMA node numbers of the high-bandwidth memory nearest to these cores.
     """

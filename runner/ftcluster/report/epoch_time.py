@@ -98,7 +98,7 @@ def epoch_time(
     The estimate assumes that the slowest rank computes its matmuls at the rate measured for a
     thread of its CPU. It also assumes that the step reaches the same fraction of the matmul peak. A
     CPU that was not measured gets the rate of its generation, or else the median of the measured
-    CPUs; `why` then gives the possible error.
+    CPUs; `why` then contains the possible error.
 
     If the recipe with its original model and data was never trained here, the measurements shipped
     with ftcluster are used.

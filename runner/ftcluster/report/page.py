@@ -84,7 +84,7 @@ def class_tables(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[Any], list
 
 
 def text_tables(runs: Sequence[RunPage]) -> Iterator[tuple[str, Any]]:
-    """Yield the title and generated texts for each data set of each run with such texts."""
+    """Yield a title and the generated texts for each data set of each run that has texts."""
     for run in runs:
         for name, rows in run.texts.items():
             yield f"{run.label}: {name}" if len(runs) > 1 else name, rows

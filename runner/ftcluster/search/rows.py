@@ -126,8 +126,9 @@ def aim_of(
         metric = asked or of_recipe
         return Aim(metric, training.greater_is_better if metric == of_recipe else None)
     if not comparable:
+        verb = "depends" if len(names) == 1 else "depend"
         raise UsageError(
-            f"{', '.join(names)} depends on {' and '.join(fields)}, so runs with different values "
+            f"{', '.join(names)} {verb} on {' and '.join(fields)}, so runs with different values "
             "are not comparable, and this task has no other metric",
             f"to compare the runs anyway: --metric {names[0]}",
         )

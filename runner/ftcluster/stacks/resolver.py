@@ -59,27 +59,27 @@ class Requirement:
         """Return True if a stack meets the requirement."""
         if self.part == "python":
             return stack.fits_python(str(self.value))
-        has = versions(stack, self.part)
+        of_stack = versions(stack, self.part)
         if isinstance(self.value, bool):
-            return bool(has) == self.value
+            return bool(of_stack) == self.value
         if self.part == "stack":
-            return self.value in has
+            return self.value in of_stack
         wanted = numbers(self.value)
-        return any(numbers(version)[: len(wanted)] == wanted for version in has)
+        return any(numbers(version)[: len(wanted)] == wanted for version in of_stack)
 
     def difference(self, stack: Stack) -> str:
         """Describe the difference between a requirement and a stack that does not meet it."""
-        has = " to ".join(versions(stack, self.part))
-        if not has:
+        text = " to ".join(versions(stack, self.part))
+        if not text:
             return f"no {self.label}"
-        return f"{self.label} {has}" + (f" instead of {self.value}" if self.value else "")
+        return f"{self.label} {text}" + (f" instead of {self.value}" if self.value else "")
 
     def distance(self, stack: Stack) -> float:
         """Return the difference of minor versions; 0 if no versions can be compared."""
         if isinstance(self.value, bool) or self.part == "stack" or self.met(stack):
             return 0
-        has = [_minor(version) for version in versions(stack, self.part)]
-        return min((abs(minor - _minor(self.value)) for minor in has), default=float("inf"))
+        minors = [_minor(version) for version in versions(stack, self.part)]
+        return min((abs(minor - _minor(self.value)) for minor in minors), default=float("inf"))
 
 
 @dataclass(frozen=True)
@@ -192,13 +192,15 @@ def _explain(conflict: Sequence[Requirement], stacks: Sequence[Stack]) -> list[N
     if last.part == "python":
         available = sorted(available, key=numbers)
         available = [f"{available[0]} to {available[-1]}"]
-    has = f"only {last.label} {', '.join(available)}" if available else f"no {last.label}"
+    only = f"only {last.label} {', '.join(available)}" if available else f"no {last.label}"
     if others:
         names = [stack.name for stack in _meeting([last], stacks)]
         having = ", ".join(names) if len(names) < 4 else f"{names[0]} to {names[-1]}"
-        text = f"with {' and '.join(map(str, others))} there is {has}; stacks with {last}: {having}"
+        text = (
+            f"with {' and '.join(map(str, others))} there is {only}; stacks with {last}: {having}"
+        )
     else:
-        text = f"no stack has {last}; there is {has}"
+        text = f"no stack has {last}; there is {only}"
     notes = [Note(text)]
     if last.part == "python" and numbers(str(last.value))[:2] < numbers(NODE_PYTHON):
         notes.append(Note(f"ftcluster's package on the hosts needs Python {NODE_PYTHON}"))

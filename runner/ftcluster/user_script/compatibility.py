@@ -197,14 +197,14 @@ def _of_packages(imports: Iterable[Import], stack: Stack) -> list[Incompatibilit
 def _of_imports(
     imports: Iterable[Import], stack: Stack, stacks: Mapping[str, Stack]
 ) -> list[Incompatibility]:
-    has = {
+    available = {
         **{name: name in stack.packages for name in IPEX},
         "oneccl_bindings_for_pytorch": stack.has_ccl,
         "torch_ccl": False,  # the module's name before 1.12
     }
     problems = []
     for imported in imports:
-        if has.get(imported.module, True):
+        if available.get(imported.module, True):
             continue
         if imported.module in IPEX:
             package, hint = "IPEX", f"{NO_IPEX}; {_stack_with((imported.module,), stacks)}"

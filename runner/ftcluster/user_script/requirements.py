@@ -88,7 +88,7 @@ class Requirements:
         return any(option.startswith(_WHEELS_ONLY) for option in self.options)
 
     def limited(self, needed: Requirement, python: str) -> Requirement:
-        """Add the file's version limits to the requirement `needed` of another package."""
+        """Return `needed`, the requirement of another package, with the file's version limits."""
         name = canonicalize_name(needed.name)
         specifiers = needed.specifier
         for line in self.lines:

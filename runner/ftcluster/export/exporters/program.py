@@ -154,10 +154,10 @@ def to_onnx(
 def batches_of(
     tokenizer: Any, rows: Sequence[Mapping[str, Any]], inputs: Sequence[str], limit: int, size: int
 ) -> Iterator[tuple[Arrays, list[Any]]]:
-    """Yield batches: the model's inputs for some rows, and the labels of these rows."""
+    """Yield batches of rows: the model's inputs and the labels."""
     for start in range(0, len(rows), size):
-        some = rows[start : start + size]
-        columns = [list(column) for column in zip(*(row["texts"] for row in some), strict=True)]
+        part = rows[start : start + size]
+        columns = [list(column) for column in zip(*(row["texts"] for row in part), strict=True)]
         tokens = tokenizer(
             *columns, padding=size > 1, truncation=True,
             max_length=min(limit, tokenizer.model_max_length), return_tensors="np",
@@ -165,7 +165,7 @@ def batches_of(
         if tokens["input_ids"].shape[1] > 1:  # a decoder predicts nothing for an empty text
             yield (
                 {name: tokens[name].astype("int64") for name in inputs},
-                [row["label"] for row in some],
+                [row["label"] for row in part],
             )
 
 

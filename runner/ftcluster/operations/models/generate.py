@@ -116,7 +116,7 @@ class GenerateResult:
         return list(self.progress.result.get("answers", ()))
 
     def lines(self) -> list[str]:
-        """Return the texts; for a detached run, its id."""
+        """Return the texts; for a detached run, the run's id."""
         return self.answers if self.progress.state != "running" else [self.progress.run]
 
     def document(self) -> dict[str, Any]:

@@ -72,11 +72,11 @@ def check(
     before = recall_of(inventories)
     # connect with the options of the last setup
     connection_options = connection.to(before) if before else connection.arguments
-    found = collect(inventories, connection_options, view, accept_new_host_keys)
-    document = check_report.document(found)
+    results = collect(inventories, connection_options, view, accept_new_host_keys)
+    document = check_report.document(results)
     if report:
-        systems = system_report.read_systems(found, connection_options, view)
-        system_report.write(report, system_report.report(found, document, systems))
+        systems = system_report.read_systems(results, connection_options, view)
+        system_report.write(report, system_report.report(results, document, systems))
         view.say(f"{report} describes {len(systems)} hosts; read the file before you share it")
     document = compared(document, read_history(document["inventory"]))
     keep(document)

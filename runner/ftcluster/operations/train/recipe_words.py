@@ -91,18 +91,18 @@ def training_recipe(
     if data is not None:
         flags.append(f"data={json.dumps(data)}")
         if not any(key in ("data_config", "dataset_config_name") for key in _keys(overrides)):
-            flags.append("data_config=null")  # it is for the replaced data
+            flags.append("data_config=null")  # the recipe's value is for the replaced data
     if model is not None:
         flags += [f"model={json.dumps(model)}"]
-    given, metrics = [*flags, *overrides], declared_metrics(code.metrics)
+    settings, metrics = [*flags, *overrides], declared_metrics(code.metrics)
     user_task = current_task() if code.task else None
     if user_task and names_no_recipe(words):
         recipe = parse_recipe(
-            f"task: {json.dumps(user_task.spec.name)}\n", user_task.file.name, given, chosen,
+            f"task: {json.dumps(user_task.spec.name)}\n", user_task.file.name, settings, chosen,
             remembered=remembered, metrics=metrics,
         )  # fmt: skip
     else:
-        recipe = load_recipe(recipe_name, given, chosen, remembered=remembered, metrics=metrics)
+        recipe = load_recipe(recipe_name, settings, chosen, remembered=remembered, metrics=metrics)
     _check_code(recipe, code)
     return with_folders(recipe, lambda _, folder: str(Path(folder).absolute()))
 
