@@ -176,7 +176,7 @@ def setup(
             reason.
     """
     inventories = [inventory] if isinstance(inventory, str | PathLike) else inventory
-    connection = Connection(tuple(map(fspath, inventories)), tuple(options))
+    connection = Connection(tuple(fspath(path) for path in inventories), tuple(options))
     request = SetupRequest(
         connection, stack, fspath(bundle), accept_new_host_keys=accept_new_host_keys
     )

@@ -114,6 +114,9 @@ def run(options: argparse.Namespace) -> int:
             print_lines([str(path)])
     else:
         print(exported.text, end="")
-    copies = [f"first copy {source} to {path} on the volume" for source, path in exported.folders]
+    copies = [
+        f"before the launch, copy to the volume: {source} to {path}"
+        for source, path in exported.folders
+    ]
     print_lines(copies, sys.stderr)
     return 0

@@ -119,7 +119,7 @@ def test_a_resumed_run_names_each_host_that_it_leaves_out(
     remember(saved)
     answering("xeon1", "xeon2")
     notes = [line for line in shell(f"train --resume {first.id}", 1).err.splitlines()
-             if "left out" in line]  # fmt: skip
+             if "is not used: it" in line]  # fmt: skip
     assert len(notes) == 3
     reasons = {
         "xeon2": ("bad memory, since 2026-11-23", "ftcluster hosts return xeon2"),
@@ -127,7 +127,7 @@ def test_a_resumed_run_names_each_host_that_it_leaves_out(
         "xeon4": ("no longer a host of the cluster", "ftcluster hosts add xeon4"),
     }
     for name, parts in reasons.items():
-        [note] = [line for line in notes if f" {name} is left out" in line]
+        [note] = [line for line in notes if f" {name} is not used: it" in line]
         for part in parts:
             assert part in note
     assert [one.name for one in launched[-1].launch.hosts] == ["xeon1"]
