@@ -92,15 +92,15 @@ class Run:
         current = next((state for state in listed if state.run == self.id), None)
         if current is None:
             raise FtclusterError(
-                f"the head knows no run {self.id}", "list all runs with ftcluster.runs()"
+                f"there is no run {self.id} on the head", "list all runs with ftcluster.runs()"
             )
         return current
 
     def fetch(self, folder: Name = "") -> Path:
         """Copy the run's model to a folder on this machine, and return the folder.
 
-        If the run has a script instead of a model, copy the files that the script wrote on the head
-        into the folder it was started in.
+        If the run is a script, copy the files that the script wrote into its start folder on the
+        head instead of a model.
 
         Args:
             folder: new or empty folder; by default a folder with the run's id as its name.
@@ -164,10 +164,11 @@ def setup(
 
     Args:
         inventory: path of an Ansible inventory, several paths, or "localhost" for this machine; by
-            default the cluster that was set up last, unless Ansible's configuration names another.
+            default the cluster that was set up last, unless Ansible's configuration names an
+            inventory.
         stack: name of a stack, or "auto" for the first stack that all hosts support.
         bundle: file written by `ftcluster bundle`, to install from without downloads.
-        accept_new_host_keys: True to store keys of hosts that ssh does not know.
+        accept_new_host_keys: True to accept and store the SSH keys of new hosts.
         options: arguments of ansible-playbook by their long names, such as ("--user", "ops").
 
     Raises:
@@ -175,7 +176,7 @@ def setup(
             reason.
     """
     inventories = [inventory] if isinstance(inventory, str | PathLike) else inventory
-    connection = Connection(tuple(fspath(one) for one in inventories), tuple(options))
+    connection = Connection(tuple(fspath(path) for path in inventories), tuple(options))
     request = SetupRequest(
         connection, stack, fspath(bundle), accept_new_host_keys=accept_new_host_keys
     )
@@ -205,7 +206,7 @@ def teardown(cluster: Cluster, *, options: Sequence[str] = (), view: View = SILE
 def check(
     cluster: Cluster | None = None, *, options: Sequence[str] = (), view: View = SILENT
 ) -> CheckResult:
-    """Check if a cluster is ready for training, and return the problems. Changes nothing.
+    """Check whether a cluster is ready for training. Return the problems; change nothing.
 
     Raises:
         FtclusterError: Ansible could not start.
@@ -232,8 +233,8 @@ def data(
     Raises:
         FtclusterError: the recipe or its data are not valid, or the head does not respond.
     """
-    asked = _asked(recipe, settings, **more)
-    return describing.describe(DataRequest(**asked, hub_token=hub_token, here=here), view)
+    fields = _request_fields(recipe, settings, **more)
+    return describing.describe(DataRequest(**fields, hub_token=hub_token, here=here), view)
 
 
 def plan(
@@ -251,7 +252,7 @@ def plan(
     Raises:
         FtclusterError: the recipe or its data are not valid, or no plan is possible.
     """
-    request = RecipeRequest(**_asked(recipe, settings, **more))
+    request = RecipeRequest(**_request_fields(recipe, settings, **more))
     return planning.plan(request, fspath(facts) if facts else None)
 
 
@@ -282,8 +283,8 @@ def train(
         FtclusterError: the recipe, its data or the plan are not valid, or the start failed.
     """
     request = TrainRequest(
-        **_asked(recipe, settings, **more), resume=resume, detach=True, hub_token=hub_token,
-        launch=launch,
+        **_request_fields(recipe, settings, **more), resume=resume, detach=True,
+        hub_token=hub_token, launch=launch,
     )  # fmt: skip
     done = again(lambda: training.train(request, view), view)
     return _started(done.progress.run, request.connection)
@@ -325,11 +326,11 @@ def sweep(
         f"{name}={','.join(map(json.dumps, value)) if isinstance(value, list) else value}"
         for name, value in settings.items()
     ]
-    asked = _asked(recipe, None, **more)
-    asked["words"] = (*asked["words"], *tried)
+    fields = _request_fields(recipe, None, **more)
+    fields["words"] = (*fields["words"], *tried)
     request = SweepRequest(
-        **asked, random=random, tpe=tpe, seed=seed, metric=metric, retry=retry, hub_token=hub_token,
-        launch=launch,
+        **fields, random=random, tpe=tpe, seed=seed, metric=metric, retry=retry,
+        hub_token=hub_token, launch=launch,
     )  # fmt: skip
     return again(lambda: sweeping.sweep(request, view, SILENT), view)
 
@@ -352,7 +353,8 @@ def evaluate(
     Raises:
         FtclusterError: the model, recipe or data are not valid, or the run failed.
     """
-    request = EvaluateRequest(**_asked(recipe, settings, model=model, **more), launch=launch)
+    fields = _request_fields(recipe, settings, model=model, **more)
+    request = EvaluateRequest(**fields, launch=launch)
     return again(lambda: evaluating.evaluate(request, view), view)
 
 
@@ -430,8 +432,8 @@ def predict(
     Raises:
         FtclusterError: the model, recipe or data are not valid, or the run failed.
     """
-    asked = _asked(recipe, settings, model=model, data=data, **more)
-    request = PredictRequest(**asked, launch=launch, output=fspath(output))
+    fields = _request_fields(recipe, settings, model=model, data=data, **more)
+    request = PredictRequest(**fields, launch=launch, output=fspath(output))
     return again(lambda: predicting.predict(request, view), view)
 
 
@@ -483,7 +485,7 @@ def _started(run: str, connection: Connection) -> Run:
     return Run(run, connection.cluster, connection.options)
 
 
-def _asked(
+def _request_fields(
     recipe: Name,
     settings: Mapping[str, Any] | None,
     *,

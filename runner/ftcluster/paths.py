@@ -46,7 +46,7 @@ def state_dir() -> Path:
 
 
 def memory_dir() -> Path:
-    """Return a folder for secrets: in memory, or on disk if the system has no such folder."""
+    """Return a folder for secrets: in memory, or on disk if the system has no folder in memory."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     for candidate in (runtime, "/dev/shm"):
         if candidate and os.access(candidate, os.W_OK):
@@ -90,7 +90,7 @@ def read_state(path: Path, form: Callable[[Any], T]) -> T | None:
             LookupError, TypeError or AttributeError, the file is damaged.
 
     Raises:
-        FtclusterError: another version of ftcluster has written the file, which is not renamed.
+        FtclusterError: another version of ftcluster has written the file; it keeps its name.
     """
     try:
         return form(json.loads(path.read_bytes()))
@@ -100,7 +100,7 @@ def read_state(path: Path, form: Callable[[Any], T]) -> T | None:
         raise FtclusterError(f"{path} {error}") from error
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         names = (f"{path.name}.damaged{number or ''}" for number in itertools.count())
-        aside = next(one for name in names if not (one := path.with_name(name)).exists())
+        aside = next(free for name in names if not (free := path.with_name(name)).exists())
         with contextlib.suppress(FileNotFoundError):  # another command has already moved it
             path.rename(aside)
         why = " ".join(f"{error!r}"[:100].split())

@@ -97,7 +97,7 @@ def read_size(text: str) -> int:
     (4096, 26214400, 512)
 
     Raises:
-        UsageError: the text is not a size that holds whole fp32 values.
+        UsageError: the text is not a size, or the size is not divisible by the 4 bytes of fp32.
     """
     match = re.fullmatch(r"(\d+)([KMG]?)(i?B)?", text, re.IGNORECASE)
     size = int(match[1]) * UNITS[match[2].upper()] if match else 0
@@ -129,7 +129,8 @@ def without_room(
             if need > USABLE * facts.memory_bytes:
                 have = gigabytes(facts.memory_bytes)
                 reasons[size] = (
-                    f"{host.ranks} ranks of {host.name} need {gigabytes(need)} of {have}"
+                    f"{host.ranks} ranks on {host.name} need {gigabytes(need)} of memory, and the "
+                    f"host has {have}"
                 )
     return reasons
 
@@ -189,14 +190,14 @@ def prepare(
 def measure(
     bench: Bench, view: View, connection_options: tuple[str, ...]
 ) -> tuple[MeasurementEvents, float]:
-    """Launch the run and follow it to its end; return the measurements, and the seconds it took.
+    """Launch the run and follow it to its end; return the measurements and the run's seconds.
 
     Args:
         connection_options: arguments of ansible-playbook for reaching the hosts.
 
     Raises:
         FtclusterError: the run failed, could not be launched, or reports impossible values.
-        Interrupted: the user stopped it; no rank is left running.
+        Interrupted: the user stopped the run; all ranks have ended.
     """
     measured = MeasurementEvents()
     followed = launch_and_follow(

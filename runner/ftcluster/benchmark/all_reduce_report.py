@@ -1,7 +1,7 @@
 """The result of `bench allreduce`, as a JSON document and as text. Pure functions only.
 
-The bus bandwidth of n ranks is 2 (n - 1) / n x bytes / time, as defined by nccl-tests. The factor
-is the minimum traffic per rank in each direction for any algorithm.
+The bus bandwidth of n ranks is 2 (n - 1) / n x bytes / time, as defined by nccl-tests. With any
+algorithm, each rank must send and receive at least 2 (n - 1) / n x bytes in total.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -91,7 +91,10 @@ def times(
 
 
 def large(rows: Sequence[JsonObject]) -> dict[str, Any] | None:
-    """Return the fastest backend for sizes of at least BUCKET, with its mean ratios, or None."""
+    """Return the fastest backend for sizes of at least BUCKET, with its mean ratios to the others.
+
+    Returns None if there are no such sizes.
+    """
     rows = [row["times"] for row in rows if row["bytes"] >= BUCKET]
     if not rows:
         return None
@@ -110,7 +113,11 @@ def large(rows: Sequence[JsonObject]) -> dict[str, Any] | None:
 
 
 def fp32_times(result: JsonObject, value: str) -> dict[int, dict[str, float]]:
-    """Return one value of the fp32 rows, by size in bytes and backend; {} if hosts were busy."""
+    """Return a value of the fp32 rows by size in bytes and backend; {} if the hosts were busy.
+
+    Args:
+        value: name of the value, such as `ms`.
+    """
     rows = [row for row in result["sizes"] if row["type"] == "fp32"]
     return {
         row["bytes"]: {name: of[value] for name, of in row["times"].items() if name != MPI}
@@ -149,8 +156,8 @@ def lines(result: JsonObject) -> Iterator[str]:
         yield f"from {size_text(BUCKET)} up {large_sizes['fastest']} is the fastest {won}{means}"
     if result["load"] > BUSY:
         yield (
-            f"not saved for plans: the hosts were busy before, with {result['load']:.1f} "
-            "processes per CPU; measure again when they are idle"
+            f"not saved for plans: before the measurement, the hosts were busy with "
+            f"{result['load']:.1f} processes per CPU; measure again when they are idle"
         )
 
 

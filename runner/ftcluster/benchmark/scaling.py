@@ -26,7 +26,7 @@ REFERENCES = (
     (2, 1.7, 0.85, "Ice Lake hosts, DistilBERT (Intel and Hugging Face 2021)"),
     (4, 3.0, 0.75, "Ice Lake hosts, DistilBERT (Intel and Hugging Face 2021)"),
     (4, 3.47, 0.87, "Sapphire Rapids hosts, DistilBERT (Intel and Hugging Face 2023)"),
-    (16, None, 0.93, "Sapphire Rapids hosts against 8 of them, BERT-large (MLPerf training 3.0)"),
+    (16, None, 0.93, "Sapphire Rapids hosts relative to 8 hosts, BERT-large (MLPerf training 3.0)"),
 )
 
 
@@ -45,7 +45,7 @@ class Point:
         parameters: number of parameters of the model.
         slowest: slowest host: the host of the rank that waited least.
         epoch_samples: rows of the training data.
-        price: price of the hosts, if it is known.
+        price: price of the hosts; None if the price is unknown.
     """
 
     run: str
@@ -253,8 +253,8 @@ def lines(result: Mapping[str, Any]) -> Iterator[str]:
     if first["hosts"] == points[-1]["hosts"]:
         yield ""
         yield (
-            "ranks of one host share its cores, so the efficiency can be more than 100 %; "
-            "nothing is predicted from them"
+            "ranks of one host share its cores, so the efficiency can be more than 100 %; such "
+            "points are not used for predictions"
         )
     if model := result["model"]:
         yield ""
@@ -278,7 +278,7 @@ def _epoch(point: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _slowest(point: Mapping[str, Any]) -> str:
-    """Format the slowest host, with the percentage of a step that it waits less than the mean."""
+    """Format the slowest host, and the fraction of a step by which it waits less than the mean."""
     waited = point["waited"]
     if len(waited) == 1:
         return "-"
@@ -289,27 +289,29 @@ def _slowest(point: Mapping[str, Any]) -> str:
 def _model_lines(model: Mapping[str, Any]) -> Iterator[str]:
     yield "model of a step: compute + latency + size / bandwidth, fitted to the points above"
     yield f"  compute: {model['compute_seconds']:.3f} s"
-    for backend, one in model["backends"].items():
-        speed = one["mb_per_second"]
+    for backend, fitted in model["backends"].items():
+        speed = fitted["mb_per_second"]
         fixed = ", ".join(
             f"{seconds:+.3f} s per exchange ({kind} optimizer)"
-            for kind, seconds in one["fixed_seconds"].items()
+            for kind, seconds in fitted["fixed_seconds"].items()
         )
-        yield f"  {backend}: {f'{speed:.0f} MB/s' if speed else 'no time for bytes'}, {fixed}"
+        rate = f"{speed:.0f} MB/s" if speed else "no limit of the bandwidth"
+        yield f"  {backend}: {rate}, {fixed}"
     for mode, seconds in model["latency_seconds"].items():
         yield f"  {mode}: latency of {1e3 * seconds:.2f} ms"
     if errors := model["errors"]:
         sizes = [abs(error["error"]) for error in errors]
         yield (
-            f"  error of a point's step when predicted from the others: {mean(sizes):.1%} on "
-            f"average over {counted(len(errors), 'point')}, at most {max(sizes):.1%}"
+            f"  error when a point's step time is predicted from the other points: "
+            f"{mean(sizes):.1%} on average over {counted(len(errors), 'point')}, at most "
+            f"{max(sizes):.1%}"
         )
     yield ""
     modes = list(model["exchanged_bytes"])
     yield "predicted efficiency, and the fastest mode:"
     head = ["hosts", *modes, "fastest"]
     rows = [
-        [str(one["hosts"]), *(f"{one['efficiency'][mode]:.0%}" for mode in modes), one["fastest"]]
-        for one in model["predicted"]
+        [str(row["hosts"]), *(f"{row['efficiency'][mode]:.0%}" for mode in modes), row["fastest"]]
+        for row in model["predicted"]
     ]
     yield from aligned([head, *rows])

@@ -32,7 +32,7 @@ from statistics import linear_regression, mean
 
 from ftcluster_common.protocol.launch import GLOO
 
-UNDECIDED = 1e-9  # relative to the sum of squares: sizes differ only by rounding
+UNDECIDED = 1e-9  # below this fraction of the sum of squares, sizes differ only by rounding
 
 
 @dataclass(frozen=True, order=True)
@@ -192,7 +192,7 @@ def _fit_backend(steps: Sequence[Step], longer: Sequence[float]) -> tuple[float,
     """Fit x of a backend and k of each kind of optimizer: least squares of longer = x size + k / H.
 
     For a fixed x, the k of an optimizer is the mean residual of its steps. x is the slope after
-    subtracting these means. If the steps do not determine both, or x would be negative, k is 0.
+    subtracting these means. If the steps do not determine x and k, or x would be negative, k is 0.
 
     Args:
         longer: measured seconds of each step minus c and a L(n).

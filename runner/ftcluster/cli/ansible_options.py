@@ -30,7 +30,8 @@ WITH_VALUE = {
     ),
     "--vault-id": ("ID@FILE", "Vault password with a vault ID, for several vaults"),
 }
-# options that ansible-playbook merges; of all others it would silently use the last value
+# options that ansible-playbook accepts several times; if any other option is repeated, it silently
+# uses the last value
 REPEATED = ("--tags", "--skip-tags", "--extra-vars", "--vault-password-file", "--vault-id")
 FLAGS = {
     "--check": "change nothing, and report what would change",
@@ -57,7 +58,7 @@ def add_options(
     """Add options of ansible-playbook to a command.
 
     Args:
-        with_value: options that take a value; the user may repeat those in REPEATED.
+        with_value: options with a value; the options in REPEATED may be repeated.
         flags: options without a value.
     """
     group = parser.add_argument_group(GROUP)
@@ -119,7 +120,7 @@ def inventories_of(options: argparse.Namespace) -> tuple[str, ...]:
     names = (*options.words, *options.inventories)
     if len(names) > 1 and options.words:
         several = " ".join(f"-i {name}" for name in names)
-        raise UsageError(f"several inventories need -i before each of them: {several}")
+        raise UsageError(f"put -i before each of several inventories: {several}")
     return names
 
 

@@ -1,4 +1,4 @@
-"""Arguments shared by several commands, and the output of their results."""
+"""Arguments that several commands share."""
 
 import argparse
 from collections.abc import Callable
@@ -91,5 +91,5 @@ def add_accept_new_host_keys(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accept-new-host-keys",
         action="store_true",
-        help="store keys of hosts that ssh does not know yet; a changed key is always refused",
+        help="accept and store the SSH keys of new hosts; a changed key is always refused",
     )

@@ -26,9 +26,9 @@ def add_parser(commands: Any) -> None:
     all_reduce = kinds.add_parser(
         "allreduce",
         help="measure the speed of gradient all-reduces by backend",
-        description="Measures fp32 and bf16 all-reduces of each backend of the stack, and of MPI "
-        "itself, on the cluster that was set up last. The ranks are placed as in a training. Later "
-        "plans choose the backend by the result.",
+        description="Measures fp32 and bf16 all-reduces with each backend of the stack, and with "
+        "MPI itself, on the cluster that was set up last. The ranks are placed as in a training. "
+        "Later plans choose the backend by the result.",
         usage="ftcluster bench allreduce [options]",
     )
     all_reduce.add_argument(
@@ -53,7 +53,7 @@ def add_parser(commands: Any) -> None:
         type=at_least(1),
         default=SECONDS,
         metavar="N",
-        help=f"skip sizes that would take longer, in seconds (default: {SECONDS})",
+        help=f"time limit in seconds, beyond which sizes are skipped (default: {SECONDS})",
     )
     add_sharing(all_reduce)
     add_cluster(all_reduce)

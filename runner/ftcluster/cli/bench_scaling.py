@@ -1,4 +1,4 @@
-"""`ftcluster bench scaling [RECIPE]`: the same training on 1, 2, 4, ... hosts."""
+"""`ftcluster bench scaling [RECIPE]`: measures a training on 1, 2, 4, ... hosts."""
 
 import argparse
 from dataclasses import replace
@@ -23,9 +23,9 @@ def add_parser(kinds: Any) -> None:
     parser = kinds.add_parser(
         "scaling",
         help="measure the speed of a training on 1, 2, 4, ... hosts",
-        description="Trains for some steps on 1, 2, 4, ... hosts, or with as many ranks on a "
+        description="Trains for some steps on 1, 2, 4, ... hosts, or with 1, 2, 4, ... ranks on a "
         "single host. Each rank has the same number of samples. Compares the samples per second, "
-        "and fits a model to them that predicts up to 256 hosts.",
+        "and fits a model that predicts the speed on up to 256 hosts.",
         usage="ftcluster bench scaling [RECIPE] [key=value ...] [options]",
     )
     parser.add_argument(
@@ -44,8 +44,8 @@ def add_parser(kinds: Any) -> None:
         type=at_least(3),
         default=STEPS,
         metavar="N",
-        help=f"steps of each training, the first third to warm up (default: {STEPS}); at least "
-        "three exchanges if ranks take local steps",
+        help=f"steps of each training, of which the first third is the warm-up (default: {STEPS}); "
+        "with local steps, there are at least three exchanges of weights",
     )
     parser.add_argument(
         "--modes",

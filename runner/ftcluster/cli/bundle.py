@@ -1,4 +1,4 @@
-"""`ftcluster bundle`: the packages of a stack in one file, for clusters without internet."""
+"""`ftcluster bundle`: writes the packages of a stack into one file, for offline clusters."""
 
 import argparse
 from typing import Any

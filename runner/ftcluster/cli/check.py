@@ -1,4 +1,4 @@
-"""`ftcluster check [INVENTORY]`: reports if a cluster is ready for training, or its problems."""
+"""`ftcluster check [INVENTORY]`: checks whether a cluster is ready for training."""
 
 import argparse
 from pathlib import Path
@@ -39,8 +39,8 @@ def add_parser(commands: Any) -> None:
         "--system-report",
         type=Path,
         metavar="FILE",
-        help="also write a report about the systems, without names and addresses, to send to "
-        "others",
+        help="also write a report about the hosts that you can share: it has no names and no "
+        "addresses",
     )
     add_accept_new_host_keys(parser)
     add_output(parser)

@@ -34,9 +34,9 @@ def add_parser(commands: Any) -> None:
         help="remove ended runs from the hosts",
         description="Removes the folders of runs from all hosts, with their logs, checkpoints and "
         "models. Without names, it selects your runs that failed or were stopped and cannot be "
-        "resumed, lists them and asks. Running runs are never removed. With --cache it empties the "
+        "resumed, lists them and asks. Active runs are never removed. With --cache it empties the "
         "caches instead: models, data and token samples on the hosts, and wheels on this machine, "
-        "except those that an active run uses.",
+        "except files that an active run uses.",
         usage="ftcluster clean [RUN ...] [--done] [--resumable] [--all] [--older-than AGE] "
         "[--cache] [--yes] [options]",
     )
@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--cache", action="store_true", help="empty the caches of hosts and control node instead"
     )
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--yes", action="store_true", help="remove without asking")
     add_dry_run(parser, "only print what would be removed")
     parser.set_defaults(run=run)
 
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         chosen = select(request, make_view(False))
         if not options.dry_run:
             if chosen.unnamed and not options.yes:
-                _ask(chosen.table(), counted(len(chosen.runs), "run"))
+                _ask(chosen.table(), counted(len(chosen.runs), "run"), "pass --yes, or name runs")
             chosen = remove(chosen)
     print_result(options, chosen.result())
     return 0
@@ -81,13 +81,18 @@ def run(options: argparse.Namespace) -> int:
 def _clean_caches(options: argparse.Namespace, connection: Connection) -> int:
     view = make_view(False)
     if not (options.dry_run or options.yes):
-        _ask(caches(connection, False, view).lines(), "cached files that no run uses")
+        _ask(caches(connection, False, view).lines(), "cached files that no run uses", "pass --yes")
     print_result(options, caches(connection, not options.dry_run, view))
     return 0
 
 
-def _ask(shown: list[str], what: str) -> None:
+def _ask(shown: list[str], what: str, hint: str) -> None:
     """Show the runs or caches that would be removed, and ask the user.
+
+    Args:
+        shown: lines that describe the runs or caches.
+        what: name of the runs or caches in messages.
+        hint: alternatives to an answer on the terminal.
 
     Raises:
         UsageError: there is no terminal.
@@ -96,8 +101,8 @@ def _ask(shown: list[str], what: str) -> None:
     print_lines(shown, sys.stderr)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(
-            f"{what} would be removed, and there is no terminal to ask on",
-            "give --yes, or name the runs; nothing was removed",
+            f"{what} would be removed, but there is no terminal for the question",
+            f"{hint}; nothing was removed",
         )
     answer = make_view(False).ask(f"remove {what}? [y/N] ")
     if answer.lower() not in ("y", "yes"):

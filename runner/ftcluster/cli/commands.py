@@ -27,9 +27,10 @@ def build_parser(names: Sequence[str] = COMMANDS) -> MainParser:
     parser.commands = Commands(action)
     for name in names:
         import_module(f"ftcluster.cli.{name.replace('-', '_')}").add_parser(parser.commands)
-    for name, one in parser.commands.parsers.items():
-        one.set_defaults(parser=one, main_parser=parser)
-        one.more = example_lines(name, _recipes() if one.get_default("takes_recipe") else ())
+    for name, command in parser.commands.parsers.items():
+        command.set_defaults(parser=command, main_parser=parser)
+        recipes = _recipes() if command.get_default("takes_recipe") else ()
+        command.more = example_lines(name, recipes)
     return parser
 
 
@@ -72,4 +73,4 @@ def _check_command(arguments: Sequence[str]) -> None:
     if word and word not in COMMANDS:
         close = difflib.get_close_matches(word, COMMANDS, n=1)
         guess = f"did you mean ftcluster {close[0]}? " if close else ""
-        raise UsageError(f"there is no command '{word}'", f"{guess}all of them: ftcluster --help")
+        raise UsageError(f"there is no command '{word}'", f"{guess}all commands: ftcluster --help")

@@ -26,8 +26,8 @@ HIDDEN = "..."
 def ask_passwords(options: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """Ask for the passwords that the options request; yield arguments of ansible-playbook.
 
-    A password is in an anonymous file in memory until the context ends. Its argument is the path of
-    this process's descriptor for that file; see `answer_in_memory`.
+    Each password is in an anonymous file in memory until the context ends. The argument with the
+    password is the path of this process's descriptor for that file; see `answer_in_memory`.
     """
     wanted = [entry for name, entry in ASKED.items() if options.get(name)]
     if not wanted:
@@ -109,7 +109,7 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 
 
 def one_name(words: Sequence[str]) -> str:
-    """Return the only run in the arguments, or "" if there is no argument.
+    """Return the name of the run in the arguments, or "" if there is no argument.
 
     Raises:
         UsageError: there are several arguments.

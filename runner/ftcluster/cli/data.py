@@ -21,9 +21,9 @@ def add_parser(commands: Any) -> None:
         "data",
         help="show the data that a training would read",
         description="Shows the data that `ftcluster train` would read with the same arguments: "
-        "columns, rows, classes, and validation rows that are also in the training data. Through "
-        "the head of the cluster it also shows lengths in tokens, and samples as the model sees "
-        "them with the target tokens marked. Trains nothing.",
+        "columns, rows, classes, and validation rows that are also in the training data. The head "
+        "of the cluster adds lengths in tokens, and samples as the model receives them, with the "
+        "target tokens marked. Trains nothing.",
         usage="ftcluster data [RECIPE] [key=value ...] [options]",
     )
     add_recipe(parser)

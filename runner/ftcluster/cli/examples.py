@@ -1,4 +1,4 @@
-"""`ftcluster examples [NAME] [--to DIR]`: example scripts for `ftcluster run`."""
+"""`ftcluster examples [NAME] [--to DIR]`: lists, shows or writes example scripts."""
 
 import argparse
 from typing import Any
@@ -14,10 +14,11 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "examples",
         help="list example scripts for run, or write them",
-        description="Lists scripts that `ftcluster run` runs as they are, shows one, or writes "
-        "them: Trainer, DDP, Accelerate, sentence-transformers, TRL, Lightning Fabric, and a GPT "
-        "from random weights. Three are for `ftcluster train`: a task and a loss of your own "
-        "(--task), and a metric of your own (--metrics). One serves an exported model over HTTP.",
+        description="Lists example scripts, shows a script, or writes them into a folder. "
+        "`ftcluster run` runs them unchanged: Trainer, DDP, Accelerate, sentence-transformers, "
+        "TRL, Lightning Fabric, and a GPT from random weights. Three are for `ftcluster train`: a "
+        "task and a loss of your own (--task), and a metric of your own (--metrics). One serves "
+        "an exported model over HTTP.",
         usage="ftcluster examples [NAME] [--to DIR] [options]",
     )
     parser.add_argument(

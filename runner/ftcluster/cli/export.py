@@ -11,7 +11,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "export",
         help="write a training for Kubernetes or Slurm",
-        description="Writes the files that another scheduler needs for the same training. Starts "
+        description="Writes the files with which Kubernetes or Slurm runs a training. Starts "
         "nothing.",
     )
     kinds = add_kinds(parser, "export")

@@ -21,8 +21,8 @@ def add_parser(kinds: Any) -> None:
     parser = kinds.add_parser(
         "k8s",
         help="write manifests for Kubeflow",
-        description="Writes manifests for Kubeflow that run the same training with a pod on each "
-        "node. Ranks and threads are those of `ftcluster plan` for the nodes described by --facts.",
+        description="Writes manifests for Kubeflow that run a training with a pod on each node. "
+        "`ftcluster plan` decides the ranks and threads for the nodes that --facts describes.",
         usage="ftcluster export k8s [RECIPE] [key=value ...] --image IMAGE [options]",
     )
     add_training(parser)
@@ -114,6 +114,9 @@ def run(options: argparse.Namespace) -> int:
             print_lines([str(path)])
     else:
         print(exported.text, end="")
-    copies = [f"copy it to the volume first: {one} to {there}" for one, there in exported.folders]
+    copies = [
+        f"before the launch, copy to the volume: {source} to {path}"
+        for source, path in exported.folders
+    ]
     print_lines(copies, sys.stderr)
     return 0

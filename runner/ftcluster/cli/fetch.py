@@ -19,8 +19,9 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "fetch",
         help="copy a run's model, or a script's files, to this machine",
-        description="Copies the model of a run to this machine; for a script, the files that it "
-        "wrote on the head into its start folder. The folder appears only when it is complete.",
+        description="Copies a run's model to this machine. For a run of a script, copies the files "
+        "that rank 0's script wrote into its start folder on the head. The new folder appears only "
+        "once the copy is complete.",
         usage="ftcluster fetch [RUN [DIR]] [options]",
     )
     add_run_options(
@@ -31,19 +32,19 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--reports",
         action="store_true",
-        help="copy the files of report_to's trackers on the head instead",
+        help="instead copy the files that the trackers in report_to wrote on the head",
     )
     group = parser.add_argument_group("upload")
     group.add_argument(
         "--push",
         metavar="OWNER/NAME",
-        help="then upload it to the Hugging Face Hub with the program hf and your token (HF_TOKEN, "
-        "or the token of `hf auth login`); asks first",
+        help="then upload the model to the Hugging Face Hub with the program hf and your token "
+        "(HF_TOKEN, or the token of `hf auth login`); asks first",
     )
     group.add_argument(
         "--public",
         action="store_true",
-        help="make a new model on the Hub public (default: private)",
+        help="if --push creates the model on the Hub, make it public (default: private)",
     )
     group.add_argument("-y", "--yes", action="store_true", help="upload without asking")
     add_output(parser, verbose="")

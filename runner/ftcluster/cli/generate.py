@@ -34,14 +34,14 @@ def add_parser(commands: Any) -> None:
         "words",
         nargs="*",
         metavar="RUN|DIR PROMPT",
-        help="a run with a trained model, its folder here, or OWNER/NAME of the Hub; then prompts, "
-        "each answered separately (default: a prompt for each line that you type, or all of "
-        "stdin as one prompt)",
+        help="a run with a trained model, a model's folder on this machine, or a model OWNER/NAME "
+        "on the Hub; then prompts, each answered separately (default: a prompt for each line that "
+        "you type, or all of stdin as one prompt)",
     )
     group = parser.add_argument_group("sampling")
     group.add_argument("--system", default="", metavar="TEXT", help="system message")
     for name, kind, what in (
-        ("max_new_tokens", int, "maximum number of tokens of an answer"),
+        ("max_new_tokens", int, "maximum number of tokens per answer"),
         ("temperature", float, "sampling temperature; 0 always takes the most probable token"),
         ("top_p", float, "sample from the most probable tokens with this total probability"),
         ("seed", int, "seed of the sampling"),
@@ -95,7 +95,7 @@ def _after_answers(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _answer(options: argparse.Namespace, request: GenerateRequest) -> None:
-    """Print the generated text; with --dry-run, print the request instead."""
+    """Print the generated text; with --dry-run, print the plan instead."""
     view, shown = make_view(options.verbose), -1
 
     def write(number: int, text: str) -> None:

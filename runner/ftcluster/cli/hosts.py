@@ -32,15 +32,15 @@ def add_parser(commands: Any) -> None:
     kinds = parser.add_subparsers(metavar="WHAT", required=False, prog="ftcluster hosts")
     for name, change, what, more in (
         ("add", hosts.add, "set up hosts of the inventory and add them to the cluster",
-         "Sets up hosts of the inventory and makes them known to the others. Active runs continue "
+         "Sets up hosts of the inventory and adds them to the cluster. Active runs continue "
          "without the new hosts."),
         ("remove", hosts.remove, "remove hosts from the cluster",
-         "Removes hosts from the cluster; the other hosts forget them. Hosts that are off can be "
-         "removed too. Refused while a run uses one of the hosts."),
+         "Removes hosts from the cluster and from the configuration of the remaining hosts. The "
+         "removed hosts may be off. Refused while a run uses one of the hosts."),
         ("drain", hosts.drain, "keep new runs off hosts",
          "New runs do not use the hosts, which stay set up; runs that use them continue."),
         ("return", hosts.give_back, "let new runs use drained hosts again",
-         "Undoes drain."),
+         "Undoes `ftcluster hosts drain`."),
     ):  # fmt: skip
         kind = kinds.add_parser(
             name, help=what, description=more, usage=f"ftcluster hosts {name} HOST ... [options]"
@@ -48,7 +48,7 @@ def add_parser(commands: Any) -> None:
         kind.add_argument("words", nargs="*", metavar="HOST", help="name in the inventory")
         if name == "remove":
             kind.add_argument(
-                "--teardown", action="store_true", help="also remove from them what setup installed"
+                "--teardown", action="store_true", help="also uninstall what setup has installed"
             )
         if name == "add":
             add_accept_new_host_keys(kind)
@@ -66,7 +66,7 @@ def show(options: argparse.Namespace) -> int:
     """List the hosts and return the exit code."""
     if options.words:
         raise UsageError(
-            f"hosts does not know '{options.words[0]}'", "use add, remove, drain or return"
+            f"hosts has no action '{options.words[0]}'", "use add, remove, drain or return"
         )
     print_result(options, hosts.show())
     return 0

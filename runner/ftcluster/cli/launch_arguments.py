@@ -42,7 +42,7 @@ def add_hosts(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> No
         default=(),
         metavar="NAMES",
         help="use exactly these hosts of the cluster, such as node1,node2; the head of the run is "
-        "the cluster's head if it is among them, or else the first (default: all hosts)",
+        "the cluster's head if you name it, and otherwise the first of them (default: all hosts)",
     )
 
 
@@ -71,7 +71,7 @@ def add_restarts(parser: argparse.ArgumentParser, default: int) -> None:
         metavar="SECONDS",
         dest="timeout_seconds",
         help="a rank or host without a heartbeat for this many seconds is lost; all other timeouts "
-        f"follow from it (default: {DEFAULT_SECONDS:g})",
+        f"are derived from this value (default: {DEFAULT_SECONDS:g})",
     )
     group.add_argument(
         "--max-restarts",
@@ -142,16 +142,16 @@ def add_notify(parser: argparse.ArgumentParser) -> None:
         metavar="COMMAND",
         help="when the run is done, failed, stopped or waiting for hosts, the head starts this "
         "command, without a shell, as the account that trains; stdin is the run's state as JSON. "
-        "This works without this machine, but not before the launch or if the head is lost "
-        f"(default: the variable {NOTIFY_VARIABLE})",
+        "This works even if this machine is off, but not before the launch or once the head is "
+        f"lost (default: the variable {NOTIFY_VARIABLE})",
     )
     group.add_argument(
         "--webhook",
         type=not_empty,
         metavar="FILE",
-        help="then the head also posts the JSON, with a line `text` for chats, to the address in "
-        "this file, which no record, argument or log contains (default: the variable "
-        f"{WEBHOOK_VARIABLE})",
+        help="in the same cases, the head also posts the JSON, with a line `text` for chats, to "
+        "the address in this file; no record, argument or log contains the address (default: the "
+        f"variable {WEBHOOK_VARIABLE})",
     )
 
 

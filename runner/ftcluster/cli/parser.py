@@ -21,13 +21,13 @@ def _typed(value: Any) -> str:
 
 
 class StoreOnce(argparse.Action):
-    """An action for an option that may be given only once; a second value is an error."""
+    """An action for an option that may be set only once; a second value is an error."""
 
     def __call__(self, _parser: Any, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
         """Store the value.
 
         Raises:
-            argparse.ArgumentError: the option was given before.
+            argparse.ArgumentError: the option is already set.
         """
         stored: dict[str, Any] = namespace.__dict__.setdefault("_stored_once", {})
         if self.option_strings and self.dest in stored:
@@ -77,8 +77,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError."""
         if match := UNKNOWN_WORD.fullmatch(message):
-            words = match[2].replace("'", "")
-            message = f"{self.prog} does not know {match[1]}; it knows {words}"
+            choices = match[2].replace("'", "")
+            message = f"{self.prog} has no subcommand {match[1]}; choose from {choices}"
         raise UsageError(message, self.usage_line())
 
     def usage_line(self) -> str:
@@ -114,7 +114,7 @@ def add_kinds(parser: Parser, doing: str) -> Commands:
     """Allow subcommands, such as `bench allreduce`; without a subcommand, an error lists them.
 
     Args:
-        doing: the command's verb for the error "name what to DOING".
+        doing: verb for the error "name what to DOING".
     """
     kinds = Commands(parser.add_subparsers(metavar="WHAT"))
 

@@ -40,8 +40,8 @@ def ended_in_order() -> Iterator[None]:
     """Make SIGHUP and SIGTERM end the process with an exception, so that it cleans up.
 
     Signals that are already ignored (nohup) stay ignored. Python drops an exception that a signal
-    handler raises during a fork, a `__del__` or another callback. Such an exception is raised again
-    a moment later, also for Ctrl-C.
+    handler raises during a fork, a `__del__` or another callback. Such an exception, including
+    Ctrl-C's KeyboardInterrupt, is raised again a moment later.
     """
     dropped: list[BaseException] = []
 
@@ -51,18 +51,19 @@ def ended_in_order() -> Iterator[None]:
     def hook(unraisable: Any) -> None:
         if isinstance(unraisable.exc_value, SystemExit | KeyboardInterrupt):
             dropped.append(type(unraisable.exc_value)(*unraisable.exc_value.args))
-            if unraisable.object is AFTER_FORK:  # others would wait for the lock
+            if unraisable.object is AFTER_FORK:  # other threads would wait for the lock forever
                 with contextlib.suppress(RuntimeError):  # the lock was already released
                     AFTER_FORK()
-            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)  # no thread: locks may be held
+            # a timer needs no locks, unlike a new thread
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
         else:
             hook_before(unraisable)
 
     def again(_number: int, _frame: FrameType | None) -> None:
         raise dropped[-1]
 
-    wanted = {signal.SIGHUP: end, signal.SIGTERM: end, signal.SIGALRM: again}
-    ours = {one: call for one, call in wanted.items() if signal.getsignal(one) == signal.SIG_DFL}
+    handlers = {signal.SIGHUP: end, signal.SIGTERM: end, signal.SIGALRM: again}
+    ours = {n: call for n, call in handlers.items() if signal.getsignal(n) == signal.SIG_DFL}
     with _held(ours):
         hook_before, sys.unraisablehook = sys.unraisablehook, hook
         for number, handler in ours.items():

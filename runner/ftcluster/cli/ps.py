@@ -40,7 +40,10 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
     if options.words:
-        raise UsageError(f"ps takes no {options.words[0]}", "follow a run: ftcluster attach RUN")
+        raise UsageError(
+            f"ps takes no arguments, got {' '.join(options.words)}",
+            "to follow a run: ftcluster attach RUN",
+        )
     with connected(options) as connection:
         listing = list_runs(connection, make_view(False), 0 if options.all else NEWEST)
     runs = listing.runs
@@ -48,5 +51,5 @@ def run(options: argparse.Namespace) -> int:
     text = [*table(runs, width), *uses(runs, listing.hosts)] if runs else ["no runs"]
     if listing.omitted:
         print_lines([f"{counted(listing.omitted, 'older run')}: ftcluster ps --all"], sys.stderr)
-    print_result(options, Result([one.to_dict() for one in runs], tuple(text)))
+    print_result(options, Result([run.to_dict() for run in runs], tuple(text)))
     return 0

@@ -26,9 +26,9 @@ from ftcluster.text.terminal import print_lines
 HEAD = ("recipe", "purpose")
 NEXT = (
     "",
-    "show one: ftcluster recipes NAME",
-    "train it: ftcluster train NAME",
-    "its fields: ftcluster recipes NAME --fields",
+    "show a recipe: ftcluster recipes NAME",
+    "train with it: ftcluster train NAME",
+    "list its fields: ftcluster recipes NAME --fields",
 )
 
 
@@ -37,8 +37,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "recipes",
         help="list the recipes, or show one",
-        description="Lists the recipes that come with ftcluster, shows one (a name or a file of "
-        "yours), or lists the fields that a recipe can have.",
+        description="Lists the recipes that come with ftcluster, shows a recipe (by name, or a "
+        "file of yours), or lists the fields that a recipe can have.",
         usage="ftcluster recipes [NAME] [options]",
     )
     parser.add_argument("words", nargs="*", metavar="NAME", help="a recipe")
@@ -71,8 +71,8 @@ def run(options: argparse.Namespace) -> int:
         print_result(options, Result({**entry.document(), "text": text}, shown))
     else:
         entries = list_recipes()
-        short = [(one.name, one.short) for one in entries]
-        show(options, [one.document() for one in entries], [HEAD, *short], NEXT)
+        short = [(entry.name, entry.short) for entry in entries]
+        show(options, [entry.document() for entry in entries], [HEAD, *short], NEXT)
     return 0
 
 

@@ -32,8 +32,8 @@ def add_parser(commands: Any) -> None:
         "run",
         help="run your own script on every rank",
         description="Runs a script that uses torch.distributed, Accelerate or Trainer, unchanged, "
-        "on every rank of the cluster that was set up last. The script's folder is copied to the "
-        "hosts, rank 0's output is shown, and its exit code is the command's.",
+        "on every rank of the cluster that was set up last. Copies the script's folder to the "
+        "hosts, shows the output of rank 0, and exits with the exit code of the script.",
         usage=USAGE,
     )
     add_launch(parser)
@@ -43,13 +43,15 @@ def add_parser(commands: Any) -> None:
         help="SCRIPT is an absolute path that exists on every host; nothing is copied",
     )
     parser.add_argument(
-        "--force", action="store_true", help="run the script even if it needs other versions"
+        "--force",
+        action="store_true",
+        help="run the script even if it needs other package versions",
     )
     parser.add_argument(
         "--fast",
         action="store_true",
-        help="train with the kernels of `train`: dropout, attention, GELU, cross entropy, AdamW; "
-        "the output lists modules that keep torch's code",
+        help="use the same kernels as `ftcluster train` for dropout, attention, GELU, cross "
+        "entropy and AdamW; the output lists the modules that keep torch's code",
     )
     parser.add_argument(
         "--requirements",

@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
         "--stack",
         type=not_empty,
         metavar="NAME",
-        help="a name listed by `ftcluster stacks`, or 'auto' for the first that the hosts support "
+        help="a stack listed by `ftcluster stacks`, or 'auto' for the first that the hosts support "
         "(default: torch_stack_name of the inventory, else the cluster's stack, else `native`)",
     )
     parser.add_argument(
@@ -55,7 +55,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--prune",
         action="store_true",
-        help="remove all stacks except the current and the previous one, and scripts' own packages",
+        help="remove the packages of scripts, and all stacks except the current and the previous",
     )
     parser.add_argument(
         "--rollback", action="store_true", help="only switch all hosts back to the previous stack"

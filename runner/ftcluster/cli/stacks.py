@@ -32,8 +32,8 @@ def add_parser(commands: Any) -> None:
             nargs="?",
             const=True,
             metavar="VERSION",
-            help=f"only stacks with {label}, in any version unless you name it; `{NONE}`: only "
-            "stacks without it",
+            help=f"only stacks with {label}, in this version if you name one; `{NONE}`: only "
+            f"stacks without {label}",
         )
     parser.add_argument(
         "--python", metavar="VERSION", help="only stacks for this Python version of the hosts"

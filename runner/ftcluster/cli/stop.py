@@ -15,8 +15,8 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "stop",
-        help="end runs",
-        description="Stops runs on all their hosts; reports runs that have already ended. A "
+        help="stop runs",
+        description="Stops runs on all their hosts, and reports runs that have already ended. A "
         "training saves a checkpoint first, so that train --resume can continue it.",
         usage="ftcluster stop RUN ... [options]",
     )
@@ -24,8 +24,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="kill the run at once, and its supervisor too if needed: nothing is saved, and hosts "
-        "that do not respond are not waited for",
+        help="kill the run at once, if necessary with its supervisor; save nothing, and do not "
+        "wait for hosts that do not respond",
     )
     add_output(parser, verbose="")
     parser.set_defaults(run=run)
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
     if not options.words:
         raise UsageError(
-            "stop needs the id of a run, or how it begins", "list the runs: ftcluster ps"
+            "stop needs the id of a run, or the beginning of an id", "list the runs: ftcluster ps"
         )
     with connected(options) as connection:
         print_result(options, stop(connection, options.words, options.force, make_view(False)))

@@ -31,9 +31,9 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "sweep",
         help="train with several values of a recipe's fields, and compare",
-        description="Trains a recipe once for each combination of the named values, in sequence or "
-        "side by side (--nodes), and compares the metric of the runs. The same command resumes an "
-        "interrupted sweep: it trains only missing combinations.",
+        description="Trains a recipe once for each combination of the listed values, in sequence "
+        "or in parallel (--nodes), and compares the metric of the runs. The same command resumes "
+        "an interrupted sweep: it trains only missing combinations.",
         usage="ftcluster sweep [RECIPE] key=a,b,c [key=value ...] [options]",
     )
     add_recipe(parser)
@@ -51,7 +51,7 @@ def add_parser(commands: Any) -> None:
         type=at_least(1),
         default=0,
         metavar="N",
-        help="try N combinations that Optuna's sampler TPE chooses by earlier results; "
+        help="try N combinations that Optuna's sampler TPE chooses from earlier results; "
         "needs the extra ftcluster[search]",
     )
     group.add_argument(
@@ -76,7 +76,7 @@ def add_parser(commands: Any) -> None:
         "--nodes",
         type=at_least(1),
         metavar="N",
-        help="use N hosts per run, and run as many at once as hosts allow",
+        help="use N hosts per run, with as many runs in parallel as the hosts allow",
     )
     group.add_argument("--ranks-per-host", type=at_least(1), metavar="N", help="as in train")
     group = parser.add_argument_group("the result")

@@ -15,7 +15,7 @@ from ftcluster.operations.train.slurm_job import current_job, move_to_first_node
 from ftcluster.operations.train.train import TrainRequest, dry_run, train
 from ftcluster.progress.view import make_view
 
-# options without effect in a Slurm job, each with the reason
+# options that are refused in a Slurm job, each with the reason
 LOST_NODE = "Slurm ends a job that has lost a node, and requeues it (sbatch --requeue)"
 WITHOUT = {
     "detach": "the job and all its processes end with its script; sbatch is already detached",
@@ -40,7 +40,7 @@ def add_parser(commands: Any) -> None:
         type=not_empty,
         metavar="RUN",
         help="continue a run from its newest checkpoint or snapshot, as a new run with the same "
-        "options, on the hosts that respond; its id, or the beginning of its id",
+        "options, on the hosts that respond; RUN is the id of the run, or the beginning of the id",
     )
     parser.add_argument(
         "--watch",
@@ -51,13 +51,13 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--requeue",
         action="store_true",
-        help="in a Slurm job: when a signal stops the training, such as before the time limit, "
+        help="in a Slurm job: if a signal stops the training, for example before the time limit, "
         "let Slurm requeue the job, which then continues the training",
     )
     add_detach(parser)
     add_notify(parser)
     add_running(parser)
-    # None: not set by the user, so that --resume keeps the value of the continued run
+    # None means that the user has not set the option; --resume then uses the continued run's value
     unset = ("max_restarts", "min_nodes", "timeout_seconds", "grace_seconds", "wait", "share_hosts")
     parser.set_defaults(run=run, **dict.fromkeys(unset))
 
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
         for name, why in WITHOUT.items():
             if getattr(options, name):
                 flag = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{flag} in a Slurm job: {why}", "remove it")
+                raise UsageError(f"{flag} in a Slurm job: {why}", f"remove {flag}")
         if not job.here:
             command = [sys.executable, "-P", "-m", "ftcluster.cli.main", *sys.argv[1:]]
             move_to_first_node(job, sys.stdin.isatty() and sys.stdout.isatty(), command)

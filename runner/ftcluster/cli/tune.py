@@ -30,8 +30,8 @@ def add_parser(commands: Any) -> None:
         help="find the fastest launch settings of a training",
         description="Trains for some steps with different ranks per host, cores for communication, "
         "backends and allocators, and compares the samples per second. If settings are faster than "
-        "the plan's default by more than repeated trials differ, plan and train use them from then "
-        "on for this recipe on these hosts.",
+        "the plan's default, by more than the spread of repeated trials, they are saved: plan and "
+        "train use them for this recipe on these hosts.",
         usage="ftcluster tune [RECIPE] [key=value ...] [options]",
     )
     parser.add_argument(
@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
         "--ranks-per-host",
         type=at_least(1),
         metavar="N",
-        help="keep the number of ranks per host",
+        help="use this number of ranks per host in all trials",
     )
     parser.add_argument(
         "--budget",
@@ -73,7 +73,7 @@ def add_parser(commands: Any) -> None:
     either.add_argument(
         "--forget",
         action="store_true",
-        help="forget the tuned settings of this recipe on all hosts",
+        help="delete the tuned settings of this recipe, for all hosts",
     )
     add_sharing(parser)
     add_cluster(parser)
@@ -110,5 +110,5 @@ def run(options: argparse.Namespace) -> int:
     if not (result.stopped and options.json):
         print_result(options, result)
     if result.stopped:
-        raise Interrupted("stopped; list its runs: ftcluster ps", details=result.found)
+        raise Interrupted("stopped; to list the trials: ftcluster ps", details=result.found)
     return 0

@@ -19,7 +19,7 @@ def with_overrides(
     """Replace flags that are fields of a recipe with `key=value`.
 
     Args:
-        unknown: flags that argparse does not know.
+        unknown: flags that argparse did not recognize.
         takes_recipe: True if the command has a recipe argument.
 
     Raises:
@@ -68,7 +68,7 @@ def _is_switch(name: str, keys: dict[str, bool]) -> bool:
 def _answer(flag: str, value: str, keys: dict[str, bool], parser: Parser) -> str:
     """Return a suggestion for an unknown flag, or ""."""
     flags = re.findall(r"(?<![\w-])--[a-z][\w-]*", parser.format_help())
-    others = [one for one in flags if one != flag]  # help texts mention other commands' flags
+    others = [name for name in flags if name != flag]  # a help text can mention an unknown flag
     if close := difflib.get_close_matches(flag.replace("_", "-"), others, n=1, cutoff=0.75):
         return f"did you mean {close[0]}?"
     field = nearest(flag.lstrip("-"), keys)

@@ -17,8 +17,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "version",
         help="show the versions of ftcluster, Python and Ansible",
-        description="Shows the versions of ftcluster, Python and Ansible on this machine. Hosts "
-        "have the versions of their stack: ftcluster stacks.",
+        description="Shows the versions of ftcluster, Python and Ansible on this machine. For the "
+        "versions on hosts: ftcluster stacks.",
         usage="ftcluster version [--json]",
     )
     add_output(parser, verbose="")
@@ -34,6 +34,6 @@ def run(options: argparse.Namespace) -> int:
         "python": platform.python_version(),
         "ansible-core": version("ansible-core"),
     }
-    text = ", ".join(f"{name} {one}" for name, one in versions.items())
+    text = ", ".join(f"{name} {number}" for name, number in versions.items())
     print_result(options, Result(versions, (text,)))
     return 0

@@ -39,7 +39,7 @@ from ftcluster_common.sizes import free_and_needed
 
 FOLDER = Path(__file__).with_name("exporters")
 LOCKS = "roles/torch_stack/files"
-OLDEST_LIBC = "2.28"  # required by the stacks' torch; used if Python does not know its C library
+OLDEST_LIBC = "2.28"  # required by the stacks' torch; used if Python cannot name its C library
 PROGRAM = FOLDER / "program.py"
 # the exporter reads only local folders and sends no telemetry
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
@@ -119,19 +119,19 @@ def run_program(python: Path, request: dict[str, Any], scratch: Path) -> dict[st
     Raises:
         FtclusterError: the export failed.
     """
-    asked, answer, consent = scratch / "request.json", scratch / "result.json", scratch / CONSENT
-    asked.write_text(json.dumps(request), encoding="utf-8")
+    question, answer, consent = scratch / "request.json", scratch / "result.json", scratch / CONSENT
+    question.write_text(json.dumps(request), encoding="utf-8")
     consent.parent.mkdir()
     consent.write_text("0")
     done = subprocess.run(
-        [str(python), "-I", str(PROGRAM), str(asked), str(answer)],
+        [str(python), "-I", str(PROGRAM), str(question), str(answer)],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
         env={"PATH": os.environ.get("PATH", ""), "HOME": str(scratch), "TMPDIR": str(scratch),
              **OFFLINE},
     )  # fmt: skip
     if done.returncode < 0:
         raise FtclusterError(
-            f"the exporter was ended by signal {-done.returncode}",
+            f"the exporter was killed by signal {-done.returncode}",
             "signal 9 often means that the machine ran out of memory",
         )
     try:

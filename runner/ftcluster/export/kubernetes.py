@@ -64,7 +64,7 @@ class Pods:
 
     @property
     def version(self) -> str:
-        """The version of ftcluster as a label, whose characters are more limited."""
+        """The version of ftcluster, with only the characters that Kubernetes allows in labels."""
         return __version__.replace("+", "_")
 
     @property
@@ -107,7 +107,7 @@ class Pods:
 
     @property
     def placement(self) -> str:
-        """The placement of all ranks as JSON, without `host_variables`: the manifest sets these."""
+        """The placement of all ranks as JSON, without `host_variables`, which the manifest sets."""
         [kind] = self._placement["kinds"]
         placement = {**self._placement, "kinds": [{**kind, "env": {}}]}
         return json.dumps(placement, separators=(",", ":"))

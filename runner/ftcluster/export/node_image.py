@@ -13,7 +13,7 @@ FILES = Path(__file__).with_name("image")
 def why_no_image(stack: Stack) -> str:
     """Explain why a stack cannot be in a node image; "" if it can."""
     if stack.has_ipex:
-        return f"stack {stack.name} has IPEX, which is archived: the node image has none"
+        return f"stack {stack.name} has IPEX, which is archived and not part of node images"
     if stack.state == "documented" or not stack.fits_python(PYTHON):
         return f"stack {stack.name} cannot be installed on Debian 12, the node image's base"
     return ""

@@ -1,7 +1,7 @@
 """The user's template of pods: fields that a cluster requires, such as tolerations.
 
-The file is a part of a Pod as Kubernetes defines it, with `metadata` and `spec`. ftcluster adds its
-fields to the pods of a training and defines all others itself. Pure functions only.
+The file is a part of a Pod as Kubernetes defines it, with `metadata` and `spec`. ftcluster adds the
+file's fields to the pods of a training, and sets all other fields. Pure functions only.
 """
 
 import re
@@ -24,7 +24,7 @@ SECTIONS = ("metadata", "spec")
 OF_PODS = {"apiVersion": "v1", "kind": "Pod"}
 TYPES = {dict: "a mapping", list: "a list of mappings", str: "a text"}
 DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # RFC 1123, as a namespace's name
-# "Labels and Selectors" of Kubernetes' documentation: at most 63 characters, the prefix 253
+# at most 63 characters, and at most 253 in the prefix ("Labels and Selectors" in Kubernetes' docs)
 LABEL_PART = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
 LABEL_KEY = rf"((?=[^/]{{1,253}}/){DNS_LABEL}(\.{DNS_LABEL})*/)?{LABEL_PART}"
 KEY = re.compile(LABEL_KEY, re.ASCII)
@@ -70,7 +70,7 @@ def read_pod_template(text: str, source: str) -> PodTemplate:
         for key, value in values.items()
         for problem in _problems(key, value)
     ]
-    raise_together(problems, f"{source} is no template of the pods", HINT)
+    raise_together(problems, f"{source} is not a valid pod template", HINT)
     spec = {
         key.removeprefix("spec."): value for key, value in values.items() if key.startswith("spec.")
     }

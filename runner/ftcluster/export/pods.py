@@ -13,7 +13,7 @@ from ftcluster_common.protocol.network import AUTO
 STACK = "/opt/ftcluster/stack"  # path in the node image
 VOLUME = "/mnt/ftcluster"  # mount point of the claim: models, caches, runs
 TCMALLOC = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"  # path in Debian
-NODE_CORES = 4  # a node with fewer cores reserves none for kubelet
+NODE_CORES = 4  # a node with fewer cores reserves no core for kubelet
 GIB = 2**30
 
 
@@ -42,7 +42,7 @@ def resources(facts: ClusterFacts) -> Resources:
 
 
 def as_pod(host: HostFacts) -> HostFacts:
-    """Return the facts of a host as a pod of the node image sees them.
+    """Return the facts that a pod of the node image would report on a host.
 
     A pod has no address before it starts, so the host's name is used as the address; plan() only
     checks that addresses differ. RDMA is off, because RDMA in a pod needs a device plugin.

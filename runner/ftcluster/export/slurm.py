@@ -8,10 +8,11 @@ from ftcluster.text.comments import comments
 from ftcluster.text.shell_words import shell_word
 
 SAVE_SECONDS = 90  # time for saving the last checkpoint
-SIGNAL_SECONDS = SAVE_SECONDS + 30  # signal before the time limit; Slurm checks every minute
+# seconds between Slurm's signal and the time limit; Slurm checks the limit only every minute
+SIGNAL_SECONDS = SAVE_SECONDS + 30
 
 ABOUT = "ftcluster export slurm; ftcluster's docs/slurm.md explains the setup of the nodes"
-PROGRAM = "ftcluster"  # no path: the script works for others, and after a new installation
+PROGRAM = "ftcluster"  # without a path, so that the script works for other users too
 MISSING = f"error: this job's PATH has no {PROGRAM}; add its folder to PATH, then sbatch again"
 PATH_CHECK = f'command -v {PROGRAM} > /dev/null || {{ echo "{MISSING}" >&2; exit 127; }}'
 OPTION = re.compile(r"--[a-z-]+=[\w.,:+-]+", re.ASCII)  # sbatch would split any other text
@@ -73,12 +74,10 @@ def batch_script(job: BatchJob) -> str:
             *lines,
             "",
             *comments(
-                ["Slurm gives a job the PATH of sbatch; or add commands such as `module load` here"]
+                ["the job has the PATH of sbatch; if needed, add commands such as `module load`"]
             ),
             PATH_CHECK,
-            *comments(
-                ["exec: ftcluster itself must get the signal, which a shell would not pass on"]
-            ),
+            *comments(["exec, because a shell would not forward Slurm's signal to ftcluster"]),
             f"exec {_wrapped((PROGRAM, *job.arguments, *flags))}",
             "",
         )

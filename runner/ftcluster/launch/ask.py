@@ -1,4 +1,4 @@
-"""Ask the hosts about their stack and a script before `ftcluster run` launches the script."""
+"""Check before `ftcluster run` that the hosts have the script, and read their stack."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,7 +78,7 @@ def common_stack(described: dict[str, dict[str, Any]]) -> HostStack:
         LookupError, TypeError, AttributeError, ValueError: a description has the wrong format.
     """
     for key in ("stack", "python", "machine"):
-        values = {host: one[key] for host, one in described.items()}
+        values = {host: description[key] for host, description in described.items()}
         if len(set(values.values())) > 1:
             raise FtclusterError(
                 f"packages cannot be chosen for hosts that differ in {key}: "
@@ -86,7 +86,7 @@ def common_stack(described: dict[str, dict[str, Any]]) -> HostStack:
                 "set them up together, or choose hosts that are alike with --nodes",
             )
     head, *_ = described.values()
-    glibc = min((one["glibc"] for one in described.values()), key=Version)
+    glibc = min((description["glibc"] for description in described.values()), key=Version)
     packages = {
         str(canonicalize_name(package["name"], validate=True)): package
         for package in head["packages"]
@@ -94,11 +94,11 @@ def common_stack(described: dict[str, dict[str, Any]]) -> HostStack:
     return HostStack(
         head["stack"],
         Target(head["python"], glibc, head["machine"]),
-        {name: str(Version(one["version"])) for name, one in packages.items()},
+        {name: str(Version(package["version"])) for name, package in packages.items()},
         {
             name: lines
-            for name, one in packages.items()
-            if (lines := tuple(filter(_is_requirement, one["extras"])))
+            for name, package in packages.items()
+            if (lines := tuple(filter(_is_requirement, package["extras"])))
         },
     )
 

@@ -151,7 +151,9 @@ def with_user_variables(
     """
     names = set(secret)
     if refused := sorted(launch.env.keys() & (plain.keys() | names)):
-        raise UsageError(f"--env {', '.join(refused)}: the launch sets it itself", "remove it")
+        raise UsageError(
+            f"--env {', '.join(refused)}: every launch sets this variable", "remove the option"
+        )
     env = {**launch.env, **plain}
     if names:
         env[SECRET_ENV_VARIABLE] = f"{launch.run_dir}/{SECRET_ENV_FILE}"
@@ -163,7 +165,7 @@ def with_user_variables(
 def shell_assignments(launch: Launch, prepared: bool) -> list[str]:
     """Return arguments of env(1) that set mpirun's variables in a shell on the head.
 
-    The arguments have the variables of stages 3 to 6. The shell variable `port` must have the
+    The arguments set the variables of stages 3 to 6. The shell variable `port` must contain the
     rendezvous port.
 
     Args:

@@ -46,7 +46,7 @@ def read_event_line(line: bytes) -> dict[str, Any] | None:
 
 
 def _refusal(first: Mapping[str, Any]) -> str:
-    """Return the reason why the events after the first event are not shown; "" if they are."""
+    """Return the reason why the events after the first event are not shown; "" if none."""
     try:
         opened(EVENTS_KIND, first)
     except ValueError as error:
@@ -61,7 +61,7 @@ def _is_finite(item: tuple[str, Any]) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return all(math.isfinite(one) for one in values if isinstance(one, float))
+    return all(math.isfinite(number) for number in values if isinstance(number, float))
 
 
 def _is_one_line(item: tuple[str, Any]) -> bool:
@@ -85,7 +85,7 @@ class EventReader:
         self._line = 0  # number of the last complete line
         self._time = 0.0
         self._too_long = False  # True while skipping a line that is too long
-        self._said = False
+        self._noticed_damage = False
         self._refused = False  # a newer ftcluster has written the file
 
     def new_events(self) -> list[dict[str, Any]]:
@@ -121,7 +121,7 @@ class EventReader:
     def _events(self, whole: bytes) -> list[dict[str, Any]]:
         events: list[dict[str, Any]] = []
         # a hole in the file is read as zeros
-        for line in (one.strip(b"\0") for one in whole.split(b"\n")[:-1]):
+        for line in (raw.strip(b"\0") for raw in whole.split(b"\n")[:-1]):
             self._line += 1
             event = None if self._too_long else read_event_line(line)
             damaged = bool(line) or self._too_long
@@ -135,8 +135,8 @@ class EventReader:
             if event:
                 self._time = event["time"]
                 events.append(event)
-            elif damaged and not self._said:
-                self._said = True
+            elif damaged and not self._noticed_damage:
+                self._noticed_damage = True
                 message = (
                     f"line {self._line} of {self._path.name} of the head is damaged and skipped, "
                     f"as are further damaged lines: {line[:100]!a}"
@@ -148,7 +148,7 @@ class EventReader:
 def _parts(file: BinaryIO, offset: int) -> Iterator[tuple[int, int]]:
     """Yield the beginning and the end of each part of the file to read, starting at `offset`.
 
-    Holes are skipped. Of a part longer than WHOLE_BYTES, only samples are read.
+    Holes are skipped. If a part is longer than WHOLE_BYTES, only samples of the part are read.
     """
     end = os.fstat(file.fileno()).st_size
     while offset < end:
@@ -187,7 +187,7 @@ class OutputPipe:
         return [event for event in events if event["event"] == "output"]
 
     def begin(self) -> None:
-        """Request all output from the beginning, instead of the last part and new output only."""
+        """Request the whole output; by default, the pipe gets only its last part and new output."""
         self.path.with_name(f"{self.path.name}.at").write_text('[0, "0"]')
 
     def close(self) -> None:

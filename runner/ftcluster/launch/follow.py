@@ -157,19 +157,19 @@ def _changed(before: Cluster, answer: Mapping[str, Any]) -> ClusterChanged:
     stack, stacks = str(answer.get("stack")), load_stacks()
     if stack not in stacks:
         raise FtclusterError(
-            f"{before.facts.head.name} has the stack {stack!a}, which this ftcluster does not know",
-            "install the ftcluster that set it up; for a list: ftcluster stacks",
+            f"{before.facts.head.name} has the stack {stack!a}, which this ftcluster does not have",
+            "install the version of ftcluster that set up the cluster; to list the stacks of this "
+            "version: ftcluster stacks",
         )
     now = before.with_record(answer.get("record"))
     learn(before.inventories, stack, answer.get("record"))
-    had, has = before.facts.head.stack, list(now.drained)
-    what = [f"stack {had} -> {stack}"] if stack != had else []
-    if has != list(before.drained):
-        what.append(f"drained: {', '.join(has) or 'none'}")
+    old_stack, drained = before.facts.head.stack, list(now.drained)
+    what = [f"stack {old_stack} -> {stack}"] if stack != old_stack else []
+    if drained != list(before.drained):
+        what.append(f"drained: {', '.join(drained) or 'none'}")
     return ClusterChanged(
-        "the cluster was changed from elsewhere: "
-        + ("; ".join(what) or "other measurements of it"),
-        "nothing was started; run it again, which plans for the cluster as it is now",
+        "the cluster was changed from elsewhere: " + ("; ".join(what) or "its measurements"),
+        "nothing was started; repeat the command to plan for the changed cluster",
     )
 
 
@@ -265,8 +265,8 @@ class Follower:
         if self.state is FollowState.LEFT:
             raise Detached(self._run, self._interrupts.first, self.progress.document())
         if self.state is FollowState.ASKING:
-            wants = _wants_to_detach(self._run, self._view)
-            self._go(Event.DETACH if wants else Event.REFUSED)
+            detaches = _wants_to_detach(self._run, self._view)
+            self._go(Event.DETACH if detaches else Event.REFUSED)
         if self.state is FollowState.STOPPING:
             self._stop()
             self._go(Event.STOPPED)
@@ -309,7 +309,7 @@ class Follower:
         event = outcome_event(
             self.state,
             outcome,
-            # a head whose key ssh refuses answers, but no later attempt can succeed
+            # if ssh refuses the head's key, the head is not off, and no later attempt can succeed
             head_off=self._run_hosts.head not in refused_hosts(outcome)
             and any(
                 (failure.kind, failure.host) == ("unreachable", self._run_hosts.head)
@@ -317,7 +317,7 @@ class Follower:
             ),
             supervisor_gone=any(
                 (failure.action, failure.host) == (FOLLOW, self._run_hosts.head)
-                and SUPERVISOR_GONE in failure.message  # others are local failures
+                and SUPERVISOR_GONE in failure.message  # other failures are local
                 for failure in outcome.failures
             ),
             signalled=self._interrupts.count > 0,
@@ -347,7 +347,7 @@ class Follower:
         self._view.task_event(event)
 
     def _on_tick(self) -> None:
-        # read events before the pipe: a script's output before an event is then in the pipe
+        # read the events first; the output that a script wrote before them is then in the pipe
         events = self._reader.new_events()
         for event in (*self._output.new_events(), *events):
             self._add(event)
@@ -404,7 +404,7 @@ def stop(
     """End a run on its head, and its remaining processes on the other hosts.
 
     Returns:
-        The state of the run afterwards, as reported by the head; None if the head does not know it.
+        The state that the head reports afterwards; None if the head has no such run.
 
     Args:
         force: True to kill the supervisor too, without waiting for it or for hosts that do not
@@ -415,7 +415,7 @@ def stop(
         output: pipe for the last output of a script.
 
     Raises:
-        FtclusterError: the run may still be running; the message says how to end it.
+        FtclusterError: the run may still be running; the hint shows how to end the run.
     """
     begin_events(run)
     playbook = Stop(_events_of(run_hosts, run, output), force, this_user())

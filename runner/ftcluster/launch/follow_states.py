@@ -16,7 +16,7 @@ next state:
     stopping   | -        -         | -        -        | stopped
 
 The states finished, lost, left, detached and stopped are final.
-"""  # noqa: E501  (the table has one line a state)
+"""  # noqa: E501  (the table has one line per state)
 
 import signal
 from enum import Enum
@@ -77,7 +77,7 @@ class Event(Enum):
         AGAIN: the pause before the next attempt to connect is over.
         GIVEN_UP: the time limit for connecting to the head is over.
         DETACH: the user answers that the run continues.
-        REFUSED: the user answers that the run is stopped, or nobody answers.
+        REFUSED: the user answers that the run must be stopped, or nobody answers.
         STOPPED: the playbook `stop` has ended.
     """
 
@@ -175,7 +175,7 @@ def request_of(
         may_detach: True if the run may continue without the command that launched it.
         cancelled: True if the caller, rather than a signal, has cancelled the run.
         in_slurm: True if the command runs in a Slurm job; signals then announce the job's end.
-        waits: True if the run waits for hosts. Ctrl-C then takes it out of the queue.
+        waits: True if the run waits for hosts. Ctrl-C then removes the run from the queue.
     """
     if attaches:
         return Event.UNWATCH

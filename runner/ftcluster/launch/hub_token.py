@@ -1,4 +1,4 @@
-"""Find the user's token for the Hugging Face Hub, which `--hf-token` gives to a run's hosts."""
+"""Find the user's token for the Hugging Face Hub, which `--hf-token` sends to a run's hosts."""
 
 import os
 import re
@@ -34,5 +34,5 @@ def find_token(environ: Mapping[str, str] = os.environ, option: str = "--hf-toke
             ) from None
     token = token.strip()
     if not re.fullmatch(r"[\w.-]+", token, re.ASCII):
-        raise UsageError(f"{option}: {where} does not have a token", "run hf auth login")
+        raise UsageError(f"{option}: {where} does not contain a valid token", "run hf auth login")
     return token

@@ -1,7 +1,7 @@
 """Keep the options of a training's launch for runs that continue it (`train --resume`).
 
 The options are stored in options.json in the run's folder on each host, so they survive the loss of
-the head and any control node knows them. Values of the user's variables are not stored there: a
+the head, and any control node can read them. Values of the user's variables are not stored there: a
 host must not choose the environment of other hosts' ranks.
 """
 
@@ -22,7 +22,7 @@ MOST_NUMBER = 1e9
 
 @dataclass(frozen=True)
 class KeptOptions:
-    """The options of a launch that runs which continue it keep.
+    """The options of a launch that a resumed run uses again.
 
     Attributes:
         hosts: names of the hosts that the run was prepared on.
@@ -32,8 +32,8 @@ class KeptOptions:
         tags: NAME=VALUE pairs.
         env: names of the user's variables whose values the launch records.
         secret_env: names of the user's variables whose values are not recorded.
-        notifies: True if the head notifies somebody. The command is not kept: a host must not
-            choose what another host starts.
+        notifies: True if the head sends notifications. The command is not kept: a host must not
+            choose a command that another host starts.
     """
 
     hosts: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ def kept_options_of(document: Any) -> KeptOptions:
     values = opened(OPTIONS, document)
     for name, value in values.items():
         if name in _FORMS and not _FORMS[name](value):
-            raise ValueError(f"{name} of the launch's options is {value!a:.60}")
+            raise ValueError(f"the launch option {name} has the invalid value {value!a:.60}")
     options: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in values.items()

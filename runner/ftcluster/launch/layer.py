@@ -1,4 +1,4 @@
-"""Choose and download the packages of a script's own requirements, once for all hosts."""
+"""Choose and download the packages that a script requires, once for all hosts."""
 
 import fcntl
 import hashlib
@@ -111,7 +111,7 @@ def make_layer(
     if conflicts := requirements.conflicts(stack.packages, python):
         raise UsageError(
             f"packages of the stack {stack.name} are not replaced\n  " + "\n  ".join(conflicts),
-            "do not require a version, or install a stack that has it: ftcluster stacks",
+            "remove the versions from the file, or set up a stack that has them: ftcluster stacks",
         )
     if not requirements.for_pip(stack.packages, False):
         return None
@@ -127,7 +127,7 @@ def make_layer(
     except OSError as error:
         raise FtclusterError(
             f"{error.filename or cache}: {error.strerror}",
-            "it is below XDG_CACHE_HOME, or else ~/.cache, which needs space",
+            "free space there, or set XDG_CACHE_HOME to another folder",
         ) from error
 
 
@@ -197,15 +197,15 @@ def _download(
         outcome = pip.download_file(scratch / "asked", scratch / "limits")
         for stub in stubs.iterdir():
             (new / stub.name).unlink(missing_ok=True)
-        found = _only_sources(outcome, new, requirements, stack)
-        left = [one for one in found if str(one) not in tried]
-        if wheels or requirements.wheels_only or not left:
+        without_wheel = _only_sources(outcome, new, requirements, stack)
+        untried = [package for package in without_wheel if str(package) not in tried]
+        if wheels or requirements.wheels_only or not untried:
             if outcome.problem:
                 raise DownloadError(outcome.problem)
-            return outcome, left
-        for one in left:
-            tried.add(str(one))
-            _build(one, requirements, scratch, stack)
+            return outcome, untried
+        for package in untried:
+            tried.add(str(package))
+            _build(package, requirements, scratch, stack)
         for path in new.iterdir():  # pip must choose again, with the built wheels
             path.unlink()
 
@@ -218,11 +218,11 @@ def _refuse_old_pip() -> None:
     version = pip_version()
     if version < OLDEST_PIP:
         raise FtclusterError(
-            f"run --requirements needs pip {OLDEST_PIP} or newer, and this is {version}: older "
+            f"run --requirements needs pip {OLDEST_PIP} or newer, but this is {version}: older "
             "versions do not report packages that exist only as sources, and silently choose "
             "older releases",
-            f"{shlex.join(pip_command())} install --upgrade 'pip>={OLDEST_PIP}'; to take only what "
-            "exists as wheels, write --only-binary :all: into the file",
+            f"{shlex.join(pip_command())} install --upgrade 'pip>={OLDEST_PIP}'; to use only "
+            "packages that exist as wheels, write --only-binary :all: into the file",
         )
 
 
@@ -234,7 +234,11 @@ def _only_sources(
     Without these packages, pip fails, or chooses older versions of packages that depend on them. If
     all releases of a package exist only as sources, pip may also choose a pre-release wheel.
     """
-    lacking = [one for one in outcome.lacking if canonicalize_name(one.name) not in stack.packages]
+    lacking = [
+        package
+        for package in outcome.lacking
+        if canonicalize_name(package.name) not in stack.packages
+    ]
     asked = _prereleases_asked_for(folder, requirements, stack)
     return lacking + [
         Requirement(name)
@@ -267,13 +271,15 @@ def _prereleases_asked_for(
     } | {name for name, _ in _chosen(folder) if requirements.allows_prerelease(name)}
 
 
-def _build(one: Requirement, requirements: Requirements, scratch: Path, stack: HostStack) -> None:
+def _build(
+    package: Requirement, requirements: Requirements, scratch: Path, stack: HostStack
+) -> None:
     """Build a wheel of a package, and store it in the folder for built wheels."""
-    name, python = str(canonicalize_name(one.name)), stack.target.python
+    name, python = str(canonicalize_name(package.name)), stack.target.python
     hashes = requirements.hashes(python)
     if hashes and name not in hashes:
-        raise DownloadError(f"{one} has no --hash; if one requirement has a hash, all need one")
-    asked = requirements.limited(one, python)
+        raise DownloadError(f"{package} has no --hash; if one requirement has a hash, all need one")
+    asked = requirements.limited(package, python)
     build_wheel(asked, hashes.get(name, ()), requirements.options, scratch, stack.target)
 
 
@@ -283,8 +289,8 @@ def _notes(made_here: Collection[str], not_built: Collection[Requirement]) -> tu
     return (
         *(f"{name} {version} was built here from its sources" for name, version in built),
         *(
-            f"{one} exists only as sources; pip chose older versions of packages that need it"
-            for one in not_built
+            f"{package} exists only as sources; pip chose older versions of packages that need it"
+            for package in not_built
         ),
     )
 
@@ -304,8 +310,8 @@ def _version_notes(
             yield f"{name} {version} is a pre-release, like all versions that pip found"
         specifiers = ranges.get(name, SpecifierSet())
         for offered, why in (
-            (outcome.wheels, "its requirements conflict with the rest"),
-            (outcome.sources, f"it exists only as sources; to build it, ask for {name}==NEWEST"),
+            (outcome.wheels, "its requirements conflict with other packages"),
+            (outcome.sources, f"it exists only as sources; to build it, require {name}==NEWEST"),
         ):
             newer = [
                 other
@@ -370,8 +376,8 @@ def _lock(
         cpu = stack.packages.get("torch", "").endswith("+cpu")
         if cpu and name in BESIDE_TORCH and version.local != "cpu":
             problems.append(
-                f"{name}=={version} is made for torch with CUDA, and does not load beside the "
-                f"stack's; ask for {name}=={version.public}+cpu, with the line --extra-index-url "
+                f"{name}=={version} is made for torch with CUDA, but the stack's torch is for "
+                f"CPUs; require {name}=={version.public}+cpu, with the line --extra-index-url "
                 f"{CPU_INDEX}"
             )
         lines.append(f"{name}=={version} --hash=sha256:{digest}\n")
@@ -393,12 +399,12 @@ def _layer(house: Wheelhouse, stack: HostStack) -> Layer:
     )
 
 
-def _failure(file: Path, words: str, python: str) -> FtclusterError:
+def _failure(file: Path, output: str, python: str) -> FtclusterError:
     """Return the error for pip's output, with the user's file names and advice."""
-    _, conflict, lines = words.partition(CONFLICT)
-    hint = "ask for versions that are compatible with the stack's"
+    _, conflict, lines = output.partition(CONFLICT)
+    hint = "require versions that are compatible with the stack"
     if not conflict:
-        lines = words
+        lines = output
         hint = (
             f"build all wheels with Python {python} on a machine that reaches a package index and "
             f"has the build tools: pip wheel -r {file.name} -w DIR; then use --wheels DIR here"

@@ -85,10 +85,10 @@ def as_shell(launch: Launch, plan: LaunchPlan, job: Mapping[str, Any] | None = N
         separate = () if launch.slurm_job else launch.hosts[1:] + launch.idle
         others = " ".join(shell_word(host.address) for host in separate)
         if others:
-            here = ["cd /", "umask 077", f"mkdir -p {folder}", f"cat > {folder}/job.json", *prepare]
-            there = shell_word(" && ".join(here))
+            steps = ["cd /", "umask 077", f"mkdir -p {folder}", f"cat > {folder}/job.json"]
+            remote = shell_word(" && ".join([*steps, *prepare]))
             ssh = f"ssh -F {shell_word(launch.ssh_config)}"
-            lines.append(f"for host in {others}; do {ssh} $host {there} < {folder}/job.json; done")
+            lines.append(f"for host in {others}; do {ssh} $host {remote} < {folder}/job.json; done")
     if plan.backend == CCL:
         lines.append(f". {shell_word(launch.stack)}/lib/python3*/site-packages/{SETVARS}")
     on_head, *variables = shell_assignments(launch, prepared=job is not None)

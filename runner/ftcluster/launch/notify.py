@@ -1,7 +1,8 @@
-"""Read who is notified of a run: `--notify COMMAND` and `--webhook FILE`.
+"""Read the recipients of a run's notifications: `--notify COMMAND` and `--webhook FILE`.
 
-The head's supervisor notifies, so that it works without this control node. A webhook's address may
-be a secret. It is therefore read from a file, and never in a record, a command line or a log.
+The supervisor on the head sends the notifications, so they do not need this control node. A
+webhook's address may be a secret. It is therefore read from a file, and no record, command line or
+log contains it.
 """
 
 import re
@@ -37,8 +38,8 @@ def read_notify(command: str, webhook: str) -> Notify:
         webhook: path of the file of `--webhook`; "" for none.
 
     Raises:
-        UsageError: the command cannot be split into arguments or has an address, or the file has no
-            address.
+        UsageError: the command cannot be split into arguments or contains an address, or the file
+            contains no address.
     """
     return Notify(_read_command(command), _read_webhook(webhook) if webhook else "")
 
@@ -52,9 +53,10 @@ def _read_command(command: str) -> tuple[str, ...]:
         raise UsageError("--notify names no command")
     if any("://" in argument for argument in arguments):
         raise UsageError(
-            "--notify has an address, which may be a secret, and others can read command lines",
-            "put it into a file that only you can read: --webhook FILE; or name a script on the "
-            "head that contains it",
+            "--notify contains an address, which may be a secret, and other users can read command "
+            "lines",
+            "put the address into a file that only you can read: --webhook FILE; or name a script "
+            "on the head that contains the address",
         )
     return arguments
 
@@ -66,7 +68,7 @@ def _read_webhook(path: str) -> str:
         raise UsageError(f"--webhook: {error}") from None
     if not URL.fullmatch(url):
         raise UsageError(
-            f"--webhook: {path} does not have the address of a webhook",
-            "it has one line: https://...",
+            f"--webhook: {path} does not contain the address of a webhook",
+            "the file must have one line: https://...",
         )
     return url

@@ -23,7 +23,7 @@ HEAD = ("host", "rank", "CPUs", "threads", "memory", "samples")
 SHOWN = ("name", "task", "model", "data", "batch_size")  # recipe fields to show in `--json`
 SHOWN_TRAINING = ("learning_rate", "num_train_epochs", "max_steps", "seed")
 HUB = "Hugging Face Hub"
-COMMANDS_HINT = "the shell commands: --commands"
+COMMANDS_HINT = "to show the shell commands: --commands"
 
 
 def headline(
@@ -88,7 +88,7 @@ def counted_epochs(epochs: float) -> str:
 
 
 def origin(value: str, folders: Sequence[tuple[str, str]] = ()) -> str:
-    """Return the name of a model or of data as the user knows it, with its origin.
+    """Return the name of a model or of data as the user wrote it, with its origin.
 
     A path on the hosts is replaced by the absolute path of the local file or folder.
 
@@ -153,11 +153,13 @@ def as_lines(
         more: subject, value and reason of each decision that is not part of the plan.
     """
     columns, *ranks = table(plan)
-    copies = [f"copied before: {source} to {path} on every host" for source, path in folders]
+    copies = [
+        f"copied before the start: {source} to {path} on every host" for source, path in folders
+    ]
     first = Text(head[0], "bold green")
     return [
         first, *head[1:], "", Text(columns, "bold"), *ranks, "", *reasons(plan),
-        *(reason(*one) for one in more), *copies, "",
+        *(reason(*decision) for decision in more), *copies, "",
         COMMANDS_HINT,
     ]  # fmt: skip
 
@@ -223,8 +225,8 @@ def as_document(
     """Return the plan for `--json`. `ftcluster plan --facts` can read the field `facts`.
 
     Args:
-        columns: columns of each data set by their use; `columns` of the document has those of the
-            first data set, or null if they are not known.
+        columns: columns of each data set by their use. In the document, `columns` has the columns
+            of the first data set, or null if they are unknown.
         more: further fields of the document.
     """
     return {

@@ -47,7 +47,7 @@ def record_dir(run: str) -> Path:
         FtclusterError: the id is not a plain name.
     """
     if not is_run_id(run):
-        raise FtclusterError(f"{run!a} is not the id of a run", "list them: ftcluster ps")
+        raise FtclusterError(f"{run!a} is not the id of a run", "list the runs: ftcluster ps")
     return state_dir() / "runs" / run
 
 
@@ -129,7 +129,7 @@ def read_record(run: str) -> dict[str, Any] | None:
 
 
 def recorded_digests(run: str) -> set[str]:
-    """Return the SHA-256 of the user's Python files with which this control node started a run."""
+    """Return the SHA-256 digests of the user's Python files in a run's record."""
     files = (read_record(run) or {}).get("code", [])
     return {str(file.get("sha256")) for file in files if isinstance(file, dict)}
 

@@ -36,9 +36,9 @@ class ClusterRun(ABC):
         launch: the launch of the run.
         kind: "train" or "run".
         command: command line that started the run, for its record.
-        secrets: values of the user's secret variables by name; no record gets them.
-        kept: options of the launch that a run which continues this one keeps.
-        webhook: address that the head notifies; "" for none. No record gets it.
+        secrets: values of the user's secret variables by name, which no record contains.
+        kept: options of the launch that a resumed run uses again.
+        webhook: address that the head notifies, which no record contains; "" for none.
     """
 
     id: str
@@ -98,8 +98,8 @@ def raise_if_stopped(followed: Followed, details: dict[str, Any]) -> None:
 def failure(run: ClusterRun, followed: Followed) -> FtclusterError:
     """Return the error for a failed run.
 
-    The reason comes from the ranks' errors; without these, from the playbook's failed tasks;
-    without these, from Ansible's output.
+    The reason comes from the ranks' errors. If there are none, it comes from the playbook's failed
+    tasks, or else from Ansible's output.
     """
     progress, outcome = followed.progress, followed.outcome
     failed = f"run {run.id} failed"

@@ -22,16 +22,16 @@ def sudo_hint(messages: Iterable[str]) -> str:
     """Return a hint if messages of a host show that sudo needs a password; "" otherwise.
 
     >>> sudo_hint(["Task failed: Missing sudo password"])
-    'sudo asks for a password there: give -K'
+    'sudo asks for a password there: pass -K'
     >>> sudo_hint(["Incorrect sudo password"])
     ''
     """
     asks = any(ASKS_PASSWORD.search(message) and "ncorrect" not in message for message in messages)
-    return "sudo asks for a password there: give -K" if asks else ""
+    return "sudo asks for a password there: pass -K" if asks else ""
 
 
 def failure_hint(failures: Iterable[TaskEvent]) -> str:
-    """Return a hint for failed tasks; "" if the playbook's own message says what to do."""
+    """Return a hint for failed tasks; "" if the playbook's message already contains a hint."""
     failures = tuple(failures)
     if hint := sudo_hint(event.message for event in failures):
         return hint

@@ -36,8 +36,8 @@ from ftcluster_common.user_code import NO_CODE, UserCode, code_of, declared_metr
 
 SHORT_SECONDS = 120
 MOST_RUNS = 100_000  # maximum number of runs to accept from a head, which may be hostile
-LIST = "list them: ftcluster ps"
-OTHER_PACKAGE = "if the hosts' package is of another version: run ftcluster setup"
+LIST = "list the runs: ftcluster ps"
+OTHER_PACKAGE = "if the hosts have another version of ftcluster: run ftcluster setup"
 MOST_ALIKE = 20  # maximum number of matching runs to list for an ambiguous beginning of an id
 CLEAN_RUNS = 1000  # number of runs to remove with one playbook, limited by the command line
 LONG_SECONDS = 24 * 3600  # time limit for copying over a slow connection, or following a log
@@ -46,7 +46,7 @@ LONG_SECONDS = 24 * 3600  # time limit for copying over a slow connection, or fo
 def list_runs(
     run_hosts: RunHosts, beginnings: Sequence[str] = (), most: int = 0
 ) -> tuple[list[RunState], int]:
-    """Return the runs that the head knows, newest first, and the number of omitted runs.
+    """Return the runs that the head lists, newest first, and the number of omitted runs.
 
     Args:
         beginnings: beginnings of the ids to list; if empty, all runs.
@@ -87,11 +87,11 @@ def list_everywhere(
     page = Runs(run_hosts.at(), list(beginnings), 0, most)
     pages = play(page, run_hosts, SHORT_SECONDS, RUNS_LISTED, optional=others)
     if run_hosts.head not in pages:
-        raise FtclusterError(f"{run_hosts.head} gave no list of its runs", "run ftcluster setup")
+        raise FtclusterError(f"{run_hosts.head} did not list its runs", "run ftcluster setup")
     listed: dict[str, tuple[RunState, ...]] = {}
     omitted = 0
     for host, (runs, more) in pages.items():
-        if more and not most:  # the list is larger than one answer
+        if more and not most:  # the host's response has only a part of its list
             listed[host] = tuple(list_runs(run_hosts.headed_by(host), beginnings)[0])
         else:
             listed[host] = runs
@@ -106,10 +106,10 @@ def list_everywhere(
 
 
 def merged_runs(listed: Mapping[str, Sequence[RunState]], head: str) -> list[RunState]:
-    """Return each run once, given the runs that each host lists.
+    """Merge the lists of all hosts, so that each run appears once.
 
-    Only the head of a run has its launch, and so its hosts. The other hosts of the run know only
-    whether they have processes of it.
+    Only the head of a run stores the launch, which names the run's hosts. The other hosts can only
+    report whether processes of the run are active.
 
     Args:
         listed: runs by the name of the host that lists them.
@@ -135,7 +135,7 @@ def _page(run_hosts: RunHosts, page: Runs) -> tuple[tuple[RunState, ...], int]:
     alone = replace(run_hosts, hosts=run_hosts.hosts[:1])
     answered = play(page, alone, SHORT_SECONDS, RUNS_LISTED)
     if run_hosts.head not in answered:
-        raise FtclusterError(f"{run_hosts.head} gave no list of its runs", "run ftcluster setup")
+        raise FtclusterError(f"{run_hosts.head} did not list its runs", "run ftcluster setup")
     return answered[run_hosts.head]
 
 
@@ -200,7 +200,8 @@ class FoundJob:
         hosts: names of the hosts that respond. Hosts that the training was prepared on come first,
             in the order of its ranks if its head responds, and then the other hosts. Otherwise the
             order is the cluster's.
-        nodes: number of these hosts that had ranks, or could have had ranks.
+        nodes: number of hosts with ranks; at most the number of hosts that respond and were
+            prepared for the training.
         resume: ids of the runs that the training itself continued.
         ipex: True if IPEX optimized the model.
         saved: True if at least one host has a checkpoint or a snapshot.
@@ -233,8 +234,8 @@ def find_job(run_hosts: RunHosts, run: str, users_code: UserCode = NO_CODE) -> F
         users_code: Python files that the user names.
 
     Raises:
-        FtclusterError: no host responds, there is no such run, the run is not a training, or its
-            Python files are not known here.
+        FtclusterError: no host responds, there is no such run, the run is not a training, or this
+            control node has no record of the run's Python files.
     """
     jobs = play(Jobs(run_hosts.at(run)), run_hosts, SHORT_SECONDS, JOBS_FOUND, unreachable=True)
     hosts = tuple(host for host in run_hosts.hosts if host in jobs)
@@ -270,9 +271,9 @@ def find_job(run_hosts: RunHosts, run: str, users_code: UserCode = NO_CODE) -> F
 
 
 def _order_of(jobs: Mapping[str, Mapping[str, dict[str, Any]]], run: str) -> dict[str, int]:
-    """Return the places of a run's hosts in its launch, as its head reports them.
+    """Return the position of each host in a run's launch, as the run's head reports it.
 
-    Hosts of an earlier version report none.
+    The result is empty if the head has an earlier version of ftcluster, which does not report this.
     """
     for host, jobs_there in jobs.items():
         names = jobs_there.get(run, {}).get("hosts")
@@ -285,7 +286,7 @@ def _check_code(run: str, code: UserCode, users_code: UserCode) -> None:
     """Check that each Python file of a run is recorded on this control node or named by the user.
 
     Raises:
-        FtclusterError: a file differs, or is not known here.
+        FtclusterError: a file differs, or this control node has no record of the file.
     """
     recorded = recorded_digests(run)
     kinds = (
@@ -311,7 +312,8 @@ def _check_code(run: str, code: UserCode, users_code: UserCode) -> None:
 def _options(run: str, job: Mapping[str, Any]) -> KeptOptions:
     """Return the options of a run's launch.
 
-    Older hosts do not return them. Then only this control node's record has the run's hosts.
+    Hosts with an older version of ftcluster do not return options. Then the run's hosts come from
+    this control node's record.
     """
     if "options" in job:
         return kept_options_of(job["options"])
@@ -388,10 +390,10 @@ def read_data(
     copied = [{"source": source, "path": path} for source, path in folders]
     head = replace(run_hosts, hosts=run_hosts.hosts[:1])
     playbook = Data(head.at(), copied, hub_token, dict(job))
-    found = play(playbook, head, LONG_SECONDS, DATA_READ)
-    if head.head not in found:
+    answered = play(playbook, head, LONG_SECONDS, DATA_READ)
+    if head.head not in answered:
         raise FtclusterError(f"{head.head} did not report on the data", "run ftcluster setup")
-    return found[head.head]
+    return answered[head.head]
 
 
 def clean_runs(
@@ -409,10 +411,10 @@ def clean_runs(
     """
     removed: list[str] = []
     for first in range(0, len(runs), CLEAN_RUNS):
-        some = runs[first : first + CLEAN_RUNS]
-        playbook = Clean(run_hosts.at(), list(some))
-        found = play(playbook, run_hosts, LONG_SECONDS, clean_removed(some))  # disks may be slow
-        for run in dict.fromkeys(run for host in found.values() for run in host):
+        part = runs[first : first + CLEAN_RUNS]
+        playbook = Clean(run_hosts.at(), list(part))
+        answered = play(playbook, run_hosts, LONG_SECONDS, clean_removed(part))  # disks may be slow
+        for run in dict.fromkeys(run for host in answered.values() for run in host):
             on_removed(run)
             removed.append(run)
     return removed
@@ -462,8 +464,8 @@ def play(
     answered: dict[str, Answered] = {}
 
     def on_event(event: TaskEvent) -> None:
-        if answer and event.host in run_hosts.hosts and (found := take(answer, event)):
-            (answered[event.host],) = found
+        if answer and event.host in run_hosts.hosts and (values := take(answer, event)):
+            (answered[event.host],) = values
 
     with Interrupts() as interrupts:
         outcome = play_on(

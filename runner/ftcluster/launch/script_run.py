@@ -95,7 +95,7 @@ def layer_folder(plan: LaunchPlan, layer: Layer | None) -> str:
 
 
 class ScriptFailed(FtclusterError):
-    """The error if a script has failed on a rank. The command exits with the script's exit code."""
+    """The error for a script that failed on a rank; the command's exit code is the script's."""
 
     def __init__(self, error: FtclusterError, exit_code: int) -> None:
         super().__init__(error.message, error.hint)

@@ -1,4 +1,4 @@
-"""Build wheels of packages that a script requires, and that indexes have only as sources."""
+"""Build wheels of a script's required packages that indexes offer only as sources."""
 
 import platform
 import subprocess
@@ -57,8 +57,8 @@ def build_wheel(
     )  # fmt: skip
     built = sorted(set((folder / "built").iterdir()) - before)
     if done.returncode or not built:
-        said = done.stderr.partition(OUTPUT_END)[0].splitlines()
-        lines = [text for text in map(str.strip, said) if text and "WARNING" not in text]
+        output = done.stderr.partition(OUTPUT_END)[0].splitlines()
+        lines = [text for text in map(str.strip, output) if text and "WARNING" not in text]
         raise DownloadError(
             redacted("\n".join([f"building {requirement} from its sources:", *lines[-LAST_LINES:]]))
         )
@@ -69,13 +69,13 @@ def build_wheel(
 
 def unsuited(name: str, target: Target) -> str:
     """Return the reason why a wheel built here may not run on the hosts; "" if it runs there."""
-    own = platform.libc_ver()[1] or "0"
+    local_glibc = platform.libc_ver()[1] or "0"
     wanted = f"cp{target.python.replace('.', '')}"
     for tag in parse_wheel_filename(name)[3]:
         if tag.platform == "any" and tag.abi == "none":
             return ""
         if tag.interpreter != wanted and tag.abi != "abi3":
             return f"is for another Python than the hosts' {target.python}"
-        if Version(own) > Version(target.glibc):
-            return f"has code for glibc {own}, and hosts have {target.glibc}"
+        if Version(local_glibc) > Version(target.glibc):
+            return f"has code for glibc {local_glibc}, and hosts have {target.glibc}"
     return ""

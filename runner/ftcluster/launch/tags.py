@@ -30,7 +30,7 @@ def read_tags(words: Sequence[str]) -> str:
     tags = dict(word.split("=") for word in words)
     names = Counter(word.partition("=")[0] for word in words)
     if twice := sorted(name for name, count in names.items() if count > 1):
-        raise UsageError(f"--tag {', '.join(twice)}: given twice: give each name once")
+        raise UsageError(f"--tag {', '.join(twice)}: set twice: set each name once")
     if len(tags) > MOST:
         raise UsageError(f"at most {MOST} tags are allowed, got {len(tags)}")
     return " ".join(f"{name}={value}" for name, value in tags.items())

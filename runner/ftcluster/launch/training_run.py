@@ -29,7 +29,7 @@ class TrainingRun(ClusterRun):
     Attributes:
         recipe: the recipe of the run.
         folders: local files and folders to copy, and their paths on the hosts.
-        columns: columns of each data set by their use; a data set that hosts read has none.
+        columns: columns of each data set by their use; empty for a data set that only hosts read.
         notes: facts that the user should know before the run begins.
         purpose: purpose of the run: train, evaluate, predict or generate; see Job.
         resume: ids of the runs that this run continues, the newest first.
@@ -136,24 +136,24 @@ def train(
         raise HeadLost(
             f"{run.plan.hosts[0].name}, the head of run {run.id}, does not answer",
             f"continue it on the other hosts: ftcluster train --resume {run.id}",
-            details=_known(run, progress),
+            details=_details(run, progress),
         )
-    raise_if_stopped(followed, _known(run, progress))
+    raise_if_stopped(followed, _details(run, progress))
     if progress.state != "done":
         error = failure(run, followed)
-        error.details = _known(run, progress)
+        error.details = _details(run, progress)
         raise error
     needed = {"start": progress.start or run.purpose != "train", "result": progress.result}
-    if missing := [name for name, there in needed.items() if not there]:
+    if missing := [name for name, event in needed.items() if not event]:
         raise FtclusterError(
-            f"run {run.id} is done, and its events have no {' and no '.join(missing)}",
+            f"run {run.id} is done, but its events have no {' and no '.join(missing)}",
             f"check the installation on its head, and see ftcluster logs {run.id}",
-            details=_known(run, progress),
+            details=_details(run, progress),
         )
     return progress
 
 
-def _known(run: TrainingRun, progress: RunProgress) -> dict[str, Any]:
+def _details(run: TrainingRun, progress: RunProgress) -> dict[str, Any]:
     """Return details of a run that failed or was stopped, for the error."""
     evaluations = progress.evaluations
     return {

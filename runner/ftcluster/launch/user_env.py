@@ -18,7 +18,7 @@ MOST_BYTES = 32 << 10  # maximum length of a value; the kernel's limit is 128 Ki
 REFUSED = {
     r"FTCLUSTER_\w*": "ftcluster sets it for the ranks",
     r"I_MPI_\w*|HYDRA_\w*|PMI_\w*": "ftcluster sets it for mpirun",
-    r"LD_\w*|GLIBC_TUNABLES": "it changes what each program loads; the plan chooses the allocator",
+    r"LD_\w*|GLIBC_TUNABLES": "it affects every program's libraries; the plan sets the allocator",
     "PATH|PYTHON(PATH|HOME|STARTUP|USERBASE)": "the stack sets it",
     r"(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_\w*|TORCHELASTIC_\w*": (
         "each rank has its own value"
@@ -48,7 +48,7 @@ def read_env(
         name, equals, value = word.partition("=")
         value = value if equals else environ.get(name, "")
         if name in (plain if equals else secret):
-            problems.append(f"--env {name}: given twice: give it once")
+            problems.append(f"--env {name}: set twice: set it once")
         if why := _problem(name, value, bool(equals), name in environ):
             problems.append(f"--env {name if NAME.fullmatch(name) else 'NAME'}: {why}")
         else:
@@ -60,20 +60,25 @@ def read_env(
     return plain, secret
 
 
-def _problem(name: str, value: str, given: bool, known: bool) -> str:
-    """Return the reason why a variable is refused; "" if it is accepted."""
+def _problem(name: str, value: str, has_value: bool, is_set: bool) -> str:
+    """Return the reason why a variable is refused; "" if it is accepted.
+
+    Args:
+        has_value: True if the command line contains the value.
+        is_set: True if the variable is set on this machine.
+    """
     if not NAME.fullmatch(name):
         return "a name has letters, digits and underscores: NAME=VALUE, or NAME"
     if why := next((why for names, why in REFUSED.items() if re.fullmatch(names, name)), ""):
         return f"cannot be set: {why}"
-    if given and may_hold_credentials(name, value):
+    if has_value and may_hold_credentials(name, value):
         return (
-            "it may hold a credential, and others can read command lines: set it on this "
+            "it may contain a credential, and other users can read command lines: set it on this "
             f"machine, and pass --env {name} without a value"
         )
-    if not given and not known:
+    if not has_value and not is_set:
         return "not set on this machine"
     if len(value.encode(errors="surrogateescape")) > MOST_BYTES:
         return f"more than {MOST_BYTES:,} bytes"
-    wrong = {"\0", *("\n\r" if given else "")} & {*value}
+    wrong = {"\0", *("\n\r" if has_value else "")} & {*value}
     return "a line break or NUL in its value" if wrong else ""

@@ -23,11 +23,12 @@ from ftcluster.text.host_names import short_names
 from ftcluster_common.protocol.run_state import RunState
 
 WITHOUT_ROOT = (
-    "there is no root here, so only a cluster of the login user is seen; for one that was set up "
-    "with root, log in as a user with root, and give -K if sudo asks for a password"
+    "the login user cannot become root, so only clusters that this user set up are visible. To use "
+    "a cluster that was set up with root, log in as a user who can become root, and pass -K if "
+    "sudo asks for a password"
 )
-# options of ansible-playbook that say how to reach the hosts. They are names and paths, never
-# secrets, so they are saved with the cluster
+# options of ansible-playbook for reaching the hosts. The values are names and paths, never secrets,
+# so `setup` saves these options with the cluster
 CONNECTION = (
     "--user", "--private-key", "--become-password-file", "--connection-password-file",
     "--vault-password-file", "--vault-id",
@@ -36,7 +37,7 @@ CONNECTION = (
 # select the same cluster
 PLACE = ("ftcluster_prefix", "ftcluster_root", "ftcluster_user")
 SETUP = ("--limit", "--tags", "--skip-tags", "--extra-vars", "--forks", *CONNECTION)
-NEWEST = 20  # runs to list per head to find the newest; running ones come first
+NEWEST = 20  # runs to list per head to find the newest run; active runs come first
 AGAIN = 2  # number of times to plan again because the cluster has changed
 Result = TypeVar("Result")
 
@@ -70,7 +71,7 @@ class Connection:
 
 
 def this_machine() -> Connection:
-    """Return the connection to this machine, also in a folder with a file named localhost."""
+    """Return the connection to this machine, even if a file in this folder is named localhost."""
     return Connection((str(BUNDLED_LOCALHOST),))
 
 
@@ -173,7 +174,7 @@ def reached(run_hosts: RunHosts, connection: Connection) -> RunHosts:
 def all_runs(
     run_hosts: RunHosts, view: View, beginnings: Sequence[str] = (), most: int = 0
 ) -> tuple[list[RunState], int]:
-    """Return the runs of all heads of a cluster, and name hosts that do not respond.
+    """Return the runs of all heads of a cluster, and report the hosts that do not respond.
 
     The arguments and the result are the same as for `ftcluster.launch.runs.list_runs`.
 
@@ -182,7 +183,7 @@ def all_runs(
     """
     runs, omitted, silent = list_everywhere(run_hosts, beginnings, most)
     if silent:
-        view.say(f"no answer from {short_names(silent)}: runs with a head there are not listed")
+        view.say(f"no answer from {short_names(silent)}: runs whose head is there are not listed")
     return runs, omitted
 
 
@@ -190,7 +191,7 @@ def find(connection: Connection, name: str, view: View) -> tuple[RunHosts, str]:
     """Return the hosts of the requested run, and the run's id.
 
     Args:
-        name: the run's id or the beginning of it; "" for the newest run.
+        name: the run's id or the beginning of its id; "" for the newest run.
 
     Raises:
         FtclusterError: there is no such run, or its head does not respond.
@@ -209,7 +210,7 @@ def find(connection: Connection, name: str, view: View) -> tuple[RunHosts, str]:
         run_hosts = reached(at_launch, connection)
     elif state.hosts:
         run_hosts = run_hosts.headed_by(state.hosts[0])
-    if not state.hosts and state.state != "running":  # only the run's head has its launch
+    if not state.hosts and state.state != "running":  # only the head stores a launch
         at_launch = recorded_run_hosts(state.run)
         message = f"run {state.run} was not launched on {run_hosts.head}"
         if at_launch and at_launch.head not in run_hosts.hosts:

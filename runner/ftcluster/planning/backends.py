@@ -17,7 +17,7 @@ from ftcluster_common.recipe import Recipe
 BITSANDBYTES = "bitsandbytes"
 IPEX_FLAG = "avx512f"  # required by IPEX's training kernels
 WORKERS = 1  # number of oneCCL workers of each rank
-NO_WORKER = "; not ccl: a rank with one core has none for oneCCL's worker"
+NO_WORKER = "; not ccl, because a rank with one core has no core for oneCCL's worker"
 WHY = {
     IMPI: "on one host Intel MPI averages gradients faster than gloo, see docs/speed.md",
     GLOO: "the backend that every torch for CPUs has",
@@ -28,7 +28,7 @@ def stack_of(facts: ClusterFacts, stacks: Mapping[str, Stack]) -> Stack:
     """Return the stack that all hosts have.
 
     Raises:
-        PlanError: the hosts have different stacks, or this version of ftcluster does not know the
+        PlanError: the hosts have different stacks, or this version of ftcluster does not have their
             stack.
     """
     name = facts.head.stack
@@ -40,8 +40,8 @@ def stack_of(facts: ClusterFacts, stacks: Mapping[str, Stack]) -> Stack:
         )
     if name not in stacks:
         raise PlanError(
-            f"the hosts have the stack {name}, which this ftcluster does not know",
-            "set them up again: ftcluster setup; for a list: ftcluster stacks",
+            f"the hosts have the stack {name}, which this version of ftcluster does not have",
+            "set the hosts up again: ftcluster setup; to list the stacks: ftcluster stacks",
         )
     return stacks[name]
 
@@ -62,9 +62,9 @@ def choose_ipex(
         return False, "the script decides"
     asked = recipe.training.use_ipex
     checkpoint = recipe.training.resume_from_checkpoint
-    local = "with IPEX there are no local steps" if recipe.training.sync == "local" else ""
-    resumes = f"with IPEX it cannot continue from {checkpoint}" if checkpoint else ""
-    kernels = "with IPEX there are no adapters" if recipe.adapters else ""
+    local = "local steps do not work with IPEX" if recipe.training.sync == "local" else ""
+    resumes = f"with IPEX, a training cannot continue from {checkpoint}" if checkpoint else ""
+    kernels = "adapters do not work with IPEX" if recipe.adapters else ""
     against = resumes or local or recipe.spec.against_ipex or kernels
     if asked is True:
         if not stack.has_ipex:
@@ -74,7 +74,7 @@ def choose_ipex(
                 install_hint(having),
             )
         if against:
-            raise PlanError(f"training.use_ipex=true: {against}", "set it to false")
+            raise PlanError(f"training.use_ipex=true: {against}", "set training.use_ipex=false")
         return True, f"set in recipe {recipe.name}"
     if asked is False:
         return False, f"set in recipe {recipe.name}"

@@ -151,12 +151,13 @@ class StepWorkload:
     def vectors(self, world: int) -> int:
         """Return the number of vectors of texts that the rank with the most samples keeps at once.
 
-        The backward pass of a part keeps the vectors, their places and two gradients. The vectors
-        of all parts of a rank are kept with their gradients. The loss of the whole batch keeps the
-        vectors of all ranks, in the order of ranks and by kind, both with their gradients.
+        The backward pass of an accumulation step keeps its vectors, their positions and two
+        gradients. Each rank keeps the vectors of all its steps with their gradients. The loss of
+        the whole batch keeps two copies of the vectors of all ranks with their gradients: a copy in
+        the order of ranks, and a copy that is grouped by kind.
         """
-        own = 4 * self.at_once(world) + 2 * self.share(0, world)
-        return self.texts * (own + 4 * (self.total(world) or 0))
+        of_rank = 4 * self.at_once(world) + 2 * self.share(0, world)
+        return self.texts * (of_rank + 4 * (self.total(world) or 0))
 
     def sent_at_once(self, bucket_mib: int | None) -> int:
         """Return the bytes of the largest all-reduce of fp32 gradients: at most one bucket.
@@ -191,7 +192,7 @@ class StepWorkload:
             fewer = f"--nodes {self.samples}" + (" --ranks-per-host 1" if world > hosts else "")
         raise PlanError(
             f"a batch of {counted(self.samples, 'sample')} is too small for {world} ranks",
-            f"use a larger one (batch_size={world}) or fewer ranks ({fewer})",
+            f"use a larger batch (batch_size={world}) or fewer ranks ({fewer})",
         )
 
     def check_memory(self, facts: ClusterFacts, counts: dict[str, int]) -> None:
@@ -217,9 +218,9 @@ class StepWorkload:
             parts = 2 * self.parts
             advice.append(f"smaller micro-batches (training.gradient_accumulation_steps={parts})")
         if not self.checkpointing:
-            advice.append("no kept activations (training.gradient_checkpointing=true)")
+            advice.append("recomputed activations (training.gradient_checkpointing=true)")
         whole = self.ipex or self.adapter_rank is not None
-        shared = self.sharded or (world == 1 and not whole)  # sharded on more hosts
+        shared = self.sharded or (world == 1 and not whole)  # more hosts would shard the optimizer
         better = ["more hosts"] * shared + ["hosts with more memory"]
         if world > 1 and not (self.sharded or whole or self.local):
             better.insert(0, "a sharded optimizer (training.shard_optimizer=true)")
@@ -253,7 +254,7 @@ class StepWorkload:
             if self.local and world > 1:
                 what += ", and four more fp32 values for local steps"
             each = needed.states // self.model.parameters
-        words = (
+        text = (
             f"{gigabytes(needed.total)}: {each:.3g} bytes ({what}) for each of "
             f"{self.model.parameters / 1e6:,.0f} million parameters, "
             f"{gigabytes(needed.runtime)} for Python with its libraries"
@@ -262,20 +263,20 @@ class StepWorkload:
         if self.texts > 1:
             samples += f" with {self.texts} texts each,"
         if needed.evaluating > max(needed.activations, needed.saving):
-            words += f", {gigabytes(needed.evaluating)} to evaluate {self.evaluated} tokens at once"
-            words += " and the teacher" if self.model.teacher else ""
+            text += f", {gigabytes(needed.evaluating)} to evaluate {self.evaluated} tokens at once"
+            text += " and the teacher" if self.model.teacher else ""
         elif needed.saving > needed.activations:
             what = f"{'load and ' * self.sharded}save all weights in fp32"
             if self.in_4bit:
                 what = f"save all weights in {self.precision}" if self.merged else "quantize layers"
-            words += f", {gigabytes(needed.saving)} to {what}"
+            text += f", {gigabytes(needed.saving)} to {what}"
         elif needed.activations:
-            words += (
+            text += (
                 f", {gigabytes(needed.activations)} for the activations of "
                 f"{samples} of {self.tokens} tokens"
             ) + (f" and {self.targets} to generate" if self.targets else "")
-            words += " and for vectors over the vocabulary" if self.sparse else ""
-        return words
+            text += " and for vectors over the vocabulary" if self.sparse else ""
+        return text
 
     def decision(self, samples: int, world: int) -> tuple[str, str]:
         """Return the number of samples of each rank as text, and the reason."""
@@ -311,8 +312,8 @@ class StepWorkload:
                 what = f"weights that are not trained take {each:.2g} bytes per parameter"
             return (
                 "unknown",
-                "the model's size can be read from a folder on this machine with safetensors, or "
-                f"from this machine's Hub cache; {what}",
+                "ftcluster reads a model's size only from safetensors files in a local folder or "
+                f"in the local Hub cache; {what}",
             )
         _, _, why = self.explain(needed, world).partition(": ")
         return f"up to {gigabytes(needed.total)}", why

@@ -48,7 +48,7 @@ def _communication(layout: Layout, world: int, workers: int, asked: str) -> str:
             return f"CPUs {cpus} are reserved for oneCCL's workers, which poll all the time"
         return f"CPUs {cpus} are shared with oneCCL's workers, because no rank has a core to spare"
     if asked:
-        return f"{layout.kept or 'none'} of {layout.cores} reserved for communication ({asked})"
+        return f"cores reserved for communication: {layout.kept} of {layout.cores} ({asked})"
     if layout.kept:
         return (
             f"1 of {layout.cores} is reserved for communication, which would slow down a thread "
@@ -81,15 +81,15 @@ def system(host: HostFacts, layout: Layout) -> Reason:
 def memory(host: HostFacts, layout: Layout) -> Reason:
     """Explain on which NUMA nodes the memory of each rank is allocated first."""
     if len(host.numa) == 1:
-        return "as the kernel does", "there is one NUMA node"
+        return "the kernel's default", "there is one NUMA node"
     having = any(node.memory_bytes for node in host.numa)
     without = [n.node for n in host.numa if n.cores and having and not n.memory_bytes]
     if not any(rank.memory for rank in layout.ranks):
         if without:
             have = "has" if len(without) == 1 else "have"
             why = f"{_nodes(without)} {have} no usable memory; the kernel uses the nearest memory"
-            return "as the kernel does", why
-        return "as the kernel does", "each rank has cores on all nodes, each with its own memory"
+            return "the kernel's default", why
+        return "the kernel's default", "each rank has cores on all nodes, each with its own memory"
     texts = [",".join(map(str, rank.memory)) or "any" for rank in layout.ranks]
     several = len({*texts}) > 1 or "," in texts[0]
     nodes = f"node{'s' * several} {' | '.join(texts)}"
@@ -100,11 +100,11 @@ def memory(host: HostFacts, layout: Layout) -> Reason:
             f"the high-bandwidth memory nearest to the rank's cores; after its {size:.0f} GiB per "
             "node the kernel uses DDR"
         )
-    own = "local to the rank's cores"
+    where = "local to the rank's cores"
     if without:
         have = "has" if len(without) == 1 else "have"
-        own += f", or the nearest memory for {_nodes(without)}, which {have} no usable memory"
-    return nodes, f"{own}; when a node is full, the kernel uses other nodes"
+        where += f", or the nearest memory for {_nodes(without)}, which {have} no usable memory"
+    return nodes, f"{where}; when a node is full, the kernel uses other nodes"
 
 
 def _nodes(numbers: Sequence[int]) -> str:
@@ -138,7 +138,7 @@ def openmp(host: HostFacts) -> Reason:
 def interface(host: HostFacts, hosts: int) -> Reason:
     """Explain which network interface the ranks use."""
     if not host.network_interface:
-        return "the ranks' own choice", "no interface is known to have its address; see ip address"
+        return "the ranks' own choice", "no interface has the host's address; check: ip address"
     if hosts > 1:
         return host.network_interface, (
             "it has the address that the other hosts use; by default gloo would use the "
@@ -175,7 +175,7 @@ def rendezvous(facts: ClusterFacts) -> Reason:
 
 
 def pace(hosts: Sequence[tuple[str, Sequence[int]]]) -> Reason | None:
-    """Explain which ranks slow down the other ranks, and by how much; None if none does noticeably.
+    """Explain which ranks slow down the others, and by how much; None without a noticeable effect.
 
     Ranks have equal parts of a batch, so all ranks wait for the rank with the fewest threads.
 
@@ -184,7 +184,10 @@ def pace(hosts: Sequence[tuple[str, Sequence[int]]]) -> Reason | None:
     """
 
     def speed(least: int) -> int:
-        """Return the number of busy threads without hosts that have less than `least` per rank."""
+        """Return the number of busy threads if only hosts with `least` threads per rank are used.
+
+        Threads beyond `least` in a rank would wait for the other ranks.
+        """
         return least * sum(len(threads) for _, threads in hosts if min(threads) >= least)
 
     smallest = sorted({min(threads) for _, threads in hosts})
@@ -204,6 +207,6 @@ def pace(hosts: Sequence[tuple[str, Sequence[int]]]) -> Reason | None:
     if uneven:
         return f"set by {slowest}", (
             f"{wait}: the NUMA nodes of {short_names(uneven)} have unequal numbers of cores; "
-            "--ranks-per-host divides them otherwise"
+            "use --ranks-per-host to divide the cores differently"
         )
     return None

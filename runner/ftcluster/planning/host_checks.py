@@ -36,7 +36,7 @@ def check_addresses(facts: ClusterFacts) -> None:
     if lines:
         raise PlanError(
             "mpirun reaches hosts by IPv4 only\n  " + "\n  ".join(lines),
-            "set ftcluster_address to an IPv4 address of them and run ftcluster setup again",
+            "set ftcluster_address to an IPv4 address of each host and run ftcluster setup again",
         )
     names: dict[str, list[str]] = {}
     for host in facts.hosts:
@@ -45,8 +45,8 @@ def check_addresses(facts: ClusterFacts) -> None:
     if twice:
         raise PlanError(
             "several hosts have the same address\n  " + "\n  ".join(twice),
-            "remove the duplicates from the inventory and run ftcluster setup again; in facts "
-            "that you write, give each host a different network_address",
+            "remove the duplicates from the inventory and run ftcluster setup again; in a facts "
+            "file that you write, each host needs a different network_address",
         )
 
 

@@ -17,8 +17,8 @@ TRAINED_BYTES = {"bf16": BYTES_A_PARAMETER + BF16_COPY, "fp32": BYTES_A_PARAMETE
 # matrices of its width, and 3 matrices with one dimension that is INNER times its width
 ADAPTED_WIDTHS = 26
 ADAPTED_ATTENTION = 8  # widths of the second attention of a decoder layer: 4 square matrices
-# bytes per token, layer and feature of DoRA: the output in fp32 of each adapted matrix, before it
-# gets its length. A layer has up to 10 outputs per feature
+# bytes per token, layer and feature of DoRA, which keeps the fp32 output of each adapted matrix
+# before scaling it by its magnitude. A layer has up to 10 such outputs per feature
 DORA = 10 * FP32
 # bytes of a weight in NF4: 4 bits, one byte per 64 weights, and an fp32 value per 256 such bytes
 NF4 = 0.5 + 1 / 64 + FP32 / (64 * 256)
@@ -55,7 +55,7 @@ WITH_IPEX = {"bf16": Costs(730 * 10**6, 37, 5, 16), "fp32": Costs(730 * 10**6, 7
 # activations of a decoder layer relative to an encoder layer with the same number of tokens: the
 # decoder layer has one more attention and one more norm
 OF_A_DECODER_LAYER = 1.5
-SHORT_TEXT = 8  # tokens of a short text; an evaluation has at most as many vectors as such texts
+SHORT_TEXT = 8  # tokens of a short text; an evaluation has at most one vector per short text
 OF_A_LAYER = 0.5  # fraction of a layer's backward-pass memory that an evaluation needs at once
 USABLE = 0.9  # usable fraction of a host's memory; the system and its page cache need the rest
 
@@ -65,7 +65,7 @@ class ModelSize:
     """The size of a model. Unknown values are 0.
 
     Attributes:
-        layers: number of layers; in encoder-decoder models, of the encoder only.
+        layers: number of layers; in encoder-decoder models, number of encoder layers.
         features: width of a layer (hidden_size in transformers).
         heads: number of attention heads of a layer.
         positions: maximum number of tokens of an input.
@@ -138,8 +138,8 @@ def need(
         tokens: maximum number of tokens of a sample; shorter samples are padded to this length.
         predicts_tokens: True if the loss is over the vocabulary, at the target tokens.
         adapter_rank: rank of low-rank adapters; None if all weights are trained.
-        checkpointing: True if activations are recomputed in the backward pass. Only one layer then
-            has its activations in memory, and the other layers only their inputs.
+        checkpointing: True if activations are recomputed in the backward pass. Then the memory has
+            only the activations of one layer and the inputs of all layers.
         in_4bit: True if frozen weights other than embeddings are in NF4.
         merged: True if adapters are merged into the weights at the end of the training.
         evaluated: number of tokens that a rank evaluates at once; 0 without evaluation.
@@ -166,7 +166,7 @@ def need(
     if predicts_tokens:
         logits = int(samples * (targets or tokens) * logits_share) * size.vocabulary
         activations += costs.logits * (logits if ipex else min(logits, LOGITS))
-    if vectors:  # and two gradients of the embeddings: as the first layer, and as the last one
+    if vectors:  # plus two gradients of the embeddings, which are the first and the last layer
         activations += FP32 * (vectors * size.vocabulary + 2 * size.embeddings)
     evaluating = int(evaluated * a_layer * OF_A_LAYER) + FP32 * size.teacher
     each = BF16_COPY if precision == "bf16" else FP32
@@ -196,8 +196,8 @@ def need(
         return Need(whole, activations, costs.runtime, FP32 * size.parameters, evaluating)
     states = int(size.parameters * sharded_bytes(precision, shards))
     buffers = min(BUFFERS, 2 * FP32 * size.parameters)
-    # each rank has all fp32 weights at the start. The first ranks of two hosts have all of them
-    # again while a checkpoint is saved
+    # each rank has all fp32 weights at the start. The first ranks of two hosts gather them again
+    # while a checkpoint is saved
     return Need(states + buffers, activations, costs.runtime, FP32 * size.parameters, evaluating)
 
 

@@ -15,8 +15,8 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MOST = 1 << 48  # largest accepted dimension, so that products of dimensions still fit a float
 MOST_HEADER_BYTES = 100 << 20  # the format's own limit (safetensors' README, Format)
-# names of the number of layers, of the width, ... in different model types (attribute_map in
-# transformers)
+# fields of config.json for the number of layers, the width and so on, which differ by model type
+# (attribute_map in transformers)
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
 FEATURES = ("hidden_size", "n_embd", "dim", "d_model")
 HEADS = (
@@ -95,8 +95,8 @@ def size_from_scratch(
     within 1 % for BERT and GPT-2, and a rough estimate for other models.
 
     Args:
-        model: a folder with config.json, or `config:TYPE`. For a type that is not in DEFAULTS, only
-            `overrides` are known.
+        model: a folder with config.json, or `config:TYPE`. For a type that is not in DEFAULTS, all
+            values come from `overrides`.
         overrides: config_overrides of the recipe.
         vocabulary: vocabulary size of a tokenizer that is trained on the data; None without one.
     """

@@ -19,8 +19,8 @@ def choose_network(hosts: Sequence[HostFacts]) -> tuple[str, str]:
     asked = _by_value({host.name: host.network_provider for host in hosts})
     if len(asked) > 1:
         raise PlanError(
-            f"all hosts need the same {ASKED}; the inventory gives {_shown(asked)}",
-            "set it for all hosts and run ftcluster setup again",
+            f"all hosts need the same {ASKED}; the inventory sets {_shown(asked)}",
+            "set the same value for all hosts, and run ftcluster setup again",
         )
     provider = choose_provider([host.network for host in hosts])
     if AUTO not in asked:
@@ -34,9 +34,9 @@ def choose_network(hosts: Sequence[HostFacts]) -> tuple[str, str]:
     devices = {name: device for name, (device, _) in best.items() if device}
     if provider == TCP:
         kinds = _by_value({name: provider_of(device) for name, device in devices.items()})
-        return provider, f"not RDMA, whose providers differ: {_shown(kinds)}"
+        return provider, f"not RDMA, because its providers differ: {_shown(kinds)}"
     names = _by_value({name: device.name for name, device in devices.items()})
-    return provider, f"every host has a device for it on the run's network: {_shown(names)}"
+    return provider, f"every host has an RDMA device on the run's network: {_shown(names)}"
 
 
 def network_mbits(facts: ClusterFacts) -> float | None:

@@ -25,8 +25,8 @@ class RankPlan:
         cpus: the rank's CPUs, such as "0-15".
         threads: number of OpenMP threads.
         memory: numbers of the NUMA nodes to allocate memory on first; if empty, the kernel decides.
-        workers: CPUs of oneCCL's workers; "" without oneCCL. `cpus` does not have these CPUs, if
-            the rank has enough cores.
+        workers: CPUs of oneCCL's workers; "" without oneCCL. `cpus` excludes these CPUs if the rank
+            has enough cores.
         samples: number of the rank's samples in a batch; 0 if the batch size is not known.
     """
 
@@ -144,9 +144,9 @@ def _shares(topology: Topology, used: Sequence[Domain], ranks: int) -> list[_Sha
     sockets = sorted({domain.sockets for domain in used})
     on_each = [[domain for domain in used if domain.sockets == socket] for socket in sockets]
     inside, rest = divmod(ranks, len(sockets))
-    if len(sockets) > 1 and not rest and all(len(_all_of(own)[0]) >= inside for own in on_each):
-        return [share for own in on_each for share in _shares(topology, own, inside)]
-    everything, _ = _all_of([domain for own in on_each for domain in own])
+    if len(sockets) > 1 and not rest and all(len(_all_of(part)[0]) >= inside for part in on_each):
+        return [share for part in on_each for share in _shares(topology, part, inside)]
+    everything, _ = _all_of([domain for part in on_each for domain in part])
     return [
         (cpus, tuple(domain for domain in used if set(domain.cpus) & set(cpus)))
         for cpus in _pieces(everything, ranks)
@@ -183,15 +183,15 @@ def _memory(host: HostFacts, near: Sequence[Domain]) -> tuple[int, ...]:
     """Return the numbers of the NUMA nodes to allocate memory on first.
 
     These are the nearest nodes with high-bandwidth memory, if there are any. The result is empty if
-    the kernel's default is right. If a core's own node has no memory, the nearest node with memory
-    replaces it, because the kernel refuses to prefer a node without memory.
+    the kernel's default is right. If a core's node has no memory, the nearest node with memory
+    replaces that node, because the kernel refuses to prefer a node without memory.
     """
     fast = tuple(node for domain in near for node in domain.hbm)
-    own = {number for domain in near for number in domain.nodes}
+    with_cores = {number for domain in near for number in domain.nodes}
     nodes = {node.node for node in host.numa}
     having = {node.node for node in host.numa if node.memory_bytes} or nodes
     nearest = {node.node if node.node in having else node.near for node in host.numa
-               if node.node in own}  # fmt: skip
+               if node.node in with_cores}  # fmt: skip
     if fast or not nearest <= having or nearest >= having:
         return fast
     return tuple(sorted(number for number in nearest if number is not None))

@@ -183,9 +183,9 @@ def first_hosts(
     available = len(facts.hosts)
     if count and count > available:
         names = ", ".join(host.name for host in facts.hosts)
-        has = "the run can use" if absent else "the cluster has"
-        lines = [f"--nodes {count}, but {has} {counted(available, 'host')}: {names}"]
-        fewer = f"or use fewer: --nodes {available}"
+        subject = "the run can use" if absent else "the cluster has"
+        lines = [f"--nodes {count}, but {subject} {counted(available, 'host')}: {names}"]
+        fewer = f"or use fewer hosts: --nodes {available}"
         raise PlanError(
             "; ".join([*lines, *(f"{host.name} {host.why}" for host in absent)]),
             "; ".join([*(host.remedy for host in absent), fewer])
@@ -206,7 +206,7 @@ def plan(
 ) -> LaunchPlan:
     """Decide how many ranks each host runs, on which cores and with which settings.
 
-    First come the decisions that all ranks share, then the placement on each host.
+    The decisions that all ranks share come first, and then the placement on each host.
 
     Args:
         facts: the hosts. The first host is the head.

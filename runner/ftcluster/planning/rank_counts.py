@@ -87,17 +87,17 @@ def _requested(hosts: Sequence[Topology], requested: Count) -> dict[str, Count]:
     if short:
         raise PlanError(
             "each rank needs its own core\n  " + "\n  ".join(short),
-            f"use fewer: --ranks-per-host {min(host.cores for host in facts)}",
+            f"use fewer ranks: --ranks-per-host {min(host.cores for host in facts)}",
         )
     counts = {}
     for topology in hosts:
         good, cores = topology.even_counts, topology.host.cores
         ranks, why = min(requested.ranks, cores), requested.why
         if ranks < requested.ranks:
-            why = f"{requested.ranks} are {why}, but each needs its own core"
+            why = f"{requested.ranks} ranks are {why}, but each rank needs its own core"
         if ranks not in good and not topology.limited and spanning(topology, ranks):
             would = f"{', '.join(map(str, good[:-1]))} or {good[-1]}"
-            why += f"; some ranks have cores of two NUMA nodes, which {would} ranks would not have"
+            why += f"; some ranks have cores of two NUMA nodes; {would} ranks would avoid this"
         counts[topology.host.name] = Count(ranks, why)
     return counts
 
@@ -182,15 +182,15 @@ def _reason(topology: Topology, ranks: int, why_fewer: str) -> str:
     if topology.host.cores == 1:
         return "its CPU quota is too small for two ranks" if topology.limited else "it has one core"
     if ranks < topology.even_counts[0]:
-        words = f"{len(used) // ranks} NUMA nodes each: {why_fewer}"
+        text = f"{len(used) // ranks} NUMA nodes each: {why_fewer}"
     elif ranks < len(used):
-        words = f"the CPU quota is too small for a rank on each of the {len(used)} NUMA nodes"
+        text = f"the CPU quota is too small for a rank on each of the {len(used)} NUMA nodes"
     elif len({node for domain in used for node in domain.nodes}) < len(used):
-        words = "one per NUMA node and socket, because remote memory is slower"
+        text = "one per NUMA node and socket, because remote memory is slower"
     else:
-        words = "one per NUMA node, because remote memory is slower"
+        text = "one per NUMA node, because remote memory is slower"
     if unused:
         nodes = sorted({node for domain in unused for node in domain.nodes})
-        words += f"; none on node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}, whose few "
-        words += "cores would slow down the others"
-    return words
+        text += f"; none on node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}, whose few "
+        text += "cores would slow down the other ranks"
+    return text

@@ -47,7 +47,9 @@ def choose_sharding(
     if recipe.training.sync == "local":
         why = "with sync: local each rank has all weights"
         if asked is True:
-            raise PlanError(f"training.shard_optimizer=true: {why}", "remove one of them")
+            raise PlanError(
+                f"training.shard_optimizer=true: {why}", "remove one of the two settings"
+            )
         return False, why
     if batch.ipex:
         why = "IPEX needs all weights in fp32 on each rank"
@@ -84,7 +86,9 @@ def choose_sharding(
         return False, "memory suffices; no traffic is saved in fp32 or with accumulation steps"
     share = bytes_share(batch)
     if share > WORTH:
-        return False, f"memory suffices; with these embeddings {share:.0%} of the bytes remain"
+        return False, (
+            f"memory suffices; because of the embeddings, sharding sends {share:.0%} of the bytes"
+        )
     return True, f"sharding sends {share:.0%} of the bytes, and the network has {mbits:.0f} Mbit/s"
 
 

@@ -19,7 +19,7 @@ from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 from ftcluster_common.recipe import Recipe
 
-BACK = "take one back: ftcluster hosts return HOST"
+BACK = "to use a drained host again: ftcluster hosts return HOST"
 # attributes of a plan that all ranks share, and the settings that determine them
 COMMON = {
     "precision": "precision in the recipe",
@@ -57,7 +57,7 @@ def next_hosts(
             "; ".join([*(host.remedy for host in absent), "use fewer spares, or fewer --nodes"]),
         )
     if count and nodes == 1:
-        raise UsageError("--spares needs --nodes 2 or more: no spare takes the place of the head")
+        raise UsageError("--spares needs --nodes 2 or more: no spare can replace the head")
     return remaining[:count]
 
 

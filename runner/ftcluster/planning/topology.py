@@ -19,7 +19,7 @@ class Domain:
     Attributes:
         nodes: NUMA node numbers; several if the kernel emulates several nodes on the same cores.
         cpus: CPU numbers of the cores' first hardware threads, grouped by socket.
-        threads: CPU numbers of all usable hardware threads of the cores, as far as known.
+        threads: CPU numbers of the cores' usable hardware threads, as far as the facts list them.
         sockets: socket numbers of the cores.
         hbm: NUMA node numbers of the high-bandwidth memory nearest to these cores.
     """
@@ -41,9 +41,9 @@ class Topology:
         used: the domains that ranks use by default.
         limited: True if a quota allows less CPU time than all hardware threads provide.
         even_counts: numbers of ranks with which all ranks have the same number of whole domains,
-            the largest first. No rank spans sockets, unless there are fewer ranks than sockets. Two
-            sockets with three nodes each have 6, 2 and 1. Under a quota, each rank has at least
-            LEAST_CORES cores of the quota, unless it is the only rank.
+            the largest first. No rank spans sockets, unless there are fewer ranks than sockets. For
+            two sockets with three nodes each, the numbers are 6, 2 and 1. Under a quota, each rank
+            has at least LEAST_CORES cores of the quota, unless it is the only rank.
     """
 
     host: HostFacts
@@ -143,27 +143,27 @@ def near_groups(host: HostFacts, used: Sequence[Domain], count: int) -> list[lis
     Each group has a first domain and the domains nearest to it.
     """
     at = {node.node: index for index, node in enumerate(host.numa)}
-    groups, left = [], list(used)
-    while left:
-        first = left[0]
+    groups, remaining = [], list(used)
+    while remaining:
+        first = remaining[0]
         far = host.numa[at[first.nodes[0]]].distances
         group = sorted(
-            left,
+            remaining,
             key=lambda other: (
                 not set(first.sockets) & set(other.sockets),
                 far[at[other.nodes[0]]] if far else 0,
                 other.sockets,
             ),
         )[: len(used) // count]
-        groups.append([domain for domain in left if domain in group])
-        left = [domain for domain in left if domain not in group]
+        groups.append([domain for domain in remaining if domain in group])
+        remaining = [domain for domain in remaining if domain not in group]
     return groups
 
 
 def _apart(groups: Sequence[Sequence[Domain]]) -> bool:
-    """Return True if a group that spans sockets shares none of its sockets with another group."""
+    """Return True if no group that spans sockets shares a socket with another group."""
     sockets = [{socket for domain in group for socket in domain.sockets} for group in groups]
     return all(
-        len(own) == 1 or not any(own & other for other in sockets if other is not own)
-        for own in sockets
+        len(group) == 1 or not any(group & other for other in sockets if other is not group)
+        for group in sockets
     )

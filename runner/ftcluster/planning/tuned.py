@@ -47,9 +47,9 @@ def written(settings: Mapping[str, Any]) -> str:
     >>> written({"ranks_per_host": 2, "training.shard_optimizer": True})
     'ranks_per_host=2 training.shard_optimizer=true'
     """
-    words = {True: "true", False: "false", None: "null"}
+    literals = {True: "true", False: "false", None: "null"}
     return " ".join(
-        f"{name}={words[value] if isinstance(value, bool) or value is None else value}"
+        f"{name}={literals[value] if isinstance(value, bool) or value is None else value}"
         for name, value in settings.items()
     )
 
@@ -76,18 +76,18 @@ def choose_tuned(
     if same:
         newest = max(same, key=lambda tuning: tuning.date)
         differs = _difference(newest.hosts, now)
-        why = f"the tuning of {newest.date} was on other hosts: {differs}; renew it: ftcluster tune"
+        why = f"the tuning of {newest.date} was on other hosts: {differs}; to renew: ftcluster tune"
         return UNTUNED, ("none", why)
     return UNTUNED, None
 
 
 def _difference(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> str:
     """Return the first difference between the hosts of a tuning and the current hosts, as text."""
-    names, others = ([str(host["name"]) for host in some] for some in (then, now))
+    names, others = ([str(host["name"]) for host in hosts] for hosts in (then, now))
     if names != others:
         return f"{', '.join(names)}, now {', '.join(others)}"
     for before, after in zip(then, now, strict=True):
         changed = [key for key in after if before.get(key) != after[key]]
         if changed:
-            return f"{after['name']} has another {', '.join(changed)}"
+            return f"{after['name']} has a different {', '.join(changed)}"
     return "another version of ftcluster"

@@ -15,12 +15,12 @@ CONFUSED = 5
 
 def reports_of(event: Mapping[str, Any]) -> dict[str, ClassReport]:
     """Return the class reports of an event `evaluation` or `result`, by data set."""
-    return {name: read_report(found) for name, found in event.get("classes", {}).items()}
+    return {name: read_report(report) for name, report in event.get("classes", {}).items()}
 
 
 def class_lines(event: Mapping[str, Any]) -> list[str]:
     """Return the lines for each data set of an event: a table, a confusion matrix and notes."""
-    return [line for name, one in reports_of(event).items() for line in _of_set(name, one)]
+    return [line for name, report in reports_of(event).items() for line in _of_set(name, report)]
 
 
 def class_documents(event: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,17 +29,18 @@ def class_documents(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def score_rows(report: ClassReport) -> list[tuple[str, ...]]:
-    """Return a row for each class and each mean; if there are many classes, only the worst ones."""
-    chosen = sorted(report.classes, key=lambda one: one.f1)[:SHOWN]
+    """Return a row for each class and each mean, but at most SHOWN classes with the lowest f1."""
+    lowest = sorted(report.classes, key=lambda scores: scores.f1)[:SHOWN]
+    shown = [scores for scores in report.classes if scores in lowest]
     rows = [
-        (_short(one.name), *_cells(one.precision, one.recall, one.f1), str(one.support))
-        for one in report.classes
-        if one in chosen
+        (_short(row.name), *_cells(row.precision, row.recall, row.f1), str(row.support))
+        for row in shown
     ]
     if report.thresholds:
-        at = [f"{one.threshold:.3f}" for one in report.classes if one in chosen]
+        at = [f"{scores.threshold:.3f}" for scores in shown]
         rows = [(*row, threshold) for row, threshold in zip(rows, at, strict=True)]
-    total = (str(sum(one.support for one in report.classes)), *([""] * report.thresholds))
+    support = str(sum(scores.support for scores in report.classes))
+    total = (support, *([""] * report.thresholds))
     return [
         *rows,
         *((f"{name} mean", *_cells(*values), *total) for name, values in report.averages.items()),
@@ -55,18 +56,19 @@ def notes_of(report: ClassReport) -> Iterator[str]:
     """Yield notes about rows missing from the table, and warnings about classes."""
     more = len(report.classes) - SHOWN
     if more > 0 or report.left_out:
-        yield f"these have the lowest f1; {max(more, 0) + report.left_out} more are not shown"
+        hidden = max(more, 0) + report.left_out
+        yield f"these classes have the lowest f1; {hidden} more are not shown"
     if report.positive:
         yield f"f1 is computed for the class {_short(report.positive)}"
     if names := report.never_predicted:
-        yield f"NEVER PREDICTED: {_listed(names)}; the data has such rows, but the model finds none"
-    if names := [one.name for one in report.classes if not one.support]:
+        yield f"NEVER PREDICTED: {_listed(names)}, although the data has rows of this class"
+    if names := [scores.name for scores in report.classes if not scores.support]:
         yield f"not measured, because no row has this class: {_listed(names)}"
 
 
 def confusion_rows(report: ClassReport) -> list[tuple[str, ...]]:
     """Return the confusion matrix as cells with headings; empty if the matrix is too large."""
-    names, matrix = [one.name for one in report.classes], report.matrix
+    names, matrix = [scores.name for scores in report.classes], report.matrix
     if matrix is None or len(names) > MATRIX:
         return []
     cells = [[str(count) for count in row] for row in matrix]
@@ -79,7 +81,7 @@ def confused_lines(report: ClassReport) -> list[str]:
     if confusion_rows(report):
         return []
     return [
-        f"{count} of {_short(true)} are taken for {_short(predicted)}"
+        f"{count} rows of {_short(true)} are predicted as {_short(predicted)}"
         for true, predicted, count in report.confused[:CONFUSED]
     ]
 

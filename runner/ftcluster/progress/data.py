@@ -10,7 +10,7 @@ SHOWN = 8  # maximum number of classes in a line
 TARGET_MARKS = "target tokens are between « and », and after ->"
 
 
-def set_line(one: Mapping[str, Any]) -> str:
+def set_line(data_set: Mapping[str, Any]) -> str:
     """Format the counts of a data set from `engine.data_report` or `recipe.data_counts`.
 
     >>> set_line({"set": "train", "rows": 3, "classes": {"good": 2, "bad": 1}, "samples": 3,
@@ -19,24 +19,24 @@ def set_line(one: Mapping[str, Any]) -> str:
     >>> set_line({"set": "validation", "rows": 2, "duplicates": 1})
     'validation: 2 rows, 1 OF THEM ALSO IN TRAIN'
     """
-    rows, samples = one.get("rows"), one.get("samples")
-    words = [counted(rows, "row")] if rows is not None else []
+    rows, samples = data_set.get("rows"), data_set.get("samples")
+    parts = [counted(rows, "row")] if rows is not None else []
     if samples is not None and samples != rows:
-        words.append(counted(samples, "sample"))
-    if classes := one.get("classes"):
+        parts.append(counted(samples, "sample"))
+    if classes := data_set.get("classes"):
         first = ", ".join(f"{name} {count}" for name, count in list(classes.items())[:SHOWN])
         more = ", ..." if len(classes) > SHOWN else ""
-        count = one.get("class_count", len(classes))  # `classes` has only the most frequent classes
-        words.append(f"{count} class{'es' * (count > 1)} ({first}{more})")
-    if "median" in one:
-        words += [f"{one['median']} tokens (median)", f"{one['longest']} at most"]
-        words += [f"{one['cut']} cut to {one['limit']}"] if one["cut"] else []
-    words += [f"{one['left_out']} LEFT OUT"] if one.get("left_out") else []
-    if one.get("duplicates"):
-        words.append(f"{one['duplicates']} OF THEM ALSO IN TRAIN")
-    columns = {use: tuple(names) for use, names in one.get("columns", {}).items()}
-    words += [columns_line(columns)] if columns else []
-    return _in_one_line(f"{one['set']}: {', '.join(words)}")
+        count = data_set.get("class_count", len(classes))  # `classes` may omit rare classes
+        parts.append(f"{count} class{'es' * (count > 1)} ({first}{more})")
+    if "median" in data_set:
+        parts += [f"{data_set['median']} tokens (median)", f"{data_set['longest']} at most"]
+        parts += [f"{data_set['cut']} cut to {data_set['limit']}"] if data_set["cut"] else []
+    parts += [f"{data_set['left_out']} LEFT OUT"] if data_set.get("left_out") else []
+    if data_set.get("duplicates"):
+        parts.append(f"{data_set['duplicates']} OF THEM ALSO IN TRAIN")
+    columns = {use: tuple(names) for use, names in data_set.get("columns", {}).items()}
+    parts += [columns_line(columns)] if columns else []
+    return _in_one_line(f"{data_set['set']}: {', '.join(parts)}")
 
 
 def sample_lines(sample: list[Mapping[str, Any]]) -> Iterator[str]:
@@ -53,13 +53,13 @@ def sample_lines(sample: list[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _in_one_line(text: str) -> str:
-    """Escape line breaks, so that a host's text cannot imitate lines of this program."""
+    """Escape line breaks, so that a host's text cannot imitate lines of ftcluster's output."""
     return text.replace("\n", "\\n")
 
 
 def data_lines(event: Mapping[str, Any], samples: int) -> list[str]:
     """Return an event `data` as lines, with at most `samples` samples."""
     shown = event["samples"][:samples]
-    head = [f"as the model sees them; {TARGET_MARKS}:"] if shown else []
+    head = [f"samples as the model receives them; {TARGET_MARKS}:"] if shown else []
     lines = [line for sample in shown for line in sample_lines(sample)]
     return [*map(set_line, event["sets"]), *head, *lines]

@@ -57,7 +57,7 @@ def duration(seconds: float) -> str:
 
 def clock(seconds: float) -> str:
     """Format seconds since 1970 as 03:12:45 if the day is today, else as 01-31 03:12:45."""
-    at, now = (datetime.fromtimestamp(one).astimezone() for one in (seconds, time.time()))
+    at, now = (datetime.fromtimestamp(moment).astimezone() for moment in (seconds, time.time()))
     return f"{at:%H:%M:%S}" if at.date() == now.date() else f"{at:%m-%d %H:%M:%S}"
 
 
@@ -76,7 +76,7 @@ def shape(progress: RunProgress) -> str:
 
 
 def step_line(progress: RunProgress) -> str:
-    """Format the latest step; the event `start` with the total may be damaged."""
+    """Format the latest step; the total is "?" if the event `start` is missing."""
     step, steps = progress.step, progress.start.get("steps", "?")
     return (
         f"step {step['step']}/{steps}  epoch {step['epoch']:.2f}  "
@@ -92,20 +92,20 @@ def checkpoint_line(progress: RunProgress) -> str:
 
 
 def stopped_line(progress: RunProgress) -> str:
-    """Return a line that says how a run was stopped, and how to continue the run."""
+    """Return a line about a stopped run: the reason, the checkpoint and how to continue."""
     run, checkpoint = progress.run, progress.checkpoint
     step = progress.step.get("step", 0)
-    words = [f"stopped: run {run}{f' at step {step}' if step else ''}"]
+    parts = [f"stopped: run {run}{f' at step {step}' if step else ''}"]
     if why := progress.end.get("why"):
-        words.append(str(why))
-    words.append("no rank is left running")
+        parts.append(str(why))
+    parts.append("no rank is left running")
     if checkpoint:
-        words.append(checkpoint_line(progress))
+        parts.append(checkpoint_line(progress))
         if not progress.start.get("ipex"):
-            words.append(f"continue it: ftcluster train --resume {run}")
+            parts.append(f"continue it: ftcluster train --resume {run}")
     elif progress.start:
-        words.append("no model was saved")
-    return "; ".join(words)
+        parts.append("no model was saved")
+    return "; ".join(parts)
 
 
 def host_state(host: HostProgress, finished: bool) -> str:

@@ -28,11 +28,11 @@ def setup_picture(progress: SetupProgress) -> RenderableType:
         state = format.host_state(host, progress.finished)
         running = state == "running"
         until = time.monotonic() if running else host.ended
-        words = {"running": host.activity or host.task, "done": "done"}
+        shown = {"running": host.activity or host.task, "done": "done"}
         table.add_row(
             Text(name, style="bold"),
             Text(host.stage, style=STYLES[state]),
-            Text(words.get(state, state), style="" if running else STYLES[state]),
+            Text(shown.get(state, state), style="" if running else STYLES[state]),
             str(host.ok + host.changed),
             Text(str(host.changed), style="yellow" if host.changed else "dim"),
             Text("1" if host.failed else "0", style="bold red" if host.failed else "dim"),
@@ -68,7 +68,7 @@ def run_picture(progress: RunProgress) -> RenderableType:
     if progress.losses:
         loss = Table.grid(padding=(0, 2))
         values = progress.losses
-        # as long as the filled part of the bar above, so that each loss stands below its step
+        # as long as the filled part of the bar above, so that each loss is below its step
         share = min(max(done / steps, 0), 1) if steps else 1
         line = sparkline(values, round(SPARK_WIDTH * share))
         spark = Text(line.ljust(SPARK_WIDTH), style="cyan")

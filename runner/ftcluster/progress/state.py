@@ -22,7 +22,7 @@ class HostProgress:
         busy: True while a task runs on the host; False while the host waits for other hosts.
         ok: number of tasks that changed nothing.
         failed: error of the failed task, or "".
-        last_failure: error of the last task that failed, also if later tasks succeeded.
+        last_failure: error of the last task that failed, even if later tasks succeeded.
         unreachable: True if Ansible could not connect.
         started: time.monotonic() of the first event.
         ended: time.monotonic() of the latest event.
@@ -42,7 +42,7 @@ class HostProgress:
     ended: float = 0.0
 
 
-UNNAMED_STAGES = ("lock", "unlock", "facts again")  # plays that belong to the stage before them
+UNNAMED_STAGES = ("lock", "unlock", "facts again")  # plays that are part of the previous stage
 
 
 def stage_of(event: TaskEvent) -> str:
@@ -115,7 +115,7 @@ class RunProgress:
         data: event `data`: the training data and its target tokens.
         start: event `start`: world_size, backend, precision, steps, epochs, ...
         step: latest event `step`.
-        losses: loss of each event `step`; if there are many events, only of every 2nd, 4th, ...
+        losses: loss of each event `step`; if there are many, of every 2nd, 4th, ... event.
         evaluations: all events `evaluation`.
         result: event `result`: metrics, samples_per_second, model, ...
         errors: all events `error`: message, hint, rank, host.

@@ -10,7 +10,7 @@ Texts = Mapping[str, Sequence[Sequence[str]]]  # entries with the fields of HEAD
 
 
 def written_texts(result: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]]) -> Texts:
-    """Return the generated texts of the result, or else of the last evaluation, or else {}."""
+    """Return the generated texts of the result; without them, those of the last evaluation."""
     last = evaluations[-1] if evaluations else {}
     texts: Texts = result.get("texts") or last.get("texts") or {}
     return texts

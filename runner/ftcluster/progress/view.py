@@ -1,4 +1,4 @@
-"""Views that display progress: as nothing, a live picture on a terminal, or plain lines."""
+"""Views of progress: a silent view, a live picture on a terminal, and plain lines."""
 
 import sys
 import time
@@ -15,8 +15,8 @@ from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 from ftcluster.text.printable import printable
 
-# Log files stay short: time between two lines about the same activity of a host, and time without
-# a line after which the running tasks are named.
+# These limits keep log files short: seconds between two lines about the same activity of a host,
+# and seconds without output after which the running tasks are printed.
 ACTIVITY_SECONDS = 15.0
 SILENT_SECONDS = 30.0
 
@@ -106,7 +106,7 @@ class TerminalView(View):
 
 
 def below(text: str) -> str:
-    """Indent further lines of a host's text, so that they cannot imitate this program's output.
+    """Indent further lines of a host's text, so that they cannot imitate ftcluster's output.
 
     >>> below("a\\nerror: b")
     'a\\n  error: b'
@@ -225,5 +225,5 @@ class _PlainView(TerminalView):
 
     def say(self, text: str) -> None:
         self._said_at = time.monotonic()
-        # rich's Console would take longer to print a line than the event takes to be handled
+        # rich's Console takes longer to print a line than ftcluster takes to handle the event
         print(printable(text), file=self._console.file, flush=True)

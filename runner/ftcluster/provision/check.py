@@ -64,11 +64,11 @@ def collect(
     """Run the playbook `check`; if a host fails, the checks of the other hosts continue.
 
     Args:
-        accept_new: see run_stages.
+        accept_new: see `run_stages`.
 
     Raises:
         FtclusterError: Ansible could not start, or the playbook took too long.
-        Interrupted: the user stopped it.
+        Interrupted: the user stopped the command.
     """
     inventory, variables = address(paths, options, view)
     say_unchecked(inventory, view)

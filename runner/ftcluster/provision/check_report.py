@@ -106,7 +106,7 @@ def _warnings(results: Found) -> Iterator[Finding]:
         facts = results.facts.get(name, {})
         if facts.get("current") and not facts.get("tcmalloc"):
             what = "tcmalloc is not installed, so training steps take 15 to 35 % longer"
-            hint = "install libtcmalloc-minimal4, or run ftcluster setup as a user with root"
+            hint = "install libtcmalloc-minimal4, or run ftcluster setup as a user with root access"
             yield Finding(name, what, hint, "allocator")
     head = results.inventory.head
     if results.report is None and head in results.failures:

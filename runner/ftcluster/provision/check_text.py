@@ -21,7 +21,7 @@ JsonObject = Mapping[str, Any]
 
 def lines(document: JsonObject) -> Iterator[str]:
     """Yield the lines of the whole result."""
-    failed = {one["host"] for one in document["problems"] if one["kind"] == "ansible"}
+    failed = {finding["host"] for finding in document["problems"] if finding["kind"] == "ansible"}
     rows = (_row(host, host["name"] in failed) for host in document["hosts"])
     yield from table([HEADS, *rows])
     pairs = document["pairs"]
@@ -67,19 +67,19 @@ def matrix(names: Sequence[str], pairs: Sequence[JsonObject]) -> list[list[str]]
 
 
 def summary(document: JsonObject) -> str:
-    """Return the last line of the text, a summary."""
-    words = [counted(len(document["hosts"]), "host")]
+    """Return the summary, which is the last line of the text."""
+    counts = [counted(len(document["hosts"]), "host")]
     for key in ("problems", "warnings"):
         if document[key]:
-            words.append(counted(len(document[key]), key[:-1]))
-    return f"{document['state']}: {', '.join(words)}, {duration(document['seconds'])}"
+            counts.append(counted(len(document[key]), key[:-1]))
+    return f"{document['state']}: {', '.join(counts)}, {duration(document['seconds'])}"
 
 
 def one_line(document: JsonObject) -> str:
     """Return the summary with the first finding in one line, for mail from cron."""
-    [*first] = [*document["problems"], *document["warnings"]][:1]
-    words = [": ".join(filter(None, (one["host"], one["what"]))) for one in first]
-    return "; ".join([summary(document), *words]).replace("\n", " ")
+    first = [*document["problems"], *document["warnings"]][:1]
+    texts = [": ".join(filter(None, (finding["host"], finding["what"]))) for finding in first]
+    return "; ".join([summary(document), *texts]).replace("\n", " ")
 
 
 def _row(host: JsonObject, failed: bool) -> tuple[str, ...]:
@@ -118,8 +118,8 @@ def _network(document: JsonObject) -> Iterator[str]:
     pairs, slow = document["pairs"], document["mb_per_second"]
     late = document["latency_us"]
     if len(pairs) == 1:
-        one, other = pairs[0]["hosts"]
-        yield f"{one} to {other}: {late['max']:.0f} us, {_mb(slow['min'])} MB/s"
+        first, second = pairs[0]["hosts"]
+        yield f"{first} to {second}: {late['max']:.0f} us, {_mb(slow['min'])} MB/s"
         return
     times = " / ".join(f"{late[key]:.0f}" for key in ("min", "median", "max"))
     speeds = " / ".join(_mb(slow[key]) for key in ("min", "median", "max"))

@@ -18,28 +18,33 @@ from ftcluster_common.protocol.formats import CHECKS, opened, stamped
 
 KEPT = 50  # number of checks kept for each host
 LEAST = 3  # minimum number of earlier checks for a comparison
-SLOWER = 0.85  # a smaller ratio of a figure to the host's earlier figures is a finding
-LESS_MEMORY = 0.99  # the same limit for memory, which differs little between kernels
+SLOWER = 0.85  # a figure below this fraction of the host's earlier figures is reported
+LESS_MEMORY = 0.99  # this limit for memory, which differs little between kernels
 KIND = "degraded"
 DISK = "disk_mb_per_second"
 # unit and advice of each compared figure
 FIGURES = {
     "bf16_gflops": (
         "GFLOP/s in bf16",
-        "compare its frequency, cooling and power limits with an earlier time (turbostat, ipmitool "
+        "compare its frequency, cooling and power limits with earlier values (turbostat, ipmitool "
         "sel list), and look for other programs",
     ),
-    "fp32_gflops": ("GFLOP/s in fp32", "see bf16; memory errors also slow it down (dmesg, EDAC)"),
+    "fp32_gflops": (
+        "GFLOP/s in fp32",
+        "check its frequency, cooling and power limits (turbostat, ipmitool sel list), memory "
+        "errors (dmesg, EDAC) and other programs",
+    ),
     "memory_gb_per_second": (
         "GB/s of memory",
-        "a module may run slower or be gone (dmidecode -t memory); look for other programs",
+        "a memory module may be slower or missing (dmidecode -t memory); look for other programs",
     ),
     DISK: (
         "MB/s written to disk",
-        "look for other programs that write, for errors (dmesg), and at its health (smartctl -a)",
+        "look for other programs that write, for errors (dmesg), and for a failing disk "
+        "(smartctl -a)",
     ),
     "mb_per_second": (
-        "MB/s to its best partner",
+        "MB/s to the fastest other host",
         "check cable, switch port, duplex and error counters (ethtool, ethtool -S)",
     ),
 }
@@ -78,7 +83,7 @@ def figures(document: JsonObject) -> dict[str, dict[str, Any]]:
 
 
 def compared(document: JsonObject, history: HostMeasurements) -> JsonObject:
-    """Add a warning for each figure of a host that is worse than its own earlier figures.
+    """Add a warning for each figure of a host that is worse than the host's earlier figures.
 
     Add two values to each host: `own_checks` is the number of earlier checks that were compared.
     `of_own_median` is the smallest ratio of a figure to the median of the earlier figures.
@@ -90,9 +95,9 @@ def compared(document: JsonObject, history: HostMeasurements) -> JsonObject:
         current, before = now.get(host["name"]), []
         if current:
             before = [
-                one
-                for one in history.get(host["name"], ())
-                if all(one[key] == current[key] for key in COMPARED_FIELDS)
+                check
+                for check in history.get(host["name"], ())
+                if all(check[key] == current[key] for key in COMPARED_FIELDS)
             ]
         parts: list[float] = []
         if current and len(before) >= LEAST:
@@ -108,7 +113,7 @@ def _relative(
 ) -> Iterator[tuple[str, float]]:
     """Yield each figure's ratio to the median of earlier checks (for the disk: the minimum)."""
     for name in FIGURES:
-        earlier = [one[name] for one in before if one.get(name)]
+        earlier = [check[name] for check in before if check.get(name)]
         if current[name] and len(earlier) >= LEAST:
             # disk speed varies more from check to check
             usual = min(earlier) if name == DISK else median(earlier)
@@ -122,24 +127,24 @@ def _findings(
     for name, part in _relative(current, before):
         if part < SLOWER:
             unit, hint = FIGURES[name]
-            usual = "least" if name == DISK else "median"
+            usual = "minimum" if name == DISK else "median"
             what = (
-                f"{current[name]:.0f} {unit}, {1 - part:.0%} less than the {usual} of its own "
+                f"{current[name]:.0f} {unit}, {1 - part:.0%} less than the {usual} of this host's "
                 f"{len(before)} checks since {since}"
             )
             yield Finding(host, what + _clock(current, before), hint, KIND)
-    most = max(one["memory_bytes"] or 0 for one in before)
+    most = max(check["memory_bytes"] or 0 for check in before)
     memory = current["memory_bytes"]
     if memory and memory < LESS_MEMORY * most:
-        what = f"{memory / 1e9:.0f} GB of memory, and it had {most / 1e9:.0f} GB since {since}"
+        what = f"{memory / 1e9:.0f} GB of memory, but it had {most / 1e9:.0f} GB since {since}"
         yield Finding(host, what, "a module may have failed: dmidecode -t memory", KIND)
 
 
 def _clock(current: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> str:
-    earlier = [one["mhz"] for one in before if one["mhz"]]
+    earlier = [check["mhz"] for check in before if check["mhz"]]
     if not current["mhz"] or not earlier or current["mhz"] >= SLOWER * median(earlier):
         return ""
-    return f"; its clock is {current['mhz']} MHz, and was {median(earlier):.0f}"
+    return f"; its clock is {current['mhz']} MHz, but was {median(earlier):.0f} MHz"
 
 
 def read_history(inventory: str) -> HostMeasurements:
@@ -154,8 +159,8 @@ def keep(document: JsonObject) -> None:
     with locked_state():
         history, inventory = _read(), document["inventory"]
         of_hosts = history.setdefault(inventory, {})
-        for name, one in figures(document).items():
-            of_hosts[name] = [*of_hosts.get(name, []), {"date": date, **one}][-KEPT:]
+        for name, of_host in figures(document).items():
+            of_hosts[name] = [*of_hosts.get(name, []), {"date": date, **of_host}][-KEPT:]
         content = json.dumps(stamped(CHECKS, {"inventories": history}), indent=1)
         write_atomically(_file(), content + "\n")
 
@@ -172,15 +177,16 @@ def _kept(document: Any) -> dict[str, dict[str, list[dict[str, Any]]]]:
         FormatError: a newer ftcluster has written the document.
     """
     kept: dict[str, dict[str, list[dict[str, Any]]]] = opened(CHECKS, document)["inventories"]
-    for one in (check for hosts in kept.values() for checks in hosts.values() for check in checks):
-        numbers = [one["mhz"], one["memory_bytes"], *map(one.get, FIGURES)]
+    histories = [checks for hosts in kept.values() for checks in hosts.values()]
+    for check in (check for checks in histories for check in checks):
+        numbers = [check["mhz"], check["memory_bytes"], *map(check.get, FIGURES)]
         numeric = all(isinstance(number, int | float | None) for number in numbers)
         if (
             not numeric
-            or not isinstance(one["date"], str)
-            or not set(COMPARED_FIELDS) <= one.keys()
+            or not isinstance(check["date"], str)
+            or not set(COMPARED_FIELDS) <= check.keys()
         ):
-            raise TypeError(one)
+            raise TypeError(check)
     return kept
 
 

@@ -36,8 +36,9 @@ def which_hosts(inventory: Inventory, ask: Callable[[str], str]) -> str:
     if not answer:
         raise UsageError(
             question,
-            f"name them: -e {HOSTS_VARIABLE}=GROUP, or all of them: -e {HOSTS_VARIABLE}=all; it is "
-            f"remembered. Or have a group {OWN_GROUP} in the inventory",
+            f"select hosts with -e {HOSTS_VARIABLE}=GROUP, or all hosts with -e "
+            f"{HOSTS_VARIABLE}=all; setup saves the choice. Or add a group {OWN_GROUP} to the "
+            "inventory",
         )
     return answer
 
@@ -45,7 +46,7 @@ def which_hosts(inventory: Inventory, ask: Callable[[str], str]) -> str:
 def say_unchecked(inventory: Inventory, view: View) -> None:
     """Print the user's setting that disables host key checking, if any."""
     ours = keys_unchecked_by()
-    of_hosts = [f"{one} in {inventory.name}" for one in inventory.unchecked]
+    of_hosts = [f"{setting} in {inventory.name}" for setting in inventory.unchecked]
     for why in [*([ours] if ours else []), *of_hosts]:
         view.say(
             f"note: host keys are not checked: {why}. Anybody on the network path can become "
@@ -61,7 +62,7 @@ def meet(
     view: View,
     accept_new: bool,
 ) -> bool:
-    """Store the keys of hosts that ssh does not know, if the user agrees.
+    """Store the keys of hosts without a stored key, if the user agrees.
 
     Args:
         what: name of the ftcluster command, for messages.
@@ -73,7 +74,7 @@ def meet(
         True if the caller should try again; False if ssh now refuses no key.
 
     Raises:
-        FtclusterError: the user does not agree, or a key differs from the known key.
+        FtclusterError: the user does not agree, or a key differs from the stored key.
     """
     keys = ask_hosts(inventory, hosts, options)
     if not keys.unknown and not keys.refused:
@@ -87,10 +88,10 @@ def meet(
 
 
 def _confirmed(keys: Keys, view: View) -> bool:
-    """Ask whether the keys belong to the hosts; no answer means no."""
+    """Ask whether to trust the keys. Return False if the user does not answer."""
     files = ", ".join(sorted({str(met.file) for met in keys.unknown}))
     lines = [
-        f"ssh does not know the keys of {counted(len(keys.unknown), 'host')}:",
+        f"ssh has no stored key for {counted(len(keys.unknown), 'host')}:",
         *(f"  {met.line}" for met in keys.unknown),
         f"Trust these keys? yes stores them in {files} [y/N]: ",
     ]

@@ -55,7 +55,7 @@ class StagesResult:
         stack: name of the stack in use, or "" if no stage determined it.
         stack_why: reason for the choice of this stack.
         lacks: missing features of each host: "firewall" or "tcmalloc".
-        orphans: paths by host that keep the user id of an account that is gone, with the id.
+        orphans: paths by host that still have the user id of a removed account, with the id.
         locked: True if this setup holds the lock of a host.
         set_up: names of hosts that have a stack in use.
     """
@@ -121,7 +121,7 @@ def run_stages(
     Raises:
         FtclusterError: a host failed or does not respond; the message names each such host with the
             reason.
-        Interrupted: the user stopped it.
+        Interrupted: the user stopped the command.
     """
     inventory, variables = address(paths, options, view)
     if inventory.pattern:
@@ -221,7 +221,7 @@ def raise_timeout(
 
 
 def _unlock(inventory: Inventory, variables: ClusterVariables, options: Sequence[str]) -> None:
-    """Release the lock on all hosts that respond; report no error, because another follows."""
+    """Release the lock on all hosts that respond; ignore errors, because the caller reports one."""
     run_playbook(
         Unlock().qualified,
         inventory.paths,

@@ -1,4 +1,4 @@
-"""A report about hosts' systems for sending to others: no names, addresses, keys or secrets.
+"""A report about hosts that users can share: it has no names, addresses, keys or secrets.
 
 Hosts describe themselves with `playbooks/files/system_report.sh`, whose output contains no names,
 addresses, keys or secrets. Findings of `check` may contain them, so this module masks all texts.
@@ -61,8 +61,8 @@ def read_systems(found: Found, options: Sequence[str], view: View) -> dict[str, 
     """Return the system description of each checked host that responds, by host name.
 
     Raises:
-        FtclusterError: Ansible could not start, or it took too long.
-        Interrupted: the user stopped it.
+        FtclusterError: Ansible could not start, or took too long.
+        Interrupted: the user stopped the command.
     """
     systems: dict[str, str] = {}
 
@@ -139,13 +139,13 @@ def mask(value: Any, aliases: Mapping[str, str]) -> Any:
     named = re.compile(rf"(?<![\w.-])({pattern})(\.[\w.-]*\w)?(?![\w-])", re.IGNORECASE)
     lower = {name.lower(): alias for name, alias in aliases.items()}
 
-    def masked(one: Any) -> Any:
-        if isinstance(one, str):
-            text = named.sub(lambda match: lower[match[1].lower()], one)
+    def masked(data: Any) -> Any:
+        if isinstance(data, str):
+            text = named.sub(lambda match: lower[match[1].lower()], data)
             return MARKED.sub(_without, text)
-        if isinstance(one, Mapping):
-            return {key: masked(part) for key, part in one.items()}
-        return [masked(part) for part in one] if isinstance(one, Iterable) else one
+        if isinstance(data, Mapping):
+            return {key: masked(part) for key, part in data.items()}
+        return [masked(part) for part in data] if isinstance(data, Iterable) else data
 
     return masked(value)
 

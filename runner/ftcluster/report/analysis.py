@@ -144,8 +144,8 @@ def next_host(whole: Interval, speed: float, hosts: int) -> NextHost:
     """Predict the speed with one more host from the parts of a step.
 
     With the same total batch, each rank has less work if ranks are added. With the same number of
-    samples per rank, the work of a rank stays equal. Communication is modelled as a ring, in which
-    a rank sends 2 (n - 1) / n of the gradients (Thakur, Rabenseifner and Gropp 2005).
+    samples per rank, the work of a rank does not change. Communication is modelled as a ring, in
+    which a rank sends 2 (n - 1) / n of the gradients (Thakur, Rabenseifner and Gropp 2005).
 
     The prediction is an upper bound. It assumes that communication hidden behind the backward pass
     stays hidden, and that waiting stays proportional to work.

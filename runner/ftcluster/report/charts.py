@@ -321,12 +321,12 @@ def thinned(rows: Rows, most: int = POINTS) -> list[Mapping[str, Any]]:
     >>> thinned([{"x": n} for n in range(10)], most=4)
     [{'x': 2}, {'x': 5}, {'x': 8}, {'x': 9}]
     """
-    every = -(-len(rows) // most)
-    return [row for number, row in enumerate(rows, 1) if number % every == 0 or number == len(rows)]
+    step = -(-len(rows) // most)
+    return [row for number, row in enumerate(rows, 1) if number % step == 0 or number == len(rows)]
 
 
 def _fitted(chart: Chart, height: int) -> Chart:
-    """Return the chart with the page's width, a height in pixels, axes and legends."""
+    """Return the chart with the page's width and a total height in pixels, including its axes."""
     size = alt.AutoSizeParams(type="fit", contains="padding")
     fitted: Chart = chart.properties(width=WIDTH, height=height, autosize=size)
     return fitted

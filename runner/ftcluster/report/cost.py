@@ -23,9 +23,9 @@ def cost_line(seconds: float, epoch: float | None, price: Price, hosts: int) -> 
         hosts: number of hosts.
 
     >>> cost_line(1800, 450, Price(8.0, "USD"), 2)
-    'cost: 4.00 USD, an epoch of 7:30 1.00 USD (8.00 USD an hour for 2 hosts)'
+    'cost: 4.00 USD, 1.00 USD per epoch of 7:30 (8.00 USD an hour for 2 hosts)'
     """
-    of_epoch = f", an epoch of {duration(epoch)} {price.shown(price.cost(epoch))}" if epoch else ""
+    of_epoch = f", {price.shown(price.cost(epoch))} per epoch of {duration(epoch)}" if epoch else ""
     return (
         f"cost: {price.shown(price.cost(seconds))}{of_epoch} "
         f"({price.shown(price.per_hour)} an hour for {counted(hosts, 'host')})"

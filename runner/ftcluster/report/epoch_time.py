@@ -98,7 +98,7 @@ def epoch_time(
     The estimate assumes that the slowest rank computes its matmuls at the rate measured for a
     thread of its CPU. It also assumes that the step reaches the same fraction of the matmul peak. A
     CPU that was not measured gets the rate of its generation, or else the median of the measured
-    CPUs; `why` then gives the possible error.
+    CPUs; `why` then contains the possible error.
 
     If the recipe with its original model and data was never trained here, the measurements shipped
     with ftcluster are used.
@@ -117,7 +117,7 @@ def epoch_time(
         if alike and run.how == how:
             why = f"run {run.run}: {run.samples_per_second:.1f} samples/s on the same ranks"
             return EpochTime(run.epoch_samples / run.samples_per_second, MEASURED, why, run.run)
-    measure = f"measure it there: ftcluster bench scaling {recipe.name}"
+    measure = f"to measure it there: ftcluster bench scaling {recipe.name}"
     source = next((run for run in same if run.limit_share and run.how[:2] == how[:2]), None)
     source = source or _shipped(recipe.name, fields, how)
     if not source:
@@ -144,10 +144,10 @@ def epoch_time(
         for samples, (cpu, threads) in zip(shares, ranks, strict=True)
     )
     seconds = source.epoch_samples / batch * step / source.limit_share
-    reached = f"run {source.run}" if source.run else "this recipe where ftcluster is developed"
+    reached = f"run {source.run}" if source.run else "this recipe on ftcluster's test hosts"
     why = (
-        f"by {source.limit_share:.0%} of these CPUs' matmul rate, the share that {reached} "
-        "reached; a different network is not accounted for"
+        f"assumes {source.limit_share:.0%} of these CPUs' matmul rate, as {reached} "
+        "reached; ignores differences between networks"
     )
     if unknown:
         counts = "the median of the measured CPUs"
@@ -169,8 +169,8 @@ def _shipped(name: str, fields: Mapping[str, Any], how: tuple[Any, ...]) -> Past
     share = measured.limit_share.get(how[0]) if measured else None
     if not measured or not share:
         return None
-    as_it_is = json.loads(json.dumps(asdict(load_recipe(name))))  # in the form that records have
-    if not is_same(as_it_is, fields):
+    unchanged = json.loads(json.dumps(asdict(load_recipe(name))))  # in the same form as in records
+    if not is_same(unchanged, fields):
         return None
     return PastRun(
         run="", recipe=fields, ranks=(), how=how, samples_per_second=0.0,
@@ -191,10 +191,10 @@ def how_of(precision: str, ipex: bool, sharded: bool, fields: Mapping[str, Any])
     return (precision, ipex, sharded, *(training.get(name) for name in names))
 
 
-def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def is_same(recipe: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return True if both recipes have the same model and the same samples per epoch."""
-    return all(one.get(name) == other.get(name) for name in COMPARED_FIELDS) and all(
-        _without_folders(one.get(name)) == _without_folders(other.get(name))
+    return all(recipe.get(name) == other.get(name) for name in COMPARED_FIELDS) and all(
+        _without_folders(recipe.get(name)) == _without_folders(other.get(name))
         for name in COMPARED_NAMES
     )
 
@@ -244,7 +244,7 @@ def past_runs() -> list[PastRun]:
         try:
             files = ended_here(run)
             past = past_run(run, files.record, history_of(files.events)) if files else None
-        except (FtclusterError, KeyError, TypeError, ValueError):  # another version has written it
+        except (FtclusterError, KeyError, TypeError, ValueError):  # written by another version
             continue
         runs += [past] if past else []
     return runs

@@ -32,10 +32,10 @@ class RunFiles:
 
 
 def ended_here(run: str) -> RunFiles | None:
-    """Return a run that this control node followed to its end, without contacting the cluster.
+    """Return a run that this control node followed to its end, from local files only, or None.
 
     Raises:
-        FtclusterError: the local copy of its events is damaged.
+        FtclusterError: the local copy of the run's events is damaged.
     """
     record = read_record(run)
     if record is None or not events_file(run).exists():
@@ -58,8 +58,8 @@ def from_head(run_hosts: RunHosts, run: str) -> RunFiles:
         for path in copies.values():
             path.touch()
         if run_hosts.is_here:
-            there = Path(run_hosts.at(run).train_run_dir)
-            copies |= {name: there / name for name in copies if (there / name).is_file()}
+            run_dir = Path(run_hosts.at(run).train_run_dir)
+            copies |= {name: run_dir / name for name in copies if (run_dir / name).is_file()}
         else:
             copy_logs(run_hosts, run, copies)
         events = EventReader(copies[EVENTS]).new_events()

@@ -30,8 +30,8 @@ class History:
         ended: time of the last event.
         start: last event `start`; likewise `data`, `result`, `products` and `end`.
         ranks: final placement of each rank.
-        steps: events `step`; of repeated steps after a restart, only the last event. Likewise
-            `evaluations`.
+        steps: events `step`; if a restart repeated a step, only the last event of the step.
+            Likewise `evaluations`.
         intervals: intervals of all steps, including steps that a restart repeated.
         before: seconds of training in the runs that this run continues.
         restarts: events `restart`; likewise `checkpoints`, `notices`, `slow_hosts` and `errors`.
@@ -159,7 +159,7 @@ def _insert(spans: list[TimeSpan], doing: str, since: float, at: float, seconds:
 def totals(intervals: Sequence[Interval]) -> Interval | None:
     """Return the sum of the intervals, or None if there are none.
 
-    Skip intervals that have another number of ranks than the last interval.
+    Skip intervals whose number of ranks differs from the last interval.
     """
     if not intervals:
         return None

@@ -40,7 +40,7 @@ def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | 
         now: time of the report.
         bench: document of `bench scaling --json`, or None.
     """
-    runs = [RunPage(label, one) for label, one in zip(labels(files), files, strict=True)]
+    runs = [RunPage(label, of_run) for label, of_run in zip(labels(files), files, strict=True)]
     text = resources.files("ftcluster.report").joinpath(TEMPLATE).read_text(encoding="utf-8")
     fields = [fields_of(run.record.get("recipe", {})) for run in runs]
     environment = Environment(
@@ -80,11 +80,11 @@ def class_tables(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[Any], list
             title = f"{run.label}: {name}" if len(runs) > 1 else name
             tables = [[head_of(report), *score_rows(report)], confusion_rows(report)]
             notes = [*confused_lines(report), *notes_of(report)]
-            yield f"{title}, {report.rows} rows", [one for one in tables if one], notes
+            yield f"{title}, {report.rows} rows", [table for table in tables if table], notes
 
 
 def text_tables(runs: Sequence[RunPage]) -> Iterator[tuple[str, Any]]:
-    """Yield the title and generated texts for each data set of each run with such texts."""
+    """Yield a title and the generated texts for each data set of each run that has texts."""
     for run in runs:
         for name, rows in run.texts.items():
             yield f"{run.label}: {name}" if len(runs) > 1 else name, rows
@@ -178,8 +178,8 @@ def reasons(run: RunPage) -> str:
     if parts.limit_share:
         rate = sum(run.history.products["gflops"])
         sentences.append(
-            f"It reaches {percent(parts.limit_share)} of the matmul peak: its ranks' "
-            f"{rate:.0f} GFLOP/s if a step were matrix multiplication alone."
+            f"It reaches {percent(parts.limit_share)} of the matmul peak: the {rate:.0f} GFLOP/s "
+            "of all ranks if a step consisted only of matrix multiplications."
         )
     if len(whole.ranks) > 1:
         sentences.append(f"A rank sends {whole.sent_bytes / whole.steps / 1e6:.1f} MB per step.")
@@ -188,12 +188,12 @@ def reasons(run: RunPage) -> str:
 
 
 WORTH = 0.1  # minimum saved fraction of a step for advice
-COMPUTING = "Computing limits it: use more hosts, or CPUs with faster matrix multiplication."
+COMPUTING = "Computing limits the speed: use more hosts, or CPUs with faster matrix multiplication."
 ADVICE = {
     "communication": "Besides computing, communication costs most: a larger batch, gradients in "
     "bf16 (training.gradient_dtype=bf16) or fewer ranks reduce it; ftcluster bench allreduce "
     "compares backends.",
-    "input": "Besides computing, making batches costs most: see max_length, and the disks.",
+    "input": "Besides computing, making batches costs most: reduce max_length or use faster disks.",
     "waiting": "Besides computing, waiting for slower ranks costs most: find the slow host below "
     "and run ftcluster check.",
 }
@@ -212,7 +212,7 @@ def costs(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[HostCost], str]]:
         else:
             text = (
                 f"{first.host} costs most: if it were as fast as {others[0].host}, "
-                f"a step would take up to {percent(first.saved)} less."
+                f"a step would take up to {percent(first.saved)} less time."
             )
         named = [
             f"At step {event['step']}: {event['message']}." for event in run.history.slow_hosts

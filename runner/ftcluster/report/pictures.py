@@ -18,7 +18,7 @@ from ftcluster.text.plural import counted
 from ftcluster_common.protocol.cpu_list import format_cpus, parse_cpus
 from ftcluster_common.protocol.rank_times import Interval, RankTimes
 
-MANY = 32  # maximum number of bars; with more ranks, a bar is a host
+MANY = 32  # maximum number of bars; with more ranks, each bar is a host
 METRICS = 6  # maximum number of pictures of metrics
 SEVERAL, DECADE = 3, 10  # minimum runs to plot a field, and ratio for a log axis
 FURTHER = 4  # predictions reach up to this multiple of the measured hosts
@@ -129,8 +129,8 @@ def tried(
     for name in names:
         values = [
             (run, value, run.main_metric)
-            for run, one in zip(runs, fields, strict=True)
-            if isinstance(value := one.get(name), int | float) and not isinstance(value, bool)
+            for run, of_run in zip(runs, fields, strict=True)
+            if isinstance(value := of_run.get(name), int | float) and not isinstance(value, bool)
         ]
         drawn = [(run, x, metric[1]) for run, x, metric in values if metric]
         drawn = [(run, x, y) for run, x, y in drawn if isfinite(y)]
@@ -194,7 +194,7 @@ def speed(runs: Sequence[RunPage]) -> Iterator[Picture]:
         chart = charts.curve(
             over_time, "x", "y", "minutes since the launch", "samples/s", zero=True
         )
-        note = "between two logs, without evaluation and checkpoints"
+        note = "between two logged steps, without evaluation and checkpoints"
         yield picture("Samples per second over time", chart, note)
     bars = [
         {
@@ -239,12 +239,12 @@ def speed(runs: Sequence[RunPage]) -> Iterator[Picture]:
         for part in charts.SHARES
     ]
     if by_rank:
-        chart = charts.shares(by_rank, charts.SHARES, "of its time", percent=True)
+        chart = charts.shares(by_rank, charts.SHARES, "share of the rank's time", percent=True)
         yield picture("Each rank's time", chart, "waiting: time spent waiting for a slower rank")
 
 
 def _rows(runs: Sequence[RunPage], points: Any) -> list[Mapping[str, Any]]:
-    """Return points of each run; skip some if a picture cannot show all of them."""
+    """Return the points of each run; skip points if a picture cannot show all of them."""
     return [
         row
         for run in runs

@@ -142,8 +142,8 @@ def labels(files: Sequence[RunFiles]) -> list[str]:
     are not unique, return the ids.
     """
     fields = [fields_of(run.record.get("recipe", {})) for run in files]
-    every = dict.fromkeys(name for recipe in fields for name in recipe)
-    varied = [n for n in every if len({json.dumps(recipe.get(n)) for recipe in fields}) > 1]
+    all_fields = dict.fromkeys(name for recipe in fields for name in recipe)
+    varied = [n for n in all_fields if len({json.dumps(recipe.get(n)) for recipe in fields}) > 1]
     shown = [
         ", ".join(f"{name.removeprefix('training.')}={recipe.get(name)}" for name in varied)
         for recipe in fields

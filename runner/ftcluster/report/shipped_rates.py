@@ -24,7 +24,7 @@ class ShippedRun:
     limit_share: Mapping[str, float]
 
 
-# maximum factor between such a prediction and a published time of a single host
+# maximum factor between a prediction from these values and a published time of a single host
 WITHIN = 2.7
 # 12 to 24 steps on two cores of a Xeon with AMX, torch 2.13, on 2026-11-27; the values come from
 # the events of these trainings

@@ -1,4 +1,4 @@
-"""The loop of every search: ask a strategy for attempts, try them, and tell it the results."""
+"""The loop of every search: get attempts from a strategy, try them, and return the results."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar

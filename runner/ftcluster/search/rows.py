@@ -58,7 +58,9 @@ class SweepRun:
         self.seconds = float(end.get("seconds") or 0.0)
         self.samples_per_second = end.get("samples_per_second")
         self.model, measured = str(end.get("model") or ""), dict(end.get("metrics") or {})
-        self.metrics = {name: one for name, one in measured.items() if isinstance(one, int | float)}
+        self.metrics = {
+            name: value for name, value in measured.items() if isinstance(value, int | float)
+        }
         self.reason = ""
         if errors := end.get("errors"):
             self.reason = " ".join(str(errors[0]["message"]).split())
@@ -87,8 +89,8 @@ class Aim:
     def of(self, metrics: Mapping[str, float]) -> tuple[str, float | None]:
         """Return the name and the value of the metric; the value is None if it is not measured."""
         plain = {name.removeprefix(PREFIX): value for name, value in metrics.items()}
-        known = self.others or ("loss", *plain)
-        name = self.metric or next((name for name in known if name in plain), "")
+        names = self.others or ("loss", *plain)
+        name = self.metric or next((name for name in names if name in plain), "")
         return name, plain.get(name)
 
     def more_is_better(self, name: str) -> bool:
@@ -114,19 +116,20 @@ def aim_of(
     Raises:
         UsageError: the task does not have the requested metric, or has no comparable metric.
     """
-    training, known = recipe.training, (*recipe.spec.metric_names(recipe.options), *own_metrics)
-    own = (training.metric_for_best_model or "").removeprefix(PREFIX)
+    training, names = recipe.training, (*recipe.spec.metric_names(recipe.options), *own_metrics)
+    of_recipe = (training.metric_for_best_model or "").removeprefix(PREFIX)
     asked = asked.removeprefix(PREFIX)
-    if asked and asked not in known:
-        raise UsageError(f"--metric {asked}: this task has {', '.join(known)}")
+    if asked and asked not in names:
+        raise UsageError(f"--metric {asked}: this task has {', '.join(names)}")
     comparable = (*recipe.spec.comparable_metrics(recipe.options, fields), *own_metrics)
-    if asked or (own or "loss") in comparable or comparable == known:
-        metric = asked or own
-        return Aim(metric, training.greater_is_better if metric == own else None)
+    if asked or (of_recipe or "loss") in comparable or comparable == names:
+        metric = asked or of_recipe
+        return Aim(metric, training.greater_is_better if metric == of_recipe else None)
     if not comparable:
+        verb = "depends" if len(names) == 1 else "depend"
         raise UsageError(
-            f"{', '.join(known)} are computed with {' and '.join(fields)}, so runs with other "
-            "values cannot be compared by them, and this task has no other metric",
-            f"--metric {known[0]} compares them anyway",
+            f"{', '.join(names)} {verb} on {' and '.join(fields)}, so runs with different values "
+            "are not comparable, and this task has no other metric",
+            f"to compare the runs anyway: --metric {names[0]}",
         )
     return Aim(others=comparable)

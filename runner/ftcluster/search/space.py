@@ -94,8 +94,8 @@ def axes_of(words: Sequence[str], keys: Mapping[str, Key]) -> tuple[list[str], l
     axes: list[Axis] = []
     for word in words:
         name, equals, raw = word.partition("=")
-        known = OTHER_NAMES.get(name.removeprefix(SECTION), name)
-        key = keys.get(known) or keys.get(f"{SECTION}{known}")
+        full_name = OTHER_NAMES.get(name.removeprefix(SECTION), name)
+        key = keys.get(full_name) or keys.get(f"{SECTION}{full_name}")
         parts = _parts(raw)
         if equals and (match := RANGE.fullmatch(raw.strip())):
             axes.append(_range(name, match, key))
@@ -121,11 +121,11 @@ def combinations(axes: Sequence[Axis]) -> list[Settings]:
     if ranges := [axis.name for axis in axes if isinstance(axis, Range)]:
         raise UsageError(
             f"a range has infinitely many values: {', '.join(ranges)}",
-            "name the values, key=a,b,c, or draw some of them: --random N or --tpe N",
+            "list the values, key=a,b,c, or try a selection: --random N or --tpe N",
         )
     lists = [axis.values for axis in axes if isinstance(axis, Values)]
     if (count := math.prod(map(len, lists))) > MOST:
-        raise UsageError(f"{count:,} runs are more than {MOST:,}", "try some of them: --random N")
+        raise UsageError(f"{count:,} runs are more than {MOST:,}", "try a selection: --random N")
     names = [axis.name for axis in axes]
     return [dict(zip(names, values, strict=True)) for values in itertools.product(*lists)]
 
@@ -139,16 +139,16 @@ def drawn(axes: Sequence[Axis], count: int, seed: int) -> list[Settings]:
         UsageError: `count` exceeds MOST.
     """
     if count > MOST:
-        raise UsageError(f"--random {count:,}: more than {MOST:,} runs")
-    found: dict[str, Settings] = {}
+        raise UsageError(f"--random {count:,} is more than {MOST:,} runs")
+    distinct: dict[str, Settings] = {}
     for number in range(DRAWS * count):
         values = {
             axis.name: axis.draw(random.Random(f"{seed}/{number}/{axis.name}")) for axis in axes
         }
-        found.setdefault(json.dumps(values), values)
-        if len(found) == count:
+        distinct.setdefault(json.dumps(values), values)
+        if len(distinct) == count:
             break
-    return list(found.values())
+    return list(distinct.values())
 
 
 def _range(name: str, match: re.Match[str], key: Key | None) -> Range:

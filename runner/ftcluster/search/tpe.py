@@ -1,7 +1,7 @@
 """Choose combinations with Optuna's TPE sampler, which uses the results of earlier combinations.
 
-The study is only in memory. It is deterministic, so an interrupted search resumes by repeating the
-same requests and results.
+The study exists only in memory. It is deterministic, so an interrupted search resumes by repeating
+the same requests and results.
 """
 
 import importlib
@@ -34,7 +34,7 @@ class Tpe:
         except ImportError as error:
             raise FtclusterError(
                 f"--tpe needs the package optuna: {error}",
-                f"{sys.executable} -I -m pip install '{PACKAGE}'; or draw at random: --random N",
+                f"{sys.executable} -I -m pip install '{PACKAGE}'; or use --random N instead",
             ) from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=at_once > 1)
@@ -44,21 +44,21 @@ class Tpe:
         self._distributions: dict[str, Any] = {}
         for axis in axes:
             if isinstance(axis, Values):
-                found = optuna.distributions.CategoricalDistribution(axis.values)
+                kind = optuna.distributions.CategoricalDistribution(axis.values)
             elif axis.whole:
                 ends = int(axis.low), int(axis.high)
-                found = optuna.distributions.IntDistribution(*ends, log=axis.log)
+                kind = optuna.distributions.IntDistribution(*ends, log=axis.log)
             else:
-                found = optuna.distributions.FloatDistribution(axis.low, axis.high, log=axis.log)
-            self._distributions[axis.name] = found
-        self._left, self._at_once = count, at_once
+                kind = optuna.distributions.FloatDistribution(axis.low, axis.high, log=axis.log)
+            self._distributions[axis.name] = kind
+        self._remaining, self._at_once = count, at_once
         self._trials: list[Any] = []
 
     def ask(self) -> list[Settings]:
         """Return the next combinations. A combination may occur several times in a search."""
-        while self._left and len(self._trials) < self._at_once:
+        while self._remaining and len(self._trials) < self._at_once:
             self._trials.append(self._study.ask(self._distributions))
-            self._left -= 1
+            self._remaining -= 1
         return [self._settings(trial) for trial in self._trials]
 
     def _settings(self, trial: Any) -> Settings:

@@ -1,9 +1,9 @@
 """Search for the fastest settings of a training. No I/O: the caller runs the trials.
 
-The search has two rounds. The first round tries each setting alone. Trials of the plan's default
-come in between, because the speed of hosts varies over time. The last round repeats the default,
-the best setting, and the combination of all settings that helped, in turns. A setting wins only if
-it is faster than the default by more than the spread of the repeated trials.
+The search has two rounds. The first round tries each setting alone, with trials of the plan's
+default in between, because the speed of hosts varies over time. The last round repeats, in turns,
+the default, the best setting, and the combination of all settings that helped. A setting wins only
+if it is faster than the default by more than the spread of the repeated trials.
 """
 
 import math
@@ -54,7 +54,7 @@ class Trial:
         round: FIRST or FINAL.
         steps: number of steps of the training.
         samples_per_second: measured speed; None if the trial failed.
-        problem: reason why the trial failed; "" if it did not.
+        problem: reason why the trial failed; "" if the trial succeeded.
     """
 
     settings: Settings
@@ -65,7 +65,7 @@ class Trial:
 
 
 T = TypeVar("T")
-Tries = Generator["Attempt", TrialSpeed | FtclusterError, T]  # yields attempts, is sent results
+Tries = Generator["Attempt", TrialSpeed | FtclusterError, T]  # yields attempts, receives results
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class Turns:
         """
         result = yield Attempt(settings, steps)
         if isinstance(result, FtclusterError) and not settings:
-            self._say(f"  failed, once more: {result.message.splitlines()[0]}")
+            self._say(f"  failed, trying again: {result.message.splitlines()[0]}")
             result = yield Attempt(settings, steps)
         if isinstance(result, FtclusterError):
             raise result

@@ -30,8 +30,8 @@ class Note:
         text: one sentence without a full stop.
         source: source of the text; empty if the text follows from the stacks themselves.
         explains: parts (torch, ipex, ccl, transformers, accelerate) that no stack combines, for the
-            reason in the text. The reason applies only to releases of the first part that are as
-            new as in the stacks with this note, or newer.
+            reason in `text`. The reason applies only to versions of the first part that are at
+            least as new as the newest version in the stacks with this note.
     """
 
     text: str

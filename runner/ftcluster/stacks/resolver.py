@@ -59,27 +59,27 @@ class Requirement:
         """Return True if a stack meets the requirement."""
         if self.part == "python":
             return stack.fits_python(str(self.value))
-        has = versions(stack, self.part)
+        of_stack = versions(stack, self.part)
         if isinstance(self.value, bool):
-            return bool(has) == self.value
+            return bool(of_stack) == self.value
         if self.part == "stack":
-            return self.value in has
+            return self.value in of_stack
         wanted = numbers(self.value)
-        return any(numbers(version)[: len(wanted)] == wanted for version in has)
+        return any(numbers(version)[: len(wanted)] == wanted for version in of_stack)
 
     def difference(self, stack: Stack) -> str:
         """Describe the difference between a requirement and a stack that does not meet it."""
-        has = " to ".join(versions(stack, self.part))
-        if not has:
+        text = " to ".join(versions(stack, self.part))
+        if not text:
             return f"no {self.label}"
-        return f"{self.label} {has}" + (f" instead of {self.value}" if self.value else "")
+        return f"{self.label} {text}" + (f" instead of {self.value}" if self.value else "")
 
     def distance(self, stack: Stack) -> float:
         """Return the difference of minor versions; 0 if no versions can be compared."""
         if isinstance(self.value, bool) or self.part == "stack" or self.met(stack):
             return 0
-        has = [_minor(version) for version in versions(stack, self.part)]
-        return min((abs(minor - _minor(self.value)) for minor in has), default=float("inf"))
+        minors = [_minor(version) for version in versions(stack, self.part)]
+        return min((abs(minor - _minor(self.value)) for minor in minors), default=float("inf"))
 
 
 @dataclass(frozen=True)
@@ -103,18 +103,21 @@ def resolve(requirements: Sequence[Requirement], stacks: Mapping[str, Stack]) ->
     Raises:
         UsageError: there is no stack with a required name.
     """
-    every = tuple(stacks.values())
+    all_stacks = tuple(stacks.values())
     needs = []
     for need in requirements:
         if need.part == "stack":
             find_stack(str(need.value), stacks)
-        latest = max(_known(need.part, every), key=numbers) if need.value == LATEST else need.value
-        needs.append(replace(need, value=latest))
-    exact = _meeting(needs, every)
+        value = need.value
+        if value == LATEST:
+            value = max(_all_versions(need.part, all_stacks), key=numbers)
+        needs.append(replace(need, value=value))
+    exact = _meeting(needs, all_stacks)
     if exact:
         return Match(exact)
-    reasons = (note for group in _conflicts(needs, every) for note in _explain(group, every))
-    return Match((), _nearest(needs, every), tuple(dict.fromkeys(reasons)))
+    conflicts = _conflicts(needs, all_stacks)
+    reasons = (note for group in conflicts for note in _explain(group, all_stacks))
+    return Match((), _nearest(needs, all_stacks), tuple(dict.fromkeys(reasons)))
 
 
 def versions(stack: Stack, part: str) -> tuple[str, ...]:
@@ -124,7 +127,7 @@ def versions(stack: Stack, part: str) -> tuple[str, ...]:
     return tuple(filter(None, [stack.version(*PACKAGES[part])]))
 
 
-def _known(part: str, stacks: Iterable[Stack]) -> list[str]:
+def _all_versions(part: str, stacks: Iterable[Stack]) -> list[str]:
     return list(dict.fromkeys(version for stack in stacks for version in versions(stack, part)))
 
 
@@ -185,17 +188,19 @@ def _conflicts(
 def _explain(conflict: Sequence[Requirement], stacks: Sequence[Stack]) -> list[Note]:
     """Explain why no stack meets these requirements together; add relevant warnings of stacks."""
     *others, last = conflict
-    available = _known(last.part, _meeting(others, stacks))
+    available = _all_versions(last.part, _meeting(others, stacks))
     if last.part == "python":
         available = sorted(available, key=numbers)
         available = [f"{available[0]} to {available[-1]}"]
-    has = f"only {last.label} {', '.join(available)}" if available else f"no {last.label}"
+    only = f"only {last.label} {', '.join(available)}" if available else f"no {last.label}"
     if others:
         names = [stack.name for stack in _meeting([last], stacks)]
         having = ", ".join(names) if len(names) < 4 else f"{names[0]} to {names[-1]}"
-        text = f"with {' and '.join(map(str, others))} there is {has}; stacks with {last}: {having}"
+        text = (
+            f"with {' and '.join(map(str, others))} there is {only}; stacks with {last}: {having}"
+        )
     else:
-        text = f"no stack has {last}; there is {has}"
+        text = f"no stack has {last}; there is {only}"
     notes = [Note(text)]
     if last.part == "python" and numbers(str(last.value))[:2] < numbers(NODE_PYTHON):
         notes.append(Note(f"ftcluster's package on the hosts needs Python {NODE_PYTHON}"))
@@ -210,5 +215,5 @@ def _explains(note: Note, values: Mapping[str, str | bool], stacks: Sequence[Sta
         return False
     first = note.explains[0]
     value, warned = values[first], [stack for stack in stacks if note in stack.warnings]
-    newest = max(map(numbers, _known(first, warned)))
+    newest = max(map(numbers, _all_versions(first, warned)))
     return value if isinstance(value, bool) else numbers(value) >= newest[: len(numbers(value))]

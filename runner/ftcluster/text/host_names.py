@@ -29,7 +29,7 @@ def short_names(names: Sequence[str]) -> str:
 
 
 def with_host(host: str, message: str) -> str:
-    """Return a message that begins with its host, which is named only once.
+    """Put the host before a message, unless the message already begins with the host.
 
     >>> with_host("xeon3", "the disk is full"), with_host("xeon3", "xeon3 (10.0.0.3) was lost")
     ('xeon3: the disk is full', 'xeon3 (10.0.0.3) was lost')

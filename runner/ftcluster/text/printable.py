@@ -1,7 +1,7 @@
 """Makes text from untrusted sources safe for terminals and generated files.
 
-Names of columns, files, models and hosts come from others. This module defines which of their
-characters stay unchanged. `terminal`, `comments` and `shell_words` use it.
+Names of columns, files, models and hosts come from untrusted sources. This module defines which of
+their characters stay unchanged. `terminal`, `comments` and `shell_words` use this module.
 """
 
 import re

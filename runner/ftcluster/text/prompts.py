@@ -20,7 +20,7 @@ def is_terminal() -> bool:
 
 def typed_lines() -> Iterator[str]:
     """Yield the lines that the user types until Ctrl-D; Ctrl-C discards the current line."""
-    print("Type a prompt per line; each is answered separately. Ctrl-D ends.", file=sys.stderr)
+    print("Type one prompt per line. Ctrl-D ends the command.", file=sys.stderr)
     while True:
         try:
             line = _line()
@@ -61,7 +61,7 @@ def all_of_stdin() -> str:
         UsageError: nothing is piped, or the text is too long.
     """
     if sys.stdin.isatty():
-        raise UsageError("no prompt is given", 'ftcluster generate RUN "a question"')
+        raise UsageError("there is no prompt", 'ftcluster generate RUN "a question"')
     text = sys.stdin.read(MOST_STDIN + 1)
     if len(text) > MOST_STDIN:
         raise UsageError(f"the prompt on stdin has more than {MOST_STDIN:,} characters")

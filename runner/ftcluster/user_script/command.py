@@ -56,7 +56,7 @@ def read_words(words: Sequence[str], on_hosts: bool, here: Path) -> Script:
         UsageError: the script does not exist, or the arguments do not begin with a script.
     """
     if not words:
-        raise UsageError("no script is given", USAGE)
+        raise UsageError("no script is named", USAGE)
     first, *rest = words
     _no_launcher(words)
     if first == "-m":
@@ -145,5 +145,5 @@ def _doubtful(value: str, folder: Path | None, here: Path, same_machine: bool) -
         if not path.is_absolute() and (folder / path).exists():
             return ""
         return f"{value}: the ranks start in a copy of {folder}; write {inside.relative_to(folder)}"
-    instead = f"write {inside}" if same_machine else "give an absolute path that is on every host"
+    instead = f"write {inside}" if same_machine else "use an absolute path that is on every host"
     return f"{value} exists here, but only the script's folder is copied; {instead}"

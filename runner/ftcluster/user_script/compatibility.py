@@ -15,7 +15,7 @@ NO_IPEX = 'torch uses AMX by itself; for bfloat16: torch.autocast("cpu", dtype=t
 NO_CCL = 'use the backend "impi" or "gloo", or os.environ["FTCLUSTER_BACKEND"]'
 PLANNED = "remove it: the planned backend is used"
 NO_SPAWN = (
-    "ftcluster starts a process for each rank, with RANK and WORLD_SIZE: call the function itself"
+    "ftcluster starts a process for each rank, with RANK and WORLD_SIZE: call the function directly"
 )
 CPU = 'use "cpu", remove cuda.set_device and device_ids, and use the backend gloo or none'
 # packages of modules that scripts often import and stacks may lack
@@ -81,7 +81,7 @@ def incompatibilities(
         words: arguments of the script.
         stack: stack of the cluster.
         stacks: all stacks by name.
-        brings: True if the script installs its own packages.
+        brings: True if --requirements installs packages for the script.
     """
     flags = _flags(words)
     if source is None:
@@ -123,7 +123,7 @@ def _has_only(stack: Stack) -> str:
 
 
 def _of_calls(source: Source, stack: Stack) -> list[Incompatibility]:
-    """Return incompatible calls. None is certain, because a condition may prevent the call."""
+    """Return incompatible calls. They are not certain, because a condition may prevent a call."""
     return [
         *(
             Incompatibility(
@@ -137,7 +137,7 @@ def _of_calls(source: Source, stack: Stack) -> list[Incompatibility]:
             for call in source.spawns
         ),
         *(
-            Incompatibility(f"{where}: asks for a GPU, which hosts do not have", CPU, certain=False)
+            Incompatibility(f"{where}: uses a GPU, which hosts do not have", CPU, certain=False)
             for where in source.gpus
         ),
     ]
@@ -170,12 +170,12 @@ def _of_arguments(
             why = _has_only(stack)
             hint = f"{PLANNED}; {_stack_with((CCL,), stacks)}" if flag.value == "ccl" else PLANNED
         elif instead and version >= removed:
-            why, hint = f"{transformers} does not have it", instead
+            why, hint = f"{transformers} does not have this argument", instead
         elif flag.name == "use_ipex" and not off and not stack.has_ipex:
             why = f"stack {stack.name} does not have IPEX"
             hint = f"remove it: {NO_IPEX}; {_stack_with(IPEX, stacks)}"
         elif flag.name in needs_cpu and not off and not flag.others & {"use_cpu", "no_cuda", "**"}:
-            why, hint = f"{transformers} needs use_cpu beside it", "add use_cpu"
+            why, hint = f"{transformers} also needs use_cpu", "add use_cpu"
         if why:
             where = f"{flag.where}: TrainingArguments({flag.name}=...)" if flag.where else ""
             problems.append(Incompatibility(f"{where or f'--{flag.name}'}: {why}", hint))
@@ -197,19 +197,19 @@ def _of_packages(imports: Iterable[Import], stack: Stack) -> list[Incompatibilit
 def _of_imports(
     imports: Iterable[Import], stack: Stack, stacks: Mapping[str, Stack]
 ) -> list[Incompatibility]:
-    has = {
+    available = {
         **{name: name in stack.packages for name in IPEX},
         "oneccl_bindings_for_pytorch": stack.has_ccl,
         "torch_ccl": False,  # the module's name before 1.12
     }
     problems = []
     for imported in imports:
-        if has.get(imported.module, True):
+        if available.get(imported.module, True):
             continue
         if imported.module in IPEX:
             package, hint = "IPEX", f"{NO_IPEX}; {_stack_with((imported.module,), stacks)}"
         elif stack.has_ccl:
-            package, hint = "it by this name", "import oneccl_bindings_for_pytorch"
+            package, hint = "a module of this name", "import oneccl_bindings_for_pytorch"
         else:
             package, hint = CCL, f"{NO_CCL}; {_stack_with((CCL,), stacks)}"
         where = f"{imported.where}: import {imported.module}"

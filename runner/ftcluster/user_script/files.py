@@ -86,8 +86,8 @@ def choose_files(folder: Path, home: Path | None = None) -> Copied:
         if len(files) > MAX_FILES:
             _refuse(folder, f"has more than {MAX_FILES:,} files, too many to copy", ())
     if leaving:
-        hint = "replace them by copies, or give the script paths that are on every host"
-        _refuse(folder, "has links that leave it", leaving, hint)
+        hint = "replace the links by copies, or pass paths to the script that exist on every host"
+        _refuse(folder, "has links to targets outside of it", leaving, hint)
     odd = [ascii(name) for name in files if not is_unicode(name)]
     if odd:
         _refuse(folder, "has names that are not UTF-8", odd)
@@ -112,7 +112,11 @@ def _walk(
     root: Path, folder: Path, prefix: str, above: tuple[Path, ...], left_out: list[str],
     leaving: list[str],
 ) -> Iterator[str]:  # fmt: skip
-    """Yield the files below a folder; add tools' files to `left_out`, bad links to `leaving`."""
+    """Yield the files below a folder.
+
+    Files created by tools are added to `left_out`, and links to targets outside of `root` are added
+    to `leaving`.
+    """
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:

@@ -20,12 +20,12 @@ def gpu_lines(tree: ast.AST) -> list[int]:
         if isinstance(node, ast.If | ast.IfExp | ast.While) and _guards(node.test):
             continue
         pending += ast.iter_child_nodes(node)
-        if isinstance(node, ast.Assign | ast.AnnAssign | ast.Call) and _wants(node):
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.Call) and _selects_gpu(node):
             lines.add(node.lineno)
     return sorted(lines)
 
 
-def _wants(node: ast.Assign | ast.AnnAssign | ast.Call) -> bool:
+def _selects_gpu(node: ast.Assign | ast.AnnAssign | ast.Call) -> bool:
     if not isinstance(node, ast.Call):
         return bool(DEVICE.fullmatch(_text(node.value))) or _text(node.value) == NCCL
     called = getattr(node.func, "attr", getattr(node.func, "id", ""))
@@ -49,7 +49,7 @@ def _guards(test: ast.expr) -> bool:
 
 
 def _device_ids(call: ast.Call) -> bool:
-    """Return True if a call passes devices to DDP; for a model on a CPU, this must not be done."""
+    """Return True if a call passes devices to DDP, which is an error for a model on a CPU."""
     return any(
         word.arg == "device_ids"
         and isinstance(word.value, ast.List)

@@ -40,7 +40,7 @@ def read_code(task: str = "", metrics: str = "") -> UserCode:
         metrics: path of the file with the metrics; "" for none.
 
     Raises:
-        UsageError: a file cannot be used; the message gives the reason, file and line.
+        UsageError: a file cannot be used; the message has the reason, file and line.
     """
     with reported():
         code = UserCode(
@@ -58,7 +58,7 @@ def use_code(code: UserCode, path: Path) -> None:
         path: location of the task's file, for messages.
 
     Raises:
-        CodeError: a file is not valid; the message gives the reason, file and line.
+        CodeError: a file is not valid; the message has the reason, file and line.
     """
     declared_metrics(code.metrics)
     spec = load_task(code.task, path)
@@ -85,17 +85,17 @@ def reported() -> Iterator[None]:
     except (FtclusterError, OSError):
         raise
     except Exception as error:
-        own = current_task()
+        task = current_task()
         if isinstance(error, CodeError) or error_place(error):
             failure = as_code_error(error, NO_TORCH, "")
             raise UsageError(failure.message, failure.hint) from error
-        if own is None:
+        if task is None:
             raise
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise UsageError(
-            f"{own.file.name}: {described(error)} ({Path(frame.filename).name}:{frame.lineno} of "
+            f"{task.file.name}: {described(error)} ({Path(frame.filename).name}:{frame.lineno} of "
             "ftcluster)",
-            f"check what the methods of {type(own.spec).__name__} return",
+            f"check what the methods of {type(task.spec).__name__} return",
         ) from error
 
 
@@ -116,13 +116,13 @@ def _check_owner(path: Path, about: os.stat_result) -> None:
     """
     if about.st_uid not in (os.geteuid(), 0):
         raise UsageError(
-            f"{path} belongs to another account, and would be executed with your rights",
-            "read it, and name a copy of your own",
+            f"{path} belongs to another account, but would be executed with your rights",
+            "check the file, and name a copy that you own",
         )
     if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UsageError(
-            f"{path} can be changed by other accounts, and would be executed with your rights",
-            f"take their permission away: chmod go-w {path}",
+            f"other accounts can change {path}, which would be executed with your rights",
+            f"remove their permission: chmod go-w {path}",
         )
 
 
@@ -132,5 +132,5 @@ def _check_fields(spec: AnyTask, file: CodeFile) -> None:
         raise CodeError(
             f"{file.name}: {spec.fields.__name__} has the field {', '.join(taken)}, which every "
             "recipe has with another meaning",
-            "give it another name",
+            "rename the field",
         )

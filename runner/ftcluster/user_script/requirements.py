@@ -88,14 +88,14 @@ class Requirements:
         return any(option.startswith(_WHEELS_ONLY) for option in self.options)
 
     def limited(self, needed: Requirement, python: str) -> Requirement:
-        """Add the file's version limits to the requirement `needed` of another package."""
+        """Return `needed`, the requirement of another package, with the file's version limits."""
         name = canonicalize_name(needed.name)
         specifiers = needed.specifier
         for line in self.lines:
             if line.name == name and line.is_for(python):
                 specifiers &= line.requirement.specifier
         # pip accepts hashes only for a single version, which must be the only specifier
-        pins = [str(one) for one in specifiers if one.operator == "==" and "*" not in one.version]
+        pins = [str(pin) for pin in specifiers if pin.operator == "==" and "*" not in pin.version]
         return Requirement(f"{needed.name}{pins[0] if pins else specifiers}")
 
     def asked(self, python: str) -> list[Requirement]:
@@ -123,7 +123,7 @@ class Requirements:
     def for_pip(self, stack: Mapping[str, str], constraints: bool) -> list[str]:
         """Return the packages (or, if `constraints`, the constraints) that pip must resolve.
 
-        Lines about the stack's own packages keep only their extras.
+        For packages of the stack, only the requested extras remain.
         """
         lines = []
         for line in self.lines:
@@ -159,7 +159,7 @@ def _read(
 ) -> None:  # fmt: skip
     """Add the content of a requirements file to the lists."""
     if path in above:
-        problems.append(f"{path} names itself")
+        problems.append(f"{path} includes itself")
         return
     try:
         text = read_given(path)
@@ -170,8 +170,8 @@ def _read(
         where = f"{path}:{number}"
         if variable := _VARIABLE.search(words):
             problems.append(
-                f"{where}: {variable[0]} is not replaced by a variable's value, which could be a "
-                "secret of yours; write the value, and credentials of an index into ~/.netrc or "
+                f"{where}: {variable[0]} is not replaced by the variable's value, which may be a "
+                "secret; write the value itself, and put credentials of an index into ~/.netrc or "
                 "PIP_INDEX_URL"
             )
             continue
@@ -198,7 +198,7 @@ def _line(words: str, where: str, constraint: bool) -> Line:
     """Return the requirement of a line.
 
     Raises:
-        ValueError: the line is wrong; the message gives the reason.
+        ValueError: the line is wrong; the message has the reason.
     """
     hashes = _HASH.findall(words)
     asked, *more = _NEXT_OPTION.split(_HASH.sub("", words))

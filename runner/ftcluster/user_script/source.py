@@ -43,7 +43,7 @@ class Argument:
         name: name with underscores.
         value: value as text; "" if there is no value or the value is an expression.
         where: file:line, or "" for the command line.
-        others: names of all other arguments in the call; "**" stands for unpacked arguments.
+        others: names of all arguments in the call; "**" for unpacked arguments.
     """
 
     name: str
@@ -135,7 +135,10 @@ def read_source(script: Path, folder: Path) -> Source:
 
 
 def _does_anything(tree: ast.Module) -> bool:
-    """Return True if a file has more than values; to Python, a notebook (JSON) is a value."""
+    """Return True if a file has a statement with an effect.
+
+    A notebook has none: it is JSON, which Python parses as a single value.
+    """
     return any(
         not isinstance(node, ast.Expr)
         or any(isinstance(inner, ast.Call | ast.Await) for inner in ast.walk(node))

@@ -63,7 +63,7 @@ def test_teardown_removes_everything_but_runs_and_then_these(cluster: Cluster) -
         assert kept.returncode == 0, kept.stderr
         assert f"{HEAD}: runs and their models stay in /opt/ftcluster/runs" in kept.stderr
         assert control.shell(HEAD, f"ls {RUN}") == "model\nold\n"
-        assert f"{HEAD}: {RUN}/old (user id {GONE}) stays: the next account" in kept.stdout
+        assert f"{HEAD}: {RUN}/old (user id {GONE}) was not removed, and the next" in kept.stdout
         assert control.shell(HEAD, f"find / -xdev -uid {number}") == ""
         # the last cluster that OTHER belongs to determines what its clusters share
         assert (

@@ -156,7 +156,7 @@ def test_rows_that_only_hosts_read_are_not_passed_over_in_silence(
     (tmp_path / "notes.txt").write_text("A text without rows.\n" * 9)
     shown = shell(["data", "clm", "--here", "--data", "notes.txt", "--model", "model"])
     assert (
-        "notes.txt has been read: only hosts read Parquet, Arrow and texts" in shown.err + shown.out
+        "notes.txt was read: only hosts read Parquet, Arrow and text files" in shown.err + shown.out
     )
 
 

@@ -145,7 +145,7 @@ def test_folders_of_this_machine_are_to_be_copied_to_the_volume(
     [line] = err.splitlines()
     there = line.rpartition(" to ")[2]
     assert there.startswith("/mnt/ftcluster/data/")
-    assert line == f"copy it to the volume first: FOLDER/reviews.csv to {there}"
+    assert line == f"before the launch, copy to the volume: FOLDER/reviews.csv to {there}"
     assert f'"data": "{there}/reviews.csv"' in out
 
 

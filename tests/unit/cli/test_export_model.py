@@ -102,7 +102,8 @@ def test_the_exporter_asks_no_host_and_tells_nobody(shell: Shell) -> None:
 
 def test_one_that_computes_something_else_is_not_kept(shell: Shell, tmp_path: Path) -> None:
     program(0.02)
-    assert "0.02 of outputs up to 2, and 0.1% is allowed" in shell("export-model onnx model", 1).err
+    error = shell("export-model onnx model", 1).err
+    assert "0.02 of outputs up to 2, and at most 0.1% is allowed" in error
     assert shell("export-model onnx model --int8").out  # allowed with 8 bits
     program(float("nan"))
     shell("export-model openvino model --int8", 1)
@@ -191,5 +192,5 @@ def test_a_model_whose_files_are_damaged_is_refused_by_name(shell: Shell, config
     text = config if isinstance(config, str) else json.dumps(config)
     Path("model/config.json").write_text(text)
     said = shell("export-model onnx model --data rows", 1).err
-    assert "how the model reads rows is in" in said or "config.json is not" in said
+    assert "names the columns that the model reads" in said or "config.json is not" in said
     assert not Path("model-onnx").exists()

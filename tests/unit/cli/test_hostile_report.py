@@ -47,7 +47,7 @@ def test_a_page_or_one_line_with_the_host(
         if code:
             refused += 1
             assert code == 1
-            assert said.startswith("error: records have an unexpected form"), said
+            assert said.startswith("error: records have an unexpected format"), said
             assert "(xeon1)" in said
             assert len(said) < 500
             assert not any(tmp_path.iterdir())

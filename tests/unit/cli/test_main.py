@@ -42,7 +42,7 @@ def test_python_runs_the_package_as_the_command() -> None:
     )
     assert (stopped.returncode, stopped.stderr.splitlines()[0]) == (
         2,
-        "error: stop needs the id of a run, or how it begins",
+        "error: stop needs the id of a run, or the beginning of an id",
     )
 
 

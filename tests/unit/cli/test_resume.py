@@ -119,15 +119,15 @@ def test_a_resumed_run_names_each_host_that_it_leaves_out(
     remember(saved)
     answering("xeon1", "xeon2")
     notes = [line for line in shell(f"train --resume {first.id}", 1).err.splitlines()
-             if "left out" in line]  # fmt: skip
+             if "is not used: it" in line]  # fmt: skip
     assert len(notes) == 3
     reasons = {
         "xeon2": ("bad memory, since 2026-11-23", "ftcluster hosts return xeon2"),
         "xeon3": ("does not respond", "ftcluster check"),
-        "xeon4": ("not a host of the cluster any more", "ftcluster hosts add xeon4"),
+        "xeon4": ("no longer a host of the cluster", "ftcluster hosts add xeon4"),
     }
     for name, parts in reasons.items():
-        [note] = [line for line in notes if f" {name} is left out" in line]
+        [note] = [line for line in notes if f" {name} is not used: it" in line]
         for part in parts:
             assert part in note
     assert [one.name for one in launched[-1].launch.hosts] == ["xeon1"]
@@ -170,7 +170,7 @@ def test_a_host_chooses_no_command_that_another_host_starts() -> None:
     job = runs.FoundJob("r-1", RECIPE, NAMES, 4, options=KeptOptions(notifies=True))
     _, launch, note = with_kept_options(HostCounts(), LaunchOptions(), job, {})
     assert (launch.notify, launch.webhook) == ("", "")
-    assert note == "run r-1 had --notify or --webhook, which is not kept: set it again"
+    assert note == "run r-1 had --notify or --webhook, which is not saved: set it again"
     _, launch, note = with_kept_options(HostCounts(), LaunchOptions(notify="mail"), job, {})
     assert (launch.notify, note) == ("mail", "")
 

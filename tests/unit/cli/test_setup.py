@@ -85,7 +85,7 @@ def test_teardown_names_files_that_the_next_account_would_own() -> None:
     done = verb.TeardownResult(result)
     assert done.document()["orphans"] == {"a": [kept]}
     path, summary = done.lines()
-    assert path.startswith(f"a: {kept} stays: the next account with this user id would own it")
+    assert path.startswith(f"a: {kept} was not removed, and the next account with this user id")
     assert summary.startswith("removed from 1 host")
 
 
@@ -228,7 +228,7 @@ def test_where_the_cluster_lives_is_saved_with_it(
         "--extra-vars", "ftcluster_root=false",
     )  # fmt: skip
     note = capsys.readouterr().err
-    assert "the last setup of this inventory had -e ftcluster_prefix=/elsewhere" in note
+    assert "the last setup of this inventory used -e ftcluster_prefix=/elsewhere" in note
     assert "-e ftcluster_root" not in note
     # the message has the command for that cluster
     assert "--extra-vars ftcluster_prefix=/elsewhere" in note

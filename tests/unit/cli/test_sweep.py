@@ -357,6 +357,6 @@ def test_a_sweep_without_anything_to_compare_is_refused(shell: Shell, tmp_path: 
     (tmp_path / "texts.txt").write_text("a b\n")
     words = ["sweep", "mlm", "--data", str(tmp_path / "texts.txt"), "mlm_probability=0.15,0.3"]
     refused = shell([*words, "--dry-run"], 2).err
-    assert "loss, perplexity are computed with mlm_probability" in refused
+    assert "loss, perplexity depend on mlm_probability" in refused
     assert "--metric loss" in refused
     shell([*words, "--dry-run", "--metric", "loss"])

@@ -56,7 +56,8 @@ def test_wrong_usage_has_an_answer_and_the_usage_of_its_command(
 def test_a_word_that_a_command_does_not_know(shell: Shell) -> None:
     said = shell("hosts inventory.ini", 2).err
     assert said.startswith(
-        "error: ftcluster hosts does not know 'inventory.ini'; it knows add, remove, drain, return"
+        "error: ftcluster hosts has no subcommand 'inventory.ini'; choose from add, remove, drain, "
+        "return"
     )
 
 

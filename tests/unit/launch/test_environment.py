@@ -47,9 +47,9 @@ def test_a_later_stage_overrides_an_earlier_one(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("name", sorted(LAUNCH.env))
 def test_a_user_sets_nothing_that_the_launch_sets(name: str) -> None:
-    with pytest.raises(UsageError, match=f"--env {name}: the launch sets it itself"):
+    with pytest.raises(UsageError, match=f"--env {name}: every launch sets this variable"):
         with_user_variables(LAUNCH, {name: "x"}, (), "")
-    with pytest.raises(UsageError, match=f"--env {name}: the launch sets it itself"):
+    with pytest.raises(UsageError, match=f"--env {name}: every launch sets this variable"):
         with_user_variables(LAUNCH, {}, (name,), "")
 
 

@@ -226,7 +226,7 @@ def test_a_pip_that_does_not_report_sources_is_refused(
     )
     old.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(old))
-    with pytest.raises(FtclusterError, match=r"pip 23\.1 or newer, and this is 23\.0\.1") as caught:
+    with pytest.raises(FtclusterError, match=r"pip 23\.1 or newer, but this is 23\.0\.1") as caught:
         from_index("tool\n")
     assert caught.value.hint.startswith(f"{old} -I -m pip install --upgrade 'pip>=23.1'")
     assert from_index("tool\n--only-binary :all:\n").packages == {"tool": "1.0"}

@@ -45,7 +45,7 @@ def test_a_command_is_split_as_a_shell_would_and_never_run_by_one(tmp_path: Path
     [
         ("mail -s 'open", "--notify: no closing quotation"),
         ("''", "--notify names no command"),
-        (f"curl -d @- {URL}", "--notify has an address"),
+        (f"curl -d @- {URL}", "--notify contains an address"),
     ],
 )
 def test_commands_that_are_refused(command: str, message: str) -> None:

@@ -105,7 +105,7 @@ def test_a_password_that_sudo_asks_for_is_hinted_at(monkeypatch: pytest.MonkeyPa
     )
     with pytest.raises(FtclusterError) as caught:
         runs.list_runs(RUN_HOSTS)
-    assert caught.value.hint == "sudo asks for a password there: give -K"
+    assert caught.value.hint == "sudo asks for a password there: pass -K"
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_all_that_is_refused_is_said_at_once_and_no_value(said: Said) -> None:
 def test_a_name_that_is_given_twice_is_refused(
     options: dict[str, tuple[str, ...]], named: str
 ) -> None:
-    with pytest.raises(UsageError, match=f"{named}: given twice"):
+    with pytest.raises(UsageError, match=f"{named}: set twice"):
         LaunchOptions(**options)  # type: ignore[arg-type]
 
 
@@ -99,5 +99,5 @@ def test_no_record_has_a_value_of_this_machine(monkeypatch: pytest.MonkeyPatch) 
     assert "{" not in variables["train_secret_env"]
     assert unpack_env(packed) == {"OWN_KEY": SECRET}
     own = replace(training.launch, env={"FI_PROVIDER": "tcp"})
-    with pytest.raises(UsageError, match="FI_PROVIDER: the launch sets it itself"):
+    with pytest.raises(UsageError, match="FI_PROVIDER: every launch sets this variable"):
         LaunchOptions(env=("FI_PROVIDER=x",)).applied_to(replace(training, launch=own))

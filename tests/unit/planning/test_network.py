@@ -107,7 +107,7 @@ def test_the_inventory_overrides(asked: str, value: str) -> None:
 
 def test_the_inventory_asks_for_several() -> None:
     hosts = cluster(host("a", network_provider="tcp"), host("b"))
-    with pytest.raises(PlanError, match="the inventory gives tcp on a, auto on b"):
+    with pytest.raises(PlanError, match="the inventory sets tcp on a, auto on b"):
         plan(hosts, RECIPE, STACKS)
 
 

@@ -105,7 +105,7 @@ def test_a_recipe_has_fewer_ranks_where_there_are_fewer_cores() -> None:
     launch = plan(facts, replace(RECIPE, ranks_per_host=2), STACKS)
     assert [len(one.placement) for one in launch.hosts] == [1, 2]
     small, large = about(launch, "ranks")
-    assert "each needs its own core" in small.why
+    assert "each rank needs its own core" in small.why
     assert "core" not in large.why
 
 
@@ -185,7 +185,7 @@ def test_cores_of_other_numbers_of_ranks_than_numa_nodes(
     launch = decided(host("a", cores=cores, numa_nodes=2), ranks=ranks)
     assert cpus(launch.hosts[0]) == expected
     [count] = about(launch, "ranks")
-    assert ("2 or 1 ranks would not have" in count.why) == (ranks == 3)
+    assert ("2 or 1 ranks would avoid this" in count.why) == (ranks == 3)
     assert ("2 cores unused" in about(launch, "threads per rank")[0].why) == (ranks == 3)
 
 

@@ -26,9 +26,8 @@ def test_two_classes() -> None:
 
 def test_a_class_that_is_never_predicted_and_one_without_rows() -> None:
     report = report_of_classes([0, 0], [0, 1], ["a", "b\nerror: c", "d"])
-    assert (
-        "  NEVER PREDICTED: b error: c; the data has such rows, but the model finds none"
-        in lines(report)
+    assert "  NEVER PREDICTED: b error: c, although the data has rows of this class" in lines(
+        report
     )
     assert "  not measured, because no row has this class: d" in lines(report)
 
@@ -39,8 +38,8 @@ def test_many_classes_and_several_of_a_row() -> None:
     wrong = [(n + 1) % 60 if n % 2 else n for n in labels]
     shown = lines(report_of_classes(wrong, labels, names))
     assert len(shown) < 40
-    assert "  these have the lowest f1; 40 more are not shown" in shown
-    assert "  3 of class 1 are taken for class 2" in shown
+    assert "  these classes have the lowest f1; 40 more are not shown" in shown
+    assert "  3 rows of class 1 are predicted as class 2" in shown
     several = lines(report_of_sets([[0], []], [[0, 1], [1]], ["a", "b"], [0.25, 0.5]))
     assert several[1].split()[-1] == "threshold"
     assert several[2].split() == ["a", "1.000", "1.000", "1.000", "1", "0.250"]

@@ -125,7 +125,7 @@ def test_plain_lines_have_the_same_facts_as_the_picture() -> None:
     lines = stream.getvalue().splitlines()
     assert lines == [
         "train\\nerror: x: 3 rows",
-        "as the model sees them; target tokens are between « and », and after ->:",
+        "samples as the model receives them; target tokens are between « and », and after ->:",
         "  [CLS] «so\\nit» -> good\\nbad",
         "note: 3 samples were cut",
         "training: 2 ranks, 1 thread each, bf16, gloo, 20 steps",

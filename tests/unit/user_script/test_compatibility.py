@@ -110,7 +110,7 @@ model = DDP(model, device_ids=None)
 x = x.cuda(non_blocking=True)
 """
     [one] = found(tmp_path, "native", "", text)
-    assert one.what.startswith("train.py:1, 4, 5, 9, 10, 12: asks for a GPU")
+    assert one.what.startswith("train.py:1, 4, 5, 9, 10, 12: uses a GPU")
     assert not one.certain
 
 

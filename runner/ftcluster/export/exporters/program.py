@@ -133,7 +133,7 @@ def to_onnx(
     mask = torch.ones(2, 8, dtype=torch.int64)
     mask[1, -2:] = 0  # a mask of only ones could be dropped from the export
     values = {"input_ids": mask * 5, "attention_mask": mask}
-    large = sum(one.numel() * 4 for one in model.parameters()) > MOST_IN_ONE_FILE
+    large = sum(weight.numel() * 4 for weight in model.parameters()) > MOST_IN_ONE_FILE
     torch.onnx.export(
         model, (), str(written), input_names=list(inputs), output_names=list(outputs),
         kwargs={name: values.get(name, torch.zeros_like(mask)) for name in inputs},
@@ -154,10 +154,10 @@ def to_onnx(
 def batches_of(
     tokenizer: Any, rows: Sequence[Mapping[str, Any]], inputs: Sequence[str], limit: int, size: int
 ) -> Iterator[tuple[Arrays, list[Any]]]:
-    """Yield batches: the model's inputs for some rows, and the labels of these rows."""
+    """Yield batches of rows: the model's inputs and the labels."""
     for start in range(0, len(rows), size):
-        some = rows[start : start + size]
-        columns = [list(column) for column in zip(*(row["texts"] for row in some), strict=True)]
+        part = rows[start : start + size]
+        columns = [list(column) for column in zip(*(row["texts"] for row in part), strict=True)]
         tokens = tokenizer(
             *columns, padding=size > 1, truncation=True,
             max_length=min(limit, tokenizer.model_max_length), return_tensors="np",
@@ -165,7 +165,7 @@ def batches_of(
         if tokens["input_ids"].shape[1] > 1:  # a decoder predicts nothing for an empty text
             yield (
                 {name: tokens[name].astype("int64") for name in inputs},
-                [row["label"] for row in some],
+                [row["label"] for row in part],
             )
 
 
@@ -193,20 +193,20 @@ def compared(
         for name, values in first.items():
             by_token = values.ndim > 2 or name not in LOGITS
             for n, label in enumerate(labels):
-                one, other = values[n], second[name][n]
+                original, exported_row = values[n], second[name][n]
                 if by_token:
-                    one, other = one[mask[n]], other[mask[n]]
+                    original, exported_row = original[mask[n]], exported_row[mask[n]]
                 # unlike max(), these functions keep a NaN
-                largest = numpy.maximum(largest, numpy.abs(one - other).max())
-                scale = numpy.maximum(scale, numpy.abs(one).max())
+                largest = numpy.maximum(largest, numpy.abs(original - exported_row).max())
+                scale = numpy.maximum(scale, numpy.abs(original).max())
                 if decide:
-                    same.append(float(numpy.mean(decide(one) == decide(other))))
-                for when, row in (("before", one), ("after", other)):
+                    same.append(float(numpy.mean(decide(original) == decide(exported_row))))
+                for when, row in (("before", original), ("after", exported_row)):
                     if measure == "loss":
                         scores[when].append(_losses(row, batch["input_ids"][n]))
                     elif measure and label is not None:
-                        found = float(row[0]) if measure == "pearson" else int(row.argmax())
-                        scores[when].append((found, label))
+                        predicted = float(row[0]) if measure == "pearson" else int(row.argmax())
+                        scores[when].append((predicted, label))
     if not rows:
         raise ValueError("no text has tokens to compute with")
     result = {"difference": float(largest), "scale": float(scale), "rows": rows}
@@ -225,9 +225,9 @@ def _losses(logits: Any, ids: Any) -> Any:
 
 
 MEASURES: Mapping[str, Callable[[Any], float]] = {
-    "accuracy": lambda found: sum(one == label for one, label in found) / len(found),
-    "pearson": lambda found: float(numpy.corrcoef(numpy.array(found).T)[0, 1]),
-    "loss": lambda found: float(numpy.concatenate(found).mean()),
+    "accuracy": lambda pairs: sum(predicted == label for predicted, label in pairs) / len(pairs),
+    "pearson": lambda pairs: float(numpy.corrcoef(numpy.array(pairs).T)[0, 1]),
+    "loss": lambda losses: float(numpy.concatenate(losses).mean()),
 }
 
 

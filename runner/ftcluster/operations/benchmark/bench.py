@@ -29,7 +29,7 @@ class AllReduceRequest:
         sizes: sizes of the tensors in bytes, with K, M or G for powers of 1024.
         backends: names of the backends; if empty, all backends are measured.
         hosts: names of the hosts to use; if empty, all hosts of the cluster that are not drained.
-        nodes: number of these hosts, including the head; None for all of them.
+        nodes: number of hosts to use, including the head; None for all hosts.
         ranks_per_host: number of ranks on each host; None for the same number as in a training.
         seconds: time limit; sizes that would exceed the limit are skipped.
     """
@@ -47,7 +47,7 @@ class AllReduceRequest:
 def bench_allreduce(request: AllReduceRequest, view: View) -> Result:
     """Measure the time of an all-reduce with each backend.
 
-    The result is saved on the head. Later plans read it to choose a backend.
+    The result is saved on the head. Later plans choose a backend by this result.
 
     Raises:
         ClusterChanged: the cluster has changed since the run was planned. `again`
@@ -88,5 +88,5 @@ def _keep(
         )  # fmt: skip
         try:
             change_record(cluster, with_bench(measured), connection_options, view)
-        except FtclusterError as error:  # the measurement is still worth showing
+        except FtclusterError as error:  # the measurement is worth showing even so
             view.say(f"not saved for plans: {error}")

@@ -56,7 +56,7 @@ def bench_scaling(request: ScalingRequest, view: View) -> Result:
     cluster = with_hosts(whole, request.hosts)
     connection_options = request.connection.to(cluster)
     runs, points = list(_trainings(request, modes, whole)), []
-    ensure_head_access(runs[-1], connection_options, view)  # it has the most hosts
+    ensure_head_access(runs[-1], connection_options, view)  # this run has the most hosts
     for run in runs:
         hosts, ranks = len(run.plan.hosts), run.plan.world_size
         view.say(f"{counted(hosts, 'host')}, {counted(ranks, 'rank')}")
@@ -64,7 +64,7 @@ def bench_scaling(request: ScalingRequest, view: View) -> Result:
         training_run.train(run, view, connection_options, on_event=events.append)
         points.append(_measured(run, events))
     clean_runs(
-        replace(run_hosts_of(cluster), options=connection_options), tuple(one.id for one in runs)
+        replace(run_hosts_of(cluster), options=connection_options), tuple(run.id for run in runs)
     )
     recipe, stack = runs[0].recipe.name, cluster.facts.head.stack
     result = document(recipe, stack, request.steps, points)
@@ -90,7 +90,7 @@ def picture_of(result: Mapping[str, Any]) -> str:
         for row in (model["predicted"] if model else ())
         for mode, share in row["efficiency"].items()
     ]
-    last = [row for row in measured if row["hosts"] == points[-1]["hosts"]]  # lines begin here
+    last = [row for row in measured if row["hosts"] == points[-1]["hosts"]]  # predictions follow
     title = f"{result['recipe']}: efficiency by number of hosts"
     chart = efficiency(measured, [*last, *predicted], result["references"], title)
     return svg_of(chart, title)
@@ -102,16 +102,16 @@ def _trainings(
     """Yield the trainings. The first training has one host, or one rank of a single host.
 
     Args:
-        modes: fields of the recipe for each mode. The first training sets no such fields, because
-            a single host or rank sends nothing.
+        modes: recipe fields that select each mode. The first training does not set these fields,
+            because a single host or rank exchanges no gradients.
 
     Raises:
         FtclusterError: a training cannot be prepared, see `RecipeRequest.prepared`.
     """
 
-    def prepared(words: Sequence[str], nodes: int | None, ranks: int | None) -> TrainingRun:
-        one = replace(request, chosen=tuple(words), nodes=nodes, ranks_per_host=ranks)
-        return one.prepared(cluster, use_tuning=False)
+    def prepared(fields: Sequence[str], nodes: int | None, ranks: int | None) -> TrainingRun:
+        of_run = replace(request, chosen=tuple(fields), nodes=nodes, ranks_per_host=ranks)
+        return of_run.prepared(cluster, use_tuning=False)
 
     whole = prepared((), request.nodes, request.ranks_per_host)
     hosts, ranks = len(whole.plan.hosts), whole.plan.world_size
@@ -120,13 +120,13 @@ def _trainings(
     for count in doubled(hosts if several else ranks):
         nodes, of_host = (count, request.ranks_per_host) if several else (1, count)
         world = prepared((), nodes, of_host).plan.world_size
-        words = f"batch_size={world * samples}"
+        batch = f"batch_size={world * samples}"
         for mode in modes if count > 1 else ([],):
-            one = prepared((words, *mode, *short_run(request.steps)), nodes, of_host)
-            if one.recipe.training.sync == "local":
-                steps = max(request.steps, 3 * one.recipe.training.sync_steps)
-                one = prepared((words, *mode, *short_run(steps)), nodes, of_host)
-            yield request.launch.applied_to(one)
+            run = prepared((batch, *mode, *short_run(request.steps)), nodes, of_host)
+            if run.recipe.training.sync == "local":
+                steps = max(request.steps, 3 * run.recipe.training.sync_steps)
+                run = prepared((batch, *mode, *short_run(steps)), nodes, of_host)
+            yield request.launch.applied_to(run)
 
 
 def short_run(steps: int) -> list[str]:
@@ -134,7 +134,7 @@ def short_run(steps: int) -> list[str]:
 
     The first third of the steps is a warm-up: the ranks allocate memory and compare their weights.
     """
-    left_out = (
+    unset = (
         "eval_steps", "save_steps", "save_total_limit", "metric_for_best_model",
         "greater_is_better", "report_to", "run_name",
     )  # fmt: skip
@@ -147,7 +147,7 @@ def short_run(steps: int) -> list[str]:
         "training.eval_on_start=false",
         "training.save_strategy=no",
         "training.load_best_model_at_end=false",
-        *(f"training.{name}=null" for name in left_out),
+        *(f"training.{name}=null" for name in unset),
     ]
 
 

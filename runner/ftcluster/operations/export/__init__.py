@@ -1,1 +1,1 @@
-"""Write a training for another scheduler."""
+"""Export a training to another scheduler: Kubernetes or Slurm."""

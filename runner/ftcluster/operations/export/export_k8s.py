@@ -1,4 +1,4 @@
-"""Write a training as manifests for Kubeflow. Starts nothing."""
+"""Export a training as manifests for Kubeflow. Nothing is started."""
 
 import re
 from dataclasses import dataclass, replace
@@ -36,14 +36,16 @@ CLAIM = "ftcluster"
 IMAGE = re.compile(r"[A-Za-z0-9\[][\w./:@\[\]+-]{0,254}", re.ASCII)  # [] encloses IPv6
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035
 DNS_NAME = re.compile(rf"(?=.{{1,253}}$){DNS_LABEL}(\.{DNS_LABEL})*")
+DNS_RULE = "parts of at most 63 characters of a-z, 0-9 and -, separated by dots"
 NAMES = {  # pattern and description of a valid name, by option
     "namespace": (re.compile(DNS_LABEL), "at most 63 characters of a-z, 0-9 and -"),
-    "claim": (DNS_NAME, "parts of at most 63 of a-z, 0-9 and -, dots between them"),
-    "token_secret": (DNS_NAME, "parts of at most 63 of a-z, 0-9 and -, dots between them"),
+    "claim": (DNS_NAME, DNS_RULE),
+    "token_secret": (DNS_NAME, DNS_RULE),
 }
-LONGEST_NAME = 40  # operators append -node-0-99, -worker-99; a pod's name has at most 63 letters
-OF_LABEL = (
-    "each at most 63 letters, digits, dots, dashes and underscores, with a letter or digit first"
+LONGEST_NAME = 40  # a pod's name has at most 63 characters, with a suffix such as -node-0-99
+LABEL_RULE = (
+    "where each has at most 63 letters, digits, dots, dashes and underscores, and begins with a "
+    "letter or digit"
 )
 SELECTOR = re.compile(rf"{LABEL_KEY}=({LABEL_PART})?", re.ASCII)
 
@@ -140,7 +142,7 @@ def export_k8s(request: KubernetesRequest) -> Manifests:
 
     Raises:
         UsageError: the request is not valid; lists all problems.
-        FtclusterError: no such training is possible.
+        FtclusterError: the training cannot be planned or exported.
     """
     problems = _wrong(request)
     template = EMPTY
@@ -204,23 +206,23 @@ def _wrong(request: KubernetesRequest) -> list[str]:
             f"--name: {name!r} must have up to {LONGEST_NAME} characters of a-z, 0-9 and -, and "
             "begin with a letter"
         )
-    for option, (form, words) in NAMES.items():
+    for option, (form, rule) in NAMES.items():
         value = getattr(request, option)
         if (value or option == "claim") and not form.fullmatch(value):
             flag = f"--{option.replace('_', '-')}"
-            problems.append(f"{flag}: {value!r} is not a valid Kubernetes name: {words}")
+            problems.append(f"{flag}: {value!r} is not a valid Kubernetes name: {rule}")
     for text in request.node_selector:
         if not SELECTOR.fullmatch(text):
-            problems.append(f"--node-selector: {text!r} is not KEY=VALUE, {OF_LABEL}")
+            problems.append(f"--node-selector: {text!r} is not KEY=VALUE, {LABEL_RULE}")
     keys = [text.partition("=")[0] for text in request.node_selector]
     problems += [
         f"--node-selector: {key} has several values" for key in dict.fromkeys(keys)
         if keys.count(key) > 1
     ]  # fmt: skip
     if request.spares:
-        problems.append("--spares: Kubernetes itself starts another pod in place of a lost one")
+        problems.append("--spares: remove it, because Kubernetes itself replaces lost pods")
     if request.min_nodes and request.kind != PYTORCH:
-        problems.append(f"--min-nodes: {request.kind} has no elastic policy, {PYTORCH} has")
+        problems.append(f"--min-nodes: {request.kind} has no elastic policy; use {PYTORCH}")
     return problems
 
 
@@ -228,8 +230,8 @@ def _planned(request: KubernetesRequest, cluster: Cluster) -> tuple[Stack, Train
     """Return the stack of the node image, and the training with a plan for pods.
 
     Raises:
-        FtclusterError: `ftcluster plan` would fail, there is no node image with the stack, the
-            recipe needs a backend other than gloo, or it needs more of the nodes than pods get.
+        FtclusterError: the training cannot be planned for pods, no node image has the stack, the
+            recipe sets a backend other than gloo, or the pods would not be equal.
     """
     stack = stack_of(cluster.facts, load_stacks())
     if why := why_no_image(stack):
@@ -240,11 +242,11 @@ def _planned(request: KubernetesRequest, cluster: Cluster) -> tuple[Stack, Train
         return replace(request, chosen=more, nodes=nodes, spares=0).prepared(pods)
 
     run, more = prepared(), list[str]()
-    asked = run.recipe.training.ddp_backend
-    if asked not in ("auto", GLOO):
+    requested = run.recipe.training.ddp_backend
+    if requested not in ("auto", GLOO):
         raise PlanError(
-            f"training.ddp_backend={asked}, but torchrun's ranks in pods use {GLOO}",
-            "remove it",
+            f"training.ddp_backend={requested}, but torchrun's ranks in pods use {GLOO}",
+            "remove training.ddp_backend",
         )
     if run.plan.backend != GLOO:
         more = [f"training.ddp_backend={GLOO}"]
@@ -270,7 +272,7 @@ def _pods(
     """
     count = len(prepared.plan.hosts)
     if request.min_nodes > count:
-        raise PlanError(f"--min-nodes {request.min_nodes}, but the training has {count}")
+        raise PlanError(f"--min-nodes {request.min_nodes}, but the training has {count} pods")
     return Pods(
         name=request.job_name,
         namespace=request.namespace,
@@ -294,8 +296,8 @@ def _pods(
 def _comment(kind: str, run: TrainingRun) -> str:
     """Return the comment at the top of the manifests."""
     lines = [
-        f"ftcluster export k8s: {kind}. How to run it: docs/kubernetes.md of ftcluster",
+        f"ftcluster export k8s: {kind}. docs/kubernetes.md of ftcluster explains how to run it",
         *headline_of(run),
-        *(f"copied to the volume before: {source} to {path}" for source, path in run.folders),
+        *(f"before that, copy {source} to {path} on the volume" for source, path in run.folders),
     ]
     return "".join(f"{line}\n" for line in comments(lines))

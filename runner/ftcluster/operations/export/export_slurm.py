@@ -1,4 +1,4 @@
-"""Write a training as a script for sbatch. Starts nothing; the job itself makes the plan."""
+"""Export a training as a script for sbatch. Nothing is started; the job itself makes the plan."""
 
 import re
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ NAME = re.compile(r"[\w.,+-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class SlurmRequest(RecipeRequest):
-    """A training, and the options of sbatch.
+    """A training to export, and the options of its Slurm job.
 
     Attributes:
         name: name of the job; "" for the recipe's name.
@@ -68,7 +68,7 @@ def _wrong(request: SlurmRequest) -> list[str]:
     """Return the problems of the request itself, one sentence per problem."""
     problems = []
     if request.time and not TIME.fullmatch(request.time):
-        problems.append(f"--time: {request.time!r} is not a time limit of sbatch, such as 4:00:00")
+        problems.append(f"--time: {request.time!r} is not a time limit for sbatch, such as 4:00:00")
     for name in ("name", "partition", "account"):
         value = getattr(request, name)
         if value and not NAME.fullmatch(value):
@@ -96,7 +96,10 @@ def _train_arguments(request: SlurmRequest) -> tuple[str, ...]:
     flags: list[tuple[str, str | None]] = []
     for entry in [request.data] if isinstance(request.data, str) else request.data or ():
         if not isinstance(entry, str):
-            raise UsageError("a data set with settings is for a recipe", "name it: RECIPE.yml")
+            raise UsageError(
+                "a job cannot pass a data set with settings on its command line",
+                "write the data set into a recipe, and name that file",
+            )
         flags.append(("--data", _absolute(entry)))
     flags += options.items()
     arguments = (text for flag, value in flags if value is not None for text in (flag, value))

@@ -1,1 +1,1 @@
-"""Use a trained model."""
+"""Load, evaluate, export and upload a trained model, and predict or generate with it."""

@@ -21,7 +21,7 @@ class EvaluateRequest(TrainedModelRequest):
     purpose: ClassVar[Purpose] = EVALUATE
 
     def refusal(self, recipe: Recipe) -> UsageError | None:
-        """Return an error if the task cannot evaluate its model."""
+        """Return an error if the model cannot be evaluated for the task; None otherwise."""
         reason = recipe.spec.why_not_evaluated(recipe.options, str(self.model))
         return UsageError(*reason) if reason else None
 
@@ -31,7 +31,7 @@ class EvaluateResult(TrainedModelResult):
     """The metrics of a model; or the detached run that is still evaluating the model."""
 
     def finished_lines(self) -> list[str]:
-        """Return the scores of each class, some texts, the metrics and the speed."""
+        """Return the scores of each class, sample texts, the metrics and the speed."""
         result = self.progress.result
         of_all = [metrics(result["metrics"]), speed(self.progress, self.run)]
         return [*class_lines(result), *text_lines(written_texts(result, ())), *of_all]

@@ -42,12 +42,12 @@ TEXTS = (
 )
 MOST_TOKENS = 512  # maximum tokens of a text if the training sets no limit
 # the largest allowed difference from torch's outputs, as a fraction of the largest output; the key
-# is True with --int8. Measured with MiniLM and a small decoder: 1e-6 without --int8, 0.02 to 0.13
-# with --int8
+# is True for --int8. Differences measured with MiniLM and a small decoder are 1e-6 without --int8,
+# and 0.02 to 0.13 with --int8
 ALLOWED = {False: 1e-3, True: 0.5}
 GGUF = (
-    "no maintained package converts models to GGUF: gguf only has the format, and the "
-    "converter is a script in llama.cpp's repository"
+    "no maintained package converts models to GGUF: the package gguf only reads and writes the "
+    "format, and the converter is a script in llama.cpp's repository"
 )
 # files that are not copied: the exported model replaces the weights, and the list of training rows
 # is private
@@ -57,7 +57,7 @@ MODULE = re.compile(r"\d+_\w+")  # the folder of a sentence-transformers module
 
 @dataclass(frozen=True)
 class ExportModelRequest:
-    """A model to export, and the form of the export.
+    """A model to export, and the options of the export.
 
     Attributes:
         format: a format of FORMATS.
@@ -84,15 +84,15 @@ class ExportModelRequest:
         if self.format == "gguf":
             raise UsageError(
                 GGUF,
-                "in its checkout: python convert_hf_to_gguf.py DIR --outfile FILE.gguf, with the "
-                "folder of ftcluster fetch RUN DIR",
+                "copy the model with ftcluster fetch RUN DIR, and run in a checkout of llama.cpp: "
+                "python convert_hf_to_gguf.py DIR --outfile FILE.gguf",
             )
         if self.format not in FORMATS:
             raise UsageError(f"the format must be {' or '.join(FORMATS)}, got {self.format}")
 
 
-# rows for the comparison, and the metric to compute on them. Each row has one or two texts and a
-# label (a number or None). The metric is accuracy, pearson or loss; "" if the rows have no labels
+# rows for the comparison, and the name of the metric to compute. Each row has one or two texts and
+# a label (a number or None). The metric is accuracy, pearson or loss; "" for rows without labels
 Compared = tuple[list[dict[str, Any]], str]
 
 
@@ -120,7 +120,7 @@ def export_model(request: ExportModelRequest, view: View) -> Result:
         partial = target.with_name(f".{target.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         options = trained.options
-        asked = {
+        job = {
             "format": request.format, "source": str(source), "target": str(partial),
             "kind": _exported_as(trained.task), "int8": request.int8, "rows": rows,
             "measure": measure,
@@ -129,13 +129,13 @@ def export_model(request: ExportModelRequest, view: View) -> Result:
         view.say(f"exporting {request.model}, and comparing it on {len(rows)} rows ...")
         try:
             make_folder(partial)
-            found = run_program(python, asked, Path(scratch))
+            comparison = run_program(python, job, Path(scratch))
             allowed = ALLOWED[request.int8]
-            if not found["difference"] <= allowed * found["scale"]:
+            if not comparison["difference"] <= allowed * comparison["scale"]:
                 raise FtclusterError(
-                    f"the exported model computes something else: {_difference(found)}, and "
-                    f"{allowed:.1%} is allowed",
-                    "nothing was kept; use the model as it is",
+                    f"the exported model's outputs differ from torch's: {_difference(comparison)}, "
+                    f"and at most {allowed:.1%} is allowed",
+                    "the export was deleted; use the original model",
                 )
             copy_rest(source, partial)
             keep_private(partial)
@@ -144,20 +144,23 @@ def export_model(request: ExportModelRequest, view: View) -> Result:
             raise FtclusterError(f"{error.filename or target}: {error.strerror}") from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-    document = {"state": "done", "format": request.format, "int8": request.int8, **found}
-    return Result({**document, "model": str(target)}, (*_said(found, measure), f"model: {target}"))
+    document = {"state": "done", "format": request.format, "int8": request.int8, **comparison}
+    return Result(
+        {**document, "model": str(target)}, (*_compared(comparison, measure), f"model: {target}")
+    )
 
 
-def _difference(found: Mapping[str, Any]) -> str:
-    return f"largest difference {found['difference']:.2g} of outputs up to {found['scale']:.2g}"
+def _difference(comparison: Mapping[str, Any]) -> str:
+    difference, scale = comparison["difference"], comparison["scale"]
+    return f"largest difference {difference:.2g} of outputs up to {scale:.2g}"
 
 
-def _said(found: Mapping[str, Any], measure: str) -> Iterator[str]:
-    yield f"compared with torch on {found['rows']} rows: {_difference(found)}"
-    if "agreement" in found:
-        yield f"the same predictions: {found['agreement']:.2%}"
+def _compared(comparison: Mapping[str, Any], measure: str) -> Iterator[str]:
+    yield f"compared with torch on {comparison['rows']} rows: {_difference(comparison)}"
+    if "agreement" in comparison:
+        yield f"the same predictions: {comparison['agreement']:.2%}"
     if measure:
-        before, after = (found[f"{measure}_{when}"] for when in ("before", "after"))
+        before, after = (comparison[f"{measure}_{when}"] for when in ("before", "after"))
         yield f"{measure}: {before:.4f} before, {after:.4f} after"
 
 
@@ -168,30 +171,32 @@ def check_source(folder: Path, trained: TrainedFields, kind: str) -> None:
         InputError, UsageError: the model cannot be exported, or a file may run as code.
     """
     if not trained.task:
-        raise InputError(f"{folder} has no {trained.missing}, which names the model's task")
+        raise InputError(f"{folder} has no {trained.missing}, which would name the model's task")
     if (folder / "adapter_config.json").is_file():
         raise InputError(
-            f"{folder} has adapters only", "train with merge_adapters=true, or merge them with peft"
+            f"{folder} has only adapters, and no whole model",
+            "train with merge_adapters=true, or merge the adapters with peft",
         )
     exported_as = _exported_as(trained.task)
     if not exported_as:
         raise UsageError(f"models for {trained.task} cannot be exported")
     if kind == "onnx" and exported_as == DECODER:
         raise UsageError(
-            "decoders can only be exported to OpenVINO: in ONNX their cache would be missing",
+            "decoders can only be exported to OpenVINO: ONNX would lack the key-value cache",
             "ftcluster export-model openvino",
         )
     raise_together(
         code_problems(folder),
         f"{folder} is not exported, because its files may run or download code",
-        "export the folder of a training",
+        "export a folder that a training has written",
     )
 
 
 def copy_rest(source: Path, target: Path) -> None:
-    """Copy the model's other files that the target does not have yet.
+    """Copy the model's files that the target lacks, except the weights.
 
-    These are its tokenizer, card and ftcluster.json, and the modules of sentence-transformers.
+    These files are the tokenizer, the model card, ftcluster.json and the folders of
+    sentence-transformers modules.
     """
     for path in source.iterdir():
         if (
@@ -200,7 +205,7 @@ def copy_rest(source: Path, target: Path) -> None:
             and not (target / path.name).exists()
         ):
             shutil.copyfile(path, target / path.name)
-    for path in source.iterdir():  # modules.json is not followed: its paths may lead anywhere
+    for path in source.iterdir():  # paths in modules.json may lead out of the folder
         if MODULE.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
             shutil.copytree(path, target / path.name, symlinks=True, dirs_exist_ok=True)
 
@@ -216,11 +221,11 @@ def rows_of(data: str, trained: TrainedFields, folder: Path) -> Compared:
     spec = TASKS.get(task)
     if not data:
         pairs = spec is not None and spec.reads_pairs
-        texts = [[one, TEXTS[3]] if pairs else [one] for one in TEXTS]
-        return [{"texts": one, "label": None} for one in texts], ""
+        texts = [[text, TEXTS[3]] if pairs else [text] for text in TEXTS]
+        return [{"texts": row, "label": None} for row in texts], ""
     if spec is None or not spec.compared_rows:
         raise UsageError(
-            f"--data: rows for {task} cannot be read here", "without it, a few texts are compared"
+            f"--data: rows for {task} cannot be read here", "omit --data to compare built-in texts"
         )
     try:
         splits = files_of(Path(data))
@@ -229,7 +234,7 @@ def rows_of(data: str, trained: TrainedFields, folder: Path) -> Compared:
         )
         files = splits[names[0]] if names else ()
         if any(map(read_on_hosts, files)):
-            raise DataError("only hosts can read Parquet and Arrow; give CSV, TSV or JSON lines")
+            raise DataError("only hosts can read Parquet and Arrow; pass CSV, TSV or JSON lines")
         rows = list(islice(Table(files), MOST_ROWS))
         if not rows:
             raise DataError("there are no rows")
@@ -237,19 +242,20 @@ def rows_of(data: str, trained: TrainedFields, folder: Path) -> Compared:
             cells = _cells(rows, options["text_column"])
             return [{"texts": [cell], "label": None} for cell in cells], "loss"
         columns = options.get("text_columns") or find_texts(list(rows[0]))
-        texts = [list(one) for one in zip(*(_cells(rows, name) for name in columns), strict=True)]
+        texts = [list(row) for row in zip(*(_cells(rows, name) for name in columns), strict=True)]
         words = [_word(row.get(str(options.get("label_column")))) for row in rows]
         labels, measure = _labels(words, read_json(folder / "config.json"))
-    # config.json of the model may be invalid too
+    # these errors include an invalid config.json of the model
     except (DataError, KeyError, ValueError, TypeError, AttributeError) as error:
-        where = f"how the model reads rows is in {folder / FILE}"
+        where = f"{folder / FILE} names the columns that the model reads"
         raise InputError(f"{data}: {error}", where) from error
-    found = zip(texts, labels, strict=True)
-    return [{"texts": one, "label": label} for one, label in found], measure
+
+    labelled = zip(texts, labels, strict=True)
+    return [{"texts": row, "label": label} for row, label in labelled], measure
 
 
 def _exported_as(task: str) -> str:
-    """Return the suffix of the exporter class's name; "" if models of the task have no exporter."""
+    """Return the suffix of the exporter class's name; "" if the task's models have no exporter."""
     return TASKS[task].exported_as if task in TASKS else ""
 
 
@@ -260,7 +266,7 @@ def _cells(rows: Collection[Row], name: str) -> list[str]:
 
 
 def _word(label: Any) -> str:
-    """Return the class name that a training gives a label; "" for a missing label."""
+    """Return the class name that a training would use for a label; "" for a missing label."""
     if isinstance(label, bool):
         return str(label).lower()
     whole = isinstance(label, float) and label.is_integer()
@@ -270,7 +276,7 @@ def _word(label: Any) -> str:
 def _labels(words: list[str], config: Mapping[str, Any]) -> tuple[list[float | None], str]:
     """Return the labels as numbers, and the metric for the comparison.
 
-    A label that names a class becomes the class index. Other labels are numbers already.
+    A label that names a class becomes the index of the class. Other labels are already numbers.
 
     Raises:
         DataError: a label is not a class of the model.
@@ -282,12 +288,12 @@ def _labels(words: list[str], config: Mapping[str, Any]) -> tuple[list[float | N
     numbers = {str(name): int(n) for n, name in config.get("id2label", {}).items()}
     if len(numbers) == 1:
         return [float(word) if word else None for word in words], "pearson"
-    given, known = {word for word in words if word}, numbers
+    labels, indices = {word for word in words if word}, numbers
     as_numbers = {str(n): n for n in numbers.values()}
-    if not given <= known.keys() and given <= as_numbers.keys():
-        known = known if any(name.isdigit() for name in known) else as_numbers
-    if unknown := sorted(given - known.keys()):
+    if not labels <= indices.keys() and labels <= as_numbers.keys():
+        indices = indices if any(name.isdigit() for name in indices) else as_numbers
+    if unknown := sorted(labels - indices.keys()):
         raise DataError(
             f"not classes of the model: {', '.join(unknown[:8])}; it has {', '.join(numbers)}"
         )
-    return [known.get(word) for word in words], "accuracy"
+    return [indices.get(word) for word in words], "accuracy"

@@ -40,7 +40,7 @@ class Sampling:
 
     Attributes:
         system: system message before the prompt; "" for none.
-        max_new_tokens: maximum number of tokens of an answer.
+        max_new_tokens: maximum number of tokens per answer.
         temperature: sampling temperature; 0 always takes the most probable token.
         top_p: cumulative probability of the tokens to sample from.
         seed: seed of the sampling; equal seeds give equal texts on the same host.
@@ -81,7 +81,7 @@ class GenerateRequest:
         model: id of the run that trained the model, a folder of this machine, or a name on the Hub.
         prompts: prompts to answer separately, with the model's chat template if it has one.
         hub_token: True if the head may use the user's token for the Hugging Face Hub.
-        more: iterator over further prompts, each requested once the previous one is answered. The
+        more: iterator over further prompts, read one by one as answers are complete. The
             model stays loaded until the iterator ends.
     """
 
@@ -94,7 +94,7 @@ class GenerateRequest:
     more: Iterator[str] | None = None
 
     def __post_init__(self) -> None:
-        """Check that there is a prompt, and that none is empty.
+        """Check that there is a prompt, and that no prompt is empty.
 
         Raises:
             UsageError: there is no prompt, or a prompt is empty.
@@ -116,7 +116,7 @@ class GenerateResult:
         return list(self.progress.result.get("answers", ()))
 
     def lines(self) -> list[str]:
-        """Return the texts; for a detached run, its id."""
+        """Return the texts; for a detached run, the run's id."""
         return self.answers if self.progress.state != "running" else [self.progress.run]
 
     def document(self) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def _prepared(request: GenerateRequest, cluster: Cluster) -> TrainingRun:
         run_id, cluster, plan, launch, recipe, folders, purpose=GENERATE, generation=generation,
         hub_token=token,
     )  # fmt: skip
-    # without a limit, because the run waits while the user types
+    # no time limit, because the run waits while the user types
     limit = 0.0 if request.more else request.launch.hang_seconds
     return replace(request.launch, hang_seconds=limit).applied_to(run)
 
@@ -203,7 +203,7 @@ def _prepared(request: GenerateRequest, cluster: Cluster) -> TrainingRun:
 def _recipe(
     request: GenerateRequest, cluster: Cluster
 ) -> tuple[Recipe, tuple[tuple[str, str], ...], Cluster]:
-    """Return the recipe of the job that generates, the folders to copy, and the usable hosts.
+    """Return the recipe for generating, the folders to copy, and the cluster of usable hosts.
 
     The model of a run is on the run's head, so only that host can generate with it.
     """
@@ -219,12 +219,12 @@ def _recipe(
     job = find_job(hosts, request.model)
     if not job.recipe.spec.generates:
         raise UsageError(
-            f"{job.run} has trained a model for {job.recipe.task}, but generate only runs decoders",
+            f"{job.run} has trained a model for {job.recipe.task}, but generate needs a decoder",
             "copy the model here with ftcluster fetch, and use it with ftcluster predict",
         )
     model = f"{facts.head.prefix}/runs/{job.run}/model"
-    there = cluster if cluster.slurm_job else with_hosts(cluster, job.hosts[:1])
-    return for_trained_model(replace(job.recipe, model=model)), (), there
+    on_head = cluster if cluster.slurm_job else with_hosts(cluster, job.hosts[:1])
+    return for_trained_model(replace(job.recipe, model=model)), (), on_head
 
 
 def _of_model(model: str) -> Recipe:

@@ -20,7 +20,7 @@ from ftcluster_common.models.sentence_modules import MODULES
 from ftcluster_common.models.trained_model import pipeline_of, read_trained
 from ftcluster_common.tasks.registry import TASKS
 
-FRAMES = "frames"  # folder in the state folder
+FRAMES = "frames"  # folder for rows in memory, in the state folder
 PACKAGES = "pip install '{}' 'torch>=2.10', in an environment of its own"
 # oldest releases in which trust_remote_code=False has no known bypass (CVE-2026-5241; modules.json)
 SAFE_RELEASES = {"transformers": "5.10", "sentence-transformers": "6.2"}
@@ -39,9 +39,9 @@ Several = Sequence[Data | Mapping[str, Any]]  # data sets; a mapping is an entry
 
 
 def data_paths(data: Data | Several) -> str | tuple[str | Mapping[str, Any], ...]:
-    """Return the path or name of data; for a list of data sets, those of each.
+    """Return the path or name of data; for a list of data sets, a tuple of paths, names or entries.
 
-    A list of mappings has rows, unless each mapping is an entry of a recipe's `data`.
+    A list of mappings is a list of rows, unless each mapping is an entry as in a recipe's `data`.
 
     Raises:
         InputError: rows cannot be written as JSON, or there are none.
@@ -88,7 +88,7 @@ def data_path(data: Data) -> str:
             text = "".join(f"{json.dumps(dict(row), ensure_ascii=False)}\n" for row in data)
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"the rows cannot be written as JSON: {error}", "give texts, numbers and lists of these"
+            f"the rows cannot be written as JSON: {error}", "pass texts, numbers and lists of these"
         ) from error
     if not text.strip():
         raise InputError("the data have no rows")
@@ -121,8 +121,8 @@ def load(folder: Path, task_file: str = "", **options: Any) -> Any:
     """
     if options.get("trust_remote_code"):
         raise UsageError(
-            "ftcluster.load runs no code of a model's folder: trust_remote_code=True",
-            "load a model that you trust by transformers' or sentence-transformers' own functions",
+            "trust_remote_code=True: ftcluster.load runs no code of a model's folder",
+            "load a model that you trust with transformers or sentence-transformers directly",
         )
     read_code(task_file)
     trained = trained_fields(folder)
@@ -139,19 +139,19 @@ def load(folder: Path, task_file: str = "", **options: Any) -> Any:
         )
     if not task and not (folder / MODULES).is_file():
         raise FtclusterError(
-            f"{folder} has no {trained.missing}, so it is not known what its model does",
-            "give the folder of a training, or load it with transformers' pipeline(TASK, FOLDER)",
+            f"{folder} has no {trained.missing}, which would name the model's task",
+            "pass a folder that a training wrote, or use transformers' pipeline(TASK, FOLDER)",
         )
     adapted = (folder / ADAPTERS).is_file()
     if ranks and adapted:
         raise FtclusterError(
-            f"{folder} has adapters, whose head CrossEncoder ignores",
-            f"train with merge_adapters=true, or load them as {folder / 'README.md'} shows",
+            f"{folder} has adapters, and CrossEncoder ignores the head of adapters",
+            f"train with merge_adapters=true, or load the adapters as {folder / 'README.md'} shows",
         )
     raise_together(
         code_problems(folder),
         f"{folder} is not loaded, because its files may run or download code",
-        "give the folder of a training, or load a model that you trust with its own library",
+        "pass a folder that a training has written, or load a trusted model with its own library",
     )
     options["trust_remote_code"] = False
     if (folder / MODULES).is_file() or ranks:

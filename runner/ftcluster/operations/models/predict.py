@@ -23,13 +23,13 @@ from ftcluster_common.recipe import Recipe
 
 # pattern of a number in a cell; cells of a CSV file are always text
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet evaluates such cells (OWASP)
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # cells that spreadsheets evaluate (OWASP)
 FORMATS = {".jsonl": "", ".csv": ",", ".tsv": "\t"}  # separator between columns; "" for JSON lines
 
 
 @dataclass(frozen=True)
 class PredictRequest(TrainedModelRequest):
-    """Rows of data to predict with a trained model.
+    """Rows of data to make predictions for, and a trained model.
 
     Attributes:
         output: path of the file for the predictions: *.jsonl, *.csv or *.tsv. An existing file is
@@ -64,7 +64,7 @@ class PredictResult(TrainedModelResult):
     """The predictions that were written; or the detached run that is still computing them.
 
     Attributes:
-        output: path of the predictions' file, as the user gave it.
+        output: path of the predictions' file, as the user wrote it.
         rows: number of predictions in the file.
     """
 
@@ -92,7 +92,7 @@ def predict(request: PredictRequest, view: View) -> PredictResult:
     run, progress = request.launched(view)
     model = str(request.model)
     if progress.state == "running":  # the caller has detached from the run
-        view.say(f"its predictions will be in {run.launch.run_dir}/predictions on the head")
+        view.say(f"the predictions will be in {run.launch.run_dir}/predictions on the head")
         return PredictResult(run, progress, model, request.output, 0)
     run_hosts = replace(run_hosts_of(run.cluster), options=request.connection.to(run.cluster))
     with tempfile.TemporaryDirectory() as scratch:
@@ -113,7 +113,7 @@ def predict(request: PredictRequest, view: View) -> PredictResult:
 def as_table(rows: Sequence[dict[str, Any]], mark: str) -> str:
     """Return rows as a table in text form, with `mark` as the separator between columns.
 
-    A text that a spreadsheet would read as a formula gets the prefix '. Numbers are unchanged.
+    If a spreadsheet would read a text as a formula, the prefix ' is added. Numbers are unchanged.
 
     >>> as_table([{"a": "x, y", "b": [1]}], ",")
     'a,b\\n"x, y",[1]\\n'
@@ -130,7 +130,7 @@ def as_table(rows: Sequence[dict[str, Any]], mark: str) -> str:
 def _cell(value: Any) -> Any:
     """Return a value as a cell of a table.
 
-    >>> [_cell(one) for one in ('=HYPERLINK("x")', "-1.5", "-", "+1 day", -2.5, ["=1"])]
+    >>> [_cell(cell) for cell in ('=HYPERLINK("x")', "-1.5", "-", "+1 day", -2.5, ["=1"])]
     ['\\'=HYPERLINK("x")', '-1.5', "'-", "'+1 day", -2.5, '["=1"]']
     """
     if isinstance(value, dict | list):

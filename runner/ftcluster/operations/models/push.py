@@ -9,7 +9,7 @@ from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch.hub_token import find_token
 from ftcluster_common.models.row_hashes import ROWS
 
-PROGRAM = "hf"  # program of huggingface_hub
+PROGRAM = "hf"  # command-line program of huggingface_hub
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
@@ -20,7 +20,7 @@ def check_push(repository: str) -> str:
         UsageError: the repository's name is not valid, or the program or the token is missing.
     """
     if not NAME.fullmatch(repository):
-        raise UsageError(f"--push {repository!a:.80}: a model on the Hub is OWNER/NAME")
+        raise UsageError(f"--push {repository!a:.80}: write the repository as OWNER/NAME")
     if not (program := shutil.which(PROGRAM)):
         raise UsageError(
             f"--push needs the program {PROGRAM}, which is not on PATH",
@@ -31,7 +31,7 @@ def check_push(repository: str) -> str:
 
 
 def push_command(program: str, folder: Path, repository: str, public: bool) -> list[str]:
-    """Return the upload command. It does not upload the list of training rows.
+    """Return the upload command, which excludes the list of training rows.
 
     No argument contains the token, because the program `hf` finds the token itself.
     """
@@ -52,7 +52,7 @@ def push(folder: Path, repository: str, public: bool) -> None:
     command = push_command(check_push(repository), folder, repository, public)
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]
+        output = (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]
         raise FtclusterError(
-            f"{PROGRAM} upload failed: " + "\n  ".join(said), f"the model is here: {folder}"
+            f"{PROGRAM} upload failed: " + "\n  ".join(output), f"the model is in {folder}"
         )

@@ -47,7 +47,7 @@ class TrainedModelRequest(RecipeRequest, ABC):
         if run.recipe.teacher:
             kind, recipe = run.recipe.spec.student
             raise UsageError(
-                f"a distilled model is used like any other {kind} model",
+                f"a distilled model needs a {kind} recipe",
                 f"ftcluster {self.purpose} {recipe} --model {self.model}",
             )
         run = replace(run, hub_token=find_token() if self.hub_token else "")

@@ -1,6 +1,7 @@
-"""Facts of common server models and cloud instances, for plans without any host.
+"""Facts of common server models and cloud instances, for plans without real hosts.
 
-The makers publish these facts. Memory is the full size, although a kernel reserves 1 to 3 % of it.
+The vendors publish these facts. Memory sizes are the installed sizes, of which the kernel reserves
+1 to 3 %.
 """
 
 import re
@@ -25,12 +26,12 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class CommonHost:
-    """A kind of host, as described by its maker.
+    """A kind of host, as described by its vendor.
 
     Attributes:
-        cores: number of cores of a socket; each core has two hardware threads.
-        nodes: number of NUMA nodes of a socket in the factory settings. If the cores do not divide
-            evenly, the first nodes have one more core.
+        cores: number of cores per socket; each core has two hardware threads.
+        nodes: number of NUMA nodes per socket in the factory settings. If the cores do not divide
+            evenly, some of the first nodes have one more core.
         gigabits: network bandwidth in Gbit/s; 0 if the buyer chooses the network.
         source: publication with these facts.
     """
@@ -49,11 +50,11 @@ XEON, AWS = "Intel(R) Xeon(R) ", "AWS, Amazon EC2 instance types"
 HOSTS: Mapping[str, CommonHost] = {
     "2x8480+": CommonHost(
         f"{XEON}Platinum 8480+", "Sapphire Rapids", 2, 56, 512, 0,
-        "Intel ARK, Xeon Platinum 8480+; 16 modules of 32 GB, one a channel",
+        "Intel ARK, Xeon Platinum 8480+; 16 modules of 32 GB, one per channel",
     ),
     "2x6980P": CommonHost(
         f"{XEON}6980P", "Granite Rapids", 2, 128, 1536, 0,
-        "Intel ARK, Xeon 6980P, as sglang's page on Xeon shows it; 24 modules of 64 GB", 3,
+        "Intel ARK, Xeon 6980P; sglang's page on Xeon for NUMA nodes; 24 modules of 64 GB", 3,
     ),
     "c7i.metal-24xl": CommonHost(
         f"{XEON}Platinum 8488C", "Sapphire Rapids", 1, 48, 192, 37.5, AWS
@@ -74,15 +75,15 @@ def common_hosts(text: str) -> ClusterFacts | None:
     ['node1', 'node2']
     """
     count, kind = 1, text
-    if text not in HOSTS and (found := re.fullmatch(r"(\d{1,4})x(.+)", text)):
-        count, kind = int(found[1]), found[2]
+    if text not in HOSTS and (match := re.fullmatch(r"(\d{1,4})x(.+)", text)):
+        count, kind = int(match[1]), match[2]
     if kind not in HOSTS or not 1 <= count <= MOST_HOSTS:
         return None
     return ClusterFacts(tuple(_facts(HOSTS[kind], f"node{n}") for n in range(1, count + 1)))
 
 
 def with_sockets(text: str) -> str:
-    """Return the full name of hosts for a name without sockets; "" if there is no such kind.
+    """Return a kind of host with its number of sockets added; "" if there is no such kind.
 
     >>> with_sockets("10x8480+"), with_sockets("8480+"), with_sockets("m7i")
     ('10x2x8480+', '2x8480+', '')
@@ -113,9 +114,9 @@ def _facts(host: CommonHost, name: str) -> HostFacts:
 def _nodes(host: CommonHost, memory: int) -> tuple[NumaNode, ...]:
     """Return NUMA nodes with consecutive cores.
 
-    CPU numbers begin with the first threads of all cores, followed by the second threads.
+    The first hardware threads of all cores have the lowest CPU numbers; the second threads follow.
     """
-    found: list[NumaNode] = []
+    nodes: list[NumaNode] = []
     all_cores, first = host.sockets * host.cores, 0
     count = host.sockets * host.nodes
     for socket in range(host.sockets):
@@ -124,10 +125,10 @@ def _nodes(host: CommonHost, memory: int) -> tuple[NumaNode, ...]:
             cpus = range(first, first + size)
             both = [*cpus, *(cpu + all_cores for cpu in cpus)]
             first += size
-            found.append(
+            nodes.append(
                 NumaNode(
-                    len(found), size, memory // count, format_cpus(cpus),
+                    len(nodes), size, memory // count, format_cpus(cpus),
                     socket_cpus={str(socket): format_cpus(both)},
                 )
             )  # fmt: skip
-    return tuple(found)
+    return tuple(nodes)

@@ -27,7 +27,9 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_common.user_code import UserCode
 
 SAMPLES = 3
-NO_HEAD = "lengths and samples as the model sees them: on a cluster, or ftcluster setup localhost"
+NO_HEAD = (
+    "lengths and samples need a cluster; this machine can be the host: ftcluster setup localhost"
+)
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,12 @@ class DataResult:
     """The data as a training would read them.
 
     Attributes:
-        host: name of the host that has tokenized the data; "" if no host has.
-        columns: column names by their use, including the unused columns; of several data sets,
-            those of the first one.
-        sets: description of each split, from `ftcluster_train.engine.data_report`; without a
-            host, from `recipe.data_counts`. With several data sets, the name of a split ends with
-            the name of its data set, and the splits for training have `columns`.
+        host: name of the host that tokenized the data; "" if no host did.
+        columns: column names by use, including unused columns. With several data sets, these are
+            the columns of the first data set.
+        sets: description of each split, made by `ftcluster_train.engine.data_report` on the host,
+            or by `recipe.data_counts` without a host. With several data sets, a split's name ends
+            with the name of its data set, and each training split has an entry `columns`.
         samples: samples as the model receives them; empty without a host.
         notes: facts that the user should know.
     """
@@ -83,7 +85,7 @@ class DataResult:
         """Return the result as text. Notes come first, because samples can fill the screen."""
         columns = {use: tuple(names) for use, names in self.columns.items()}
         notes = [f"note: {note}" for note in self.notes]
-        once = columns and not isinstance(self.recipe.data, tuple)  # else each set has a line
+        once = columns and not isinstance(self.recipe.data, tuple)  # else the sets list columns
         first = [*notes, *([columns_line(columns)] if once else [])]
         head = [line.replace("\n", "\n  ") for line in first]
         if not self.host:
@@ -126,7 +128,7 @@ def _counted(recipe: Recipe, columns: Sequence[Columns]) -> tuple[list[dict[str,
         sets, about = count_rows(part, of_set)
         if not sets and Path(part.source).exists():
             about = [
-                f"no row of {part.source} has been read: only hosts read Parquet, Arrow and texts"
+                f"no row of {part.source} was read: only hosts read Parquet, Arrow and text files"
             ]
         for split in sets if data_set.name else ():
             if is_train(split["set"]):
@@ -148,13 +150,13 @@ def _of_head(
     request: DataRequest, recipe: Recipe, code: UserCode, cluster: Cluster, view: View
 ) -> DataResult:
     facts, prefix = cluster.facts, Path(cluster.facts.head.prefix)
-    there, folders = on_the_hosts(recipe, replace(facts, hosts=facts.hosts[:1]))
-    job = Job("data", prefix, prefix, there, "fp32", ipex=False, code=code)
+    on_head, folders = on_the_hosts(recipe, replace(facts, hosts=facts.hosts[:1]))
+    job = Job("data", prefix, prefix, on_head, "fp32", ipex=False, code=code)
     run_hosts = replace(run_hosts_of(cluster), options=request.connection.to(cluster))
     view.say(f"reading data on {run_hosts.head} ...")
     token = find_token() if request.hub_token else ""
-    # hosts that speak format 0 refuse a document with a format number
+    # hosts with a version of format 0 refuse a document with a format number
     document = {name: value for name, value in job.to_dict().items() if name != FORMAT}
-    found = read_data(run_hosts, document, folders, token)
-    notes = (*file_notes(recipe), *found["notices"])
-    return DataResult(recipe, run_hosts.head, notes=notes, **found["report"])
+    answer = read_data(run_hosts, document, folders, token)
+    notes = (*file_notes(recipe), *answer["notices"])
+    return DataResult(recipe, run_hosts.head, notes=notes, **answer["report"])

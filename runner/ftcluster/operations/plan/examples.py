@@ -8,7 +8,7 @@ from ftcluster.operations.result import Result
 from ftcluster.paths import SHARED_FILE, bundled, write_atomically
 from ftcluster.text.table import aligned
 
-NEXT = "write them: ftcluster examples --to DIR; one: ftcluster examples NAME --to DIR"
+NEXT = "write all examples: ftcluster examples --to DIR; only one: ftcluster examples NAME --to DIR"
 
 
 def example_scripts() -> dict[str, Path]:
@@ -27,19 +27,19 @@ def examples(name: str = "", folder: str = "") -> Result:
     """
     scripts = example_scripts()
     if name and name not in scripts:
-        raise UsageError(f"there is no example '{name}'", f"there are {', '.join(scripts)}")
+        raise UsageError(f"there is no example '{name}'", f"the examples are {', '.join(scripts)}")
     chosen = {name: scripts[name]} if name else scripts
-    texts = {one: path.read_text(encoding="utf-8") for one, path in chosen.items()}
+    texts = {example: path.read_text(encoding="utf-8") for example, path in chosen.items()}
     if folder:
-        return _written({Path(folder, scripts[one].name): text for one, text in texts.items()})
+        return _written({Path(folder, scripts[key].name): text for key, text in texts.items()})
     if name:
         lines = texts[name].rstrip("\n").split("\n")
         return Result({"example": name, "text": texts[name]}, tuple(lines))
-    about = {one: (ast.get_docstring(ast.parse(text)) or "") for one, text in texts.items()}
+    about = {example: (ast.get_docstring(ast.parse(text)) or "") for example, text in texts.items()}
     rows = aligned(
-        [("example", "what it is"), *((one, _first(text)) for one, text in about.items())]
+        [("example", "description"), *((key, _first(text)) for key, text in about.items())]
     )
-    document = [{"example": one, "about": text} for one, text in about.items()]
+    document = [{"example": example, "about": text} for example, text in about.items()]
     return Result(document, (*rows, "", NEXT))
 
 
@@ -48,8 +48,8 @@ def _first(text: str) -> str:
 
 
 def _written(files: dict[Path, str]) -> Result:
-    if there := [str(path) for path in files if path.exists()]:
-        raise FtclusterError(f"already there: {', '.join(there)}", "name another folder")
+    if existing := [str(path) for path in files if path.exists()]:
+        raise FtclusterError(f"already there: {', '.join(existing)}", "name another folder")
     for path, text in files.items():
         write_atomically(path.absolute(), text, mode=SHARED_FILE)
     names = [str(path) for path in files]

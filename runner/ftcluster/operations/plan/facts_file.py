@@ -1,4 +1,4 @@
-"""Read hosts from a file: cluster.json of a control node, or output of `ftcluster plan --json`."""
+"""Read host facts from a control node's cluster.json, or from output of `ftcluster plan --json`."""
 
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
@@ -14,13 +14,14 @@ from ftcluster.operations.plan.common_hosts import NAMED, common_hosts, with_soc
 from ftcluster_common.given_files import GivenFileError, read_json
 
 HINT = (
-    "give a file with the output of `ftcluster plan --json`, cluster.json of another control node, "
-    f"or a kind of host: {NAMED}. 4xNAME are four hosts: 4x2x8480+ are four with two sockets each"
+    "pass a file with the output of `ftcluster plan --json`, cluster.json of another control node, "
+    f"or a kind of host: {NAMED}. 4xNAME means four hosts: 4x2x8480+ means four hosts with two "
+    "sockets each"
 )
 
 
 def facts_of(file: str | None) -> Cluster:
-    """Return the cluster that a file or a name of common hosts describes.
+    """Return the cluster that a facts file or the name of a kind of host describes.
 
     If `file` is None, return the cluster that was set up last.
 
@@ -31,7 +32,7 @@ def facts_of(file: str | None) -> Cluster:
         return recall()
     common = None if Path(file).exists() else common_hosts(file)
     if not common and not Path(file).exists() and (meant := with_sockets(file)):
-        raise InputError(f"{file} does not say how many sockets a host has", f"write {meant}")
+        raise InputError(f"{file} does not state how many sockets a host has", f"write {meant}")
     return Cluster(inventories=(), facts=common or read_facts(Path(file).absolute()))
 
 

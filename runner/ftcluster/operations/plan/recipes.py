@@ -93,10 +93,10 @@ def _paths(recipe: Recipe) -> str:
 def _entry(path: Path) -> RecipeEntry:
     recipe, about = load_recipe(str(path)), []
     for line in recipe_text(path).splitlines():
-        words = line.removeprefix("#").strip()
-        if not line.startswith("#") or not words or words.startswith("Needs:"):
+        text = line.removeprefix("#").strip()
+        if not line.startswith("#") or not text or text.startswith("Needs:"):
             break
-        about.append(words)
+        about.append(text)
     description = " ".join(about).rstrip(":")
     return RecipeEntry(
         recipe.name, recipe.task, recipe.model, _paths(recipe), description, str(path)

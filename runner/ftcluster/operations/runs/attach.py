@@ -88,7 +88,7 @@ def attach(
     """Follow a run from its first event to its end. A signal ends this process, not the run.
 
     Args:
-        run: the run's id or the beginning of it; "" for the newest run.
+        run: the run's id or the beginning of the id; "" for the newest run.
         on_output: function that is called with each piece of the output of a script's rank 0.
 
     Raises:

@@ -14,17 +14,17 @@ from ftcluster.progress.view import View
 from ftcluster.text.table import aligned
 
 HERE, WHEELS = "this control node", "wheels"
-NEWEST = 200  # number of runs to list; running ones come first
+NEWEST = 200  # number of runs to list; active runs come first
 
 
 def caches(connection: Connection, clear: bool, view: View) -> Result:
     """Return the sizes of the caches. If `clear` is True, empty the caches.
 
-    The hosts cache models, data and tokens. This control node caches the wheels of stacks, of
-    bundles and of scripts' packages. Files that an unfinished run uses are never removed.
+    The hosts cache models, data and tokenized samples. This control node caches the wheels of
+    stacks, of bundles and of scripts' packages. Files that an active run uses are never removed.
 
     Args:
-        clear: True to remove all cached files that no unfinished run uses.
+        clear: True to remove all cached files that no active run uses.
 
     Raises:
         FtclusterError: a host does not respond.
@@ -32,11 +32,11 @@ def caches(connection: Connection, clear: bool, view: View) -> Result:
     run_hosts = cluster_run_hosts(connection, view)
     runs, _ = all_runs(run_hosts, view, most=NEWEST)
     running = [run.run for run in runs if run.state == "running"]
-    found = clear_caches(run_hosts, running, clear)
-    found[HERE] = {WHEELS: _wheels(cache_dir(), clear)}
+    by_host = clear_caches(run_hosts, running, clear)
+    by_host[HERE] = {WHEELS: _wheels(cache_dir(), clear)}
     sizes = [
         {"host": host, "cache": name, "bytes": whole, "unused_bytes": unused}
-        for host, of_host in found.items()
+        for host, of_host in by_host.items()
         for name, (whole, unused) in of_host.items()
     ]
     document = {"state": "done", "caches": sizes, "removed": clear}
@@ -50,7 +50,7 @@ def _wheels(folder: Path, clear: bool) -> tuple[int, int]:
     """
     whole = unused = 0
     for path in folder.glob("[!.]*"):
-        size = sum(512 * one.lstat().st_blocks for one in (path, *path.rglob("*")))
+        size = sum(512 * entry.lstat().st_blocks for entry in (path, *path.rglob("*")))
         whole += size
         with (folder / f".{path.name}.lock").open("w") as lock:
             try:
@@ -65,8 +65,8 @@ def _wheels(folder: Path, clear: bool) -> tuple[int, int]:
 
 def _table(sizes: Sequence[dict[str, object]], unused: str) -> list[str]:
     rows = [
-        (str(one["host"]), str(one["cache"]), *map(_gb, (one["bytes"], one["unused_bytes"])))
-        for one in sizes
+        (str(row["host"]), str(row["cache"]), *map(_gb, (row["bytes"], row["unused_bytes"])))
+        for row in sizes
     ]
     return aligned([("host", "cache", "size", unused), *rows])
 

@@ -47,7 +47,7 @@ class CleanRequest:
         """
         if self.runs and (self.done or self.resumable or self.all or self.older_than):
             raise UsageError(
-                "name runs, or say which with --done, --resumable, --all, --older-than"
+                "name runs, or select runs with --done, --resumable, --all, --older-than"
             )
 
 
@@ -67,7 +67,7 @@ class Selection:
 
     def table(self) -> list[str]:
         """Return headings, and a line for each selected run that the user has not named."""
-        rows = [(one.run, one.state, _ended(one), one.started_by or "-") for one in self.unnamed]
+        rows = [(run.run, run.state, _ended(run), run.started_by or "-") for run in self.unnamed]
         return aligned([COLUMNS, *rows])
 
     def result(self) -> Result:
@@ -88,8 +88,8 @@ def select(request: CleanRequest, view: View) -> Selection:
         _check(request.runs, runs, run_hosts.head)
         return Selection(run_hosts, request.runs)
     here = set(recorded_runs())
-    chosen = tuple(run for run in runs.values() if _is_meant(run, request, run.run in here))
-    return Selection(run_hosts, tuple(one.run for one in chosen), chosen)
+    chosen = tuple(run for run in runs.values() if _is_selected(run, request, run.run in here))
+    return Selection(run_hosts, tuple(run.run for run in chosen), chosen)
 
 
 def remove(selection: Selection) -> Selection:
@@ -106,7 +106,7 @@ def remove(selection: Selection) -> Selection:
     return Selection(selection.run_hosts, tuple(removed))
 
 
-def _is_meant(run: RunState, request: CleanRequest, recorded: bool) -> bool:
+def _is_selected(run: RunState, request: CleanRequest, recorded: bool) -> bool:
     states = ("failed", "stopped", *(("done",) if request.done else ()))
     is_own = recorded or run.started_by == this_user()
     # the run has trained and ended early, so `train --resume` may continue it
@@ -134,4 +134,6 @@ def _check(names: Sequence[str], runs: Mapping[str, RunState], head: str) -> Non
         f"{name} is running" for name in names if name in runs and runs[name].state == "running"
     ]
     if problems:
-        raise FtclusterError("\n  ".join(problems), "nothing was removed; list them: ftcluster ps")
+        raise FtclusterError(
+            "\n  ".join(problems), "nothing was removed; to list all runs: ftcluster ps"
+        )

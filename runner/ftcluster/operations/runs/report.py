@@ -20,7 +20,7 @@ SEVERAL = "ftcluster-report.html"
 
 @dataclass(frozen=True)
 class ReportRequest:
-    """A page about runs.
+    """A request for a page about runs.
 
     Attributes:
         runs: ids of the runs, or the beginnings of their ids; if empty, the newest run.
@@ -64,8 +64,8 @@ def report(request: ReportRequest, view: View) -> Result:
     ) as error:
         where = ", ".join(f"{file.run} ({file.source or 'this control node'})" for file in files)
         raise FtclusterError(
-            f"records have an unexpected form: {where}: {ascii(repr(error))[:200]}",
-            "make a report of each run to find the damaged record",
+            f"records have an unexpected format: {where}: {ascii(repr(error))[:200]}",
+            "write a report about each run to find the damaged record",
         ) from error
     write_atomically(output.absolute(), page)
     document = {
@@ -82,9 +82,9 @@ def _load_charts() -> None:
     charts.svg_of(charts.curve([{"x": 1, "y": 1, "run": ""}], "x", "y", "", ""), "")
 
 
-def _files_of(connection: Connection, given: str, view: View) -> RunFiles:
+def _files_of(connection: Connection, run: str, view: View) -> RunFiles:
     """Return a run's record and events: local files if the run has ended, or the head's files."""
-    run_hosts, name = find(connection, given, view)
+    run_hosts, name = find(connection, run, view)
     return ended_here(name) or from_head(run_hosts, name)
 
 

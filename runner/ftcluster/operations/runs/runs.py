@@ -1,4 +1,4 @@
-"""List the runs of a cluster, show their logs, fetch their models, and end them."""
+"""List the runs of a cluster, show their logs, fetch their models, and stop them."""
 
 import os
 import re
@@ -31,7 +31,7 @@ COLUMNS = ("run", "state", "step", "hosts", "started", "time", "by", "tags")
 NARROW = ("started", "by", "hosts", "tags")
 ALL_RANKS = "ranks.log"
 PIECE_BYTES = 1 << 20  # bytes of a log in memory at once
-CAUSES = 3  # maximum number of ended runs for which the table says why they ended
+CAUSES = 3  # maximum number of ended runs whose reasons are listed below the table
 LISTED = 20  # maximum number of a script's files to show
 
 
@@ -73,7 +73,7 @@ def list_runs(
 
 
 def table(runs: Sequence[RunState], width: int | None = None) -> list[str]:
-    """Return a table of runs, why the newest runs ended, and how to continue others.
+    """Return a table of runs, the reasons why the newest runs ended, and a hint.
 
     Args:
         width: width of the terminal in characters; columns of NARROW are omitted until the table
@@ -88,14 +88,14 @@ def table(runs: Sequence[RunState], width: int | None = None) -> list[str]:
             rows = [(*row[:place], *row[place + 1 :]) for row in rows]
     notes = [f"{run.run} {run.state}: {run.why}" for run in runs if run.why][:CAUSES]
     if any(run.doing == INTERRUPTED for run in runs):
-        notes += [f"{INTERRUPTED}: its supervisor is gone; to continue it: ftcluster attach RUN"]
+        notes += [f"{INTERRUPTED}: the run's supervisor is gone; to continue: ftcluster attach RUN"]
     return [*aligned(rows), *notes]
 
 
 def uses(runs: Sequence[RunState], hosts: Sequence[str]) -> list[str]:
-    """Return lines that say who uses which hosts, which hosts are free, and what runs wait for.
+    """Return lines with the users of hosts, the free hosts, and the hosts that runs wait for.
 
-    A run that waits for hosts uses none.
+    A run that waits for hosts uses no host.
 
     Args:
         hosts: names of the cluster's hosts.
@@ -126,7 +126,7 @@ def _clock(seconds: float) -> str:
 
 
 def _doing(run: RunState) -> tuple[str, str]:
-    """Return what a run does besides training, and the hosts that it waits for; each may be "".
+    """Return a run's activity other than training, and the hosts that it waits for, or "".
 
     >>> _doing(RunState("r", "running", "r", (), 0, 0, 0, 0, 0, "", doing="waiting: n1: run a"))
     ('waiting', 'n1: run a')
@@ -158,7 +158,7 @@ class LogsRequest:
     """A request for the output of a run's ranks.
 
     Attributes:
-        run: the run's id or the beginning of it; "" for the newest run.
+        run: the run's id or the beginning of the id; "" for the newest run.
         rank: number of the rank whose output is shown, counted from 0; None for all ranks.
         follow: True if the output is shown until the run ends.
     """
@@ -209,7 +209,7 @@ def logs(request: LogsRequest, show: Callable[[str], None], view: View) -> None:
 def _check_rank(run: str, rank: int, ranks: int) -> None:
     if rank >= ranks:
         numbers = f": 0 to {ranks - 1}" if ranks else ""
-        raise UsageError(f"{run} has no rank {rank}, it has {counted(ranks, 'rank')}{numbers}")
+        raise UsageError(f"{run} has no rank {rank}; it has {counted(ranks, 'rank')}{numbers}")
 
 
 def fetch(
@@ -220,7 +220,7 @@ def fetch(
     The folder gets its final name only once all files are copied.
 
     Args:
-        run: the run's id or the beginning of it; "" for the newest run.
+        run: the run's id or the beginning of the id; "" for the newest run.
         folder: path of a new or empty local folder; "" for a folder named after the run.
         reports: True to copy the files of the run's trackers instead.
 
@@ -229,13 +229,13 @@ def fetch(
     """
     run_hosts, name = find(connection, run, view)
     record = read_record(name) or {}
-    model = record.get("end", {}).get("model")  # otherwise only the head has it
+    model = record.get("end", {}).get("model")  # otherwise only the head records the model
     if not model and not reports:
         state = find_run(run_hosts, name)
         model = state.model
         if not model and record.get("kind") == "train":
             raise FtclusterError(
-                f"run {name} has no model: it is {state.state}", _how_to_get_a_model(state)
+                f"run {name} has no model: its state is {state.state}", _how_to_get_a_model(state)
             )
     path = Path(folder or name)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -248,7 +248,7 @@ def fetch(
         return _fetched_model({**document, "model": str(path.absolute())}, path)
     else:
         _fetch_outputs(run_hosts, name, path)
-    sizes = {str(one.relative_to(path)): one.stat().st_size for one in _files(path)}
+    sizes = {str(file.relative_to(path)): file.stat().st_size for file in _files(path)}
     return Result(
         {**document, "model": None, "folder": str(path.absolute()), "files": sizes},
         (f"{counted(len(sizes), 'file')}, {_size(sum(sizes.values()))}: {path}", *_listing(sizes)),
@@ -258,10 +258,10 @@ def fetch(
 def _how_to_get_a_model(state: RunState) -> str:
     """Return a hint for the user of a training that has written no model."""
     if state.state == "running":
-        return f"wait for its end: ftcluster attach {state.run}"
+        return f"to wait for its end: ftcluster attach {state.run}"
     if state.checkpoint or state.step:
-        return f"continue it to its end: ftcluster train --resume {state.run}"
-    return f"see why it ended: ftcluster logs {state.run}"
+        return f"to continue it: ftcluster train --resume {state.run}"
+    return f"for the reason: ftcluster logs {state.run}"
 
 
 def _fetched_model(document: dict[str, Any], path: Path) -> Result:
@@ -281,23 +281,22 @@ def _fetch_outputs(run_hosts: RunHosts, run: str, path: Path) -> None:
         fetch_outputs(run_hosts, run, path)
     except FtclusterError as error:
         raise FtclusterError(
-            f"run {run} has no model, and what its script has written cannot be copied\n  "
-            f"{error.message}",
-            "only files in the script's start folder on the head are copied: have rank 0 write "
-            "them there, with a relative path",
+            f"run {run} has no model, and its script's files cannot be copied\n  {error.message}",
+            "only files in the script's start folder on the head are copied: let rank 0 write "
+            "files there, with relative paths",
         ) from error
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(one for one in folder.rglob("*") if one.is_file())
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _listing(sizes: Mapping[str, int]) -> list[str]:
     """Return lines with the largest files and their sizes."""
     largest = sorted(sizes, key=lambda name: -sizes[name])[:LISTED]
-    left = len(sizes) - len(largest)
+    more = len(sizes) - len(largest)
     rows = aligned((f"  {_size(sizes[name])}", printable(name)) for name in largest)
-    return [*rows, *([f"  and {counted(left, 'smaller file')}"] if left else [])]
+    return [*rows, *([f"  and {counted(more, 'smaller file')}"] if more else [])]
 
 
 def _size(count: int) -> str:
@@ -305,21 +304,21 @@ def _size(count: int) -> str:
 
 
 def stop(connection: Connection, names: Sequence[str], force: bool, view: View) -> Result:
-    """End runs on all their hosts. If a run cannot be ended, the other runs are still ended.
+    """Stop runs on all their hosts. If a run cannot be stopped, the other runs are still stopped.
 
     Args:
         names: ids of the runs, or the beginnings of their ids.
-        force: True to end the runs at once, without saving anything.
+        force: True to stop the runs at once, without saving anything.
 
     Raises:
-        FtclusterError: a run does not exist, and no run was ended; or some runs may still be
+        FtclusterError: a run does not exist, and no run was stopped; or some runs may still be
             running.
     """
     # find all runs first, so that a misspelt name stops no run
-    meant = dict.fromkeys(find(connection, name, view) for name in names)
-    ended = _end(list(meant), force)
-    documents = [one.to_dict() for _, one in ended]
-    lines = tuple(line for run_hosts, one in ended for line in _ended_lines(run_hosts.head, one))
+    runs = dict.fromkeys(find(connection, name, view) for name in names)
+    ended = _end(list(runs), force)
+    documents = [state.to_dict() for _, state in ended]
+    lines = tuple(line for hosts, state in ended for line in _ended_lines(hosts.head, state))
     return Result(documents if len(names) > 1 else documents[0], lines)
 
 
@@ -334,16 +333,16 @@ def _end(runs: Sequence[tuple[RunHosts, str]], force: bool) -> list[tuple[RunHos
         complete_from(state)
         ended.append((run_hosts, state))
     if failed:
-        message = "\n  ".join(one.message for one in failed)
-        hints = "\n  ".join(dict.fromkeys(one.hint for one in failed if one.hint))
-        stopped = [one.run for _, one in ended]
+        message = "\n  ".join(error.message for error in failed)
+        hints = "\n  ".join(dict.fromkeys(error.hint for error in failed if error.hint))
+        stopped = [state.run for _, state in ended]
         raise FtclusterError(message, hints, {"stopped": stopped} if stopped else {})
     return ended
 
 
 def _ended_lines(head: str, state: RunState) -> list[str]:
-    said = [f"{state.run}: {state.state}"]
+    lines = [f"{state.run}: {state.state}"]
     if state.state == "stopped" and state.checkpoint:
-        said.append(f"checkpoint on {head}: {state.checkpoint}")
-        said.append(f"continue it: ftcluster train --resume {state.run}")
-    return said
+        lines.append(f"checkpoint on {head}: {state.checkpoint}")
+        lines.append(f"continue it: ftcluster train --resume {state.run}")
+    return lines

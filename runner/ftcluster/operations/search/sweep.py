@@ -34,7 +34,7 @@ from ftcluster_common.user_code import declared_metrics
 POLL_SECONDS = 10.0  # seconds between two polls of parallel runs
 ENDED = ("done", "failed", "stopped", DIVERGED)
 GIVE_UP = 3  # number of consecutive failed launches after which hosts get no more runs
-LOST: dict[str, Any] = {"message": "its end is not known: its head does not answer"}
+LOST: dict[str, Any] = {"message": "the run's end is unknown: its head does not respond"}
 
 
 def dry_run(request: SweepRequest, view: View) -> SweepResult:
@@ -57,24 +57,27 @@ def sweep(request: SweepRequest, view: View, steps_view: View) -> SweepResult:
         ClusterChanged: the cluster has changed since the runs were planned. `again`
             retries the operation.
         Interrupted: the user stopped the command; the active runs continue.
-        FtclusterError: combinations are not valid (lists all of them), or no head responds.
+        FtclusterError: some combinations are not valid (lists all of them), or no head responds.
     """
-    one = _Sweep(request, view, steps_view)
+    state = _Sweep(request, view, steps_view)
     path = Path(request.fetch)
     if request.fetch and path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FtclusterError(f"--fetch: {path} is not empty", "name another folder")
     try:
-        one.search()
-        return one.completed()
+        state.search()
+        return state.completed()
     except (Interrupted, KeyboardInterrupt) as error:
-        going = [row.run for row in one.rows if row.state == "running"]
-        on = f"; {' and '.join(going)} keeps running" if going else ""
-        stop = f"; to end it: ftcluster stop {' '.join(going)}" if going else ""
-        left = Interrupted(
-            f"left the sweep{on}", f"the same command continues it{stop}", one.result.document()
+        active = [row.run for row in state.rows if row.state == "running"]
+        running = f"; still running: {', '.join(active)}" if active else ""
+        stop = f"; to stop these runs: ftcluster stop {' '.join(active)}" if active else ""
+        interrupted = Interrupted(
+            f"left the sweep{running}",
+            f"the same command continues the sweep{stop}",
+            state.result.document(),
         )
-        left.exit_code = error.exit_code if isinstance(error, Detached) else left.exit_code
-        raise left from None
+        if isinstance(error, Detached):
+            interrupted.exit_code = error.exit_code
+        raise interrupted from None
 
 
 class _Sweep:
@@ -97,10 +100,11 @@ class _Sweep:
         self._contents: dict[str, str] = {}
         prepared, _ = self._add(self._strategy.ask())
         first = prepared[0].recipe
-        own = declared_metrics(prepared[0].code.metrics)
-        self._aim = aim_of(first, request.metric, request.fields, own)
-        self._failed: dict[int, int] = {}  # failed launches since a success, by the part's index
-        self._running: dict[int, SweepRun] = {}  # by the part's index
+        user_metrics = declared_metrics(prepared[0].code.metrics)
+        self._aim = aim_of(first, request.metric, request.fields, user_metrics)
+        # both by the part's index: consecutive failed launches, and the active run
+        self._failed: dict[int, int] = {}
+        self._running: dict[int, SweepRun] = {}
         shape = f"{counted(prepared[0].plan.world_size, 'rank')} each"
         count = len(self._parts)
         where = f"{count} at once" if count > 1 else "one after the other"
@@ -116,9 +120,9 @@ class _Sweep:
         Raises:
             FtclusterError: some runs cannot be launched; lists all reasons.
         """
-        known = {row.label: row for row in self.rows}
-        rows = [known.setdefault(row.label, row) for row in map(SweepRun, settings)]
-        new = [row for row in known.values() if row not in self.rows]
+        by_label = {row.label: row for row in self.rows}
+        rows = [by_label.setdefault(row.label, row) for row in map(SweepRun, settings)]
+        new = [row for row in by_label.values() if row not in self.rows]
         prepared = self._checked(new)
         for row in new:
             row.name = name_of(self._request, row.settings, self._contents)
@@ -140,12 +144,12 @@ class _Sweep:
             except FtclusterError as error:
                 problems.setdefault(str(error), (error, []))[1].append(row.label)
         if problems:
-            said = [f"{', '.join(labels)}: {text}" for text, (_, labels) in problems.items()]
+            lines = [f"{', '.join(labels)}: {text}" for text, (_, labels) in problems.items()]
             count = sum(len(labels) for _, labels in problems.values())
             wrong = all(isinstance(error, UsageError) for error, _ in problems.values())
             raise (UsageError if wrong else FtclusterError)(
-                f"{count} of {counted(len(rows), 'run')} cannot begin\n  " + "\n  ".join(said),
-                "none of them was started",
+                f"{count} of {counted(len(rows), 'run')} cannot start\n  " + "\n  ".join(lines),
+                "no run was started",
             )
         return prepared
 
@@ -155,7 +159,7 @@ class _Sweep:
         return SweepResult(self.rows, self._aim, len(self._parts))
 
     def find(self) -> None:
-        """Find the combinations that are trained or running already, started by any user.
+        """Find the combinations that any user has already trained or is training.
 
         Raises:
             FtclusterError: a head does not respond.
@@ -164,17 +168,17 @@ class _Sweep:
         beginnings = [f"{row.name}-" for row in rows]
         if not rows:
             return
-        found: dict[str, list[tuple[RunState, Part]]] = {}
+        existing: dict[str, list[tuple[RunState, Part]]] = {}
         for part in self._parts:
             for state in list_runs(part.run_hosts, beginnings)[0]:
-                found.setdefault(name_of_run(state.run), []).append((state, part))
+                existing.setdefault(name_of_run(state.run), []).append((state, part))
         for row in rows:
-            there = [one for one in found.get(row.name, ()) if self._counts(one[0])]
-            if there:
-                state, part = max(there, key=lambda one: (one[0].state == "done", one[0].started))
+            runs = [run for run in existing.get(row.name, ()) if self._counts(run[0])]
+            if runs:
+                state, part = max(runs, key=lambda run: (run[0].state == "done", run[0].started))
                 self._take(row, state, part)
-        if known := sum(row.state != WAITING for row in rows):
-            self._view.say(f"{counted(known, 'run')} of them exist already")
+        if count := sum(row.state != WAITING for row in rows):
+            self._view.say(f"already on the hosts: {counted(count, 'run')}")
 
     def _counts(self, state: RunState) -> bool:
         """Return True if an existing run must not be trained again."""
@@ -188,7 +192,7 @@ class _Sweep:
         row.run, row.state, row.hosts = state.run, state.state, state.hosts
         row.seconds = state.seconds
         if state.doing == INTERRUPTED and len(self._parts) > 1:
-            row.reason = f"its supervisor is gone; to continue it: ftcluster attach {row.run}"
+            row.reason = f"the supervisor is gone; to continue the run: ftcluster attach {row.run}"
         elif state.state == "running" or state.doing == INTERRUPTED:
             row.state = "running"
             self._running[self._parts.index(part)] = row
@@ -196,7 +200,7 @@ class _Sweep:
             self._end(row, part)
 
     def _end(self, row: SweepRun, part: Part, view: View | None = None) -> None:
-        """Follow a run to its end, unless its end is recorded here, and store its metrics."""
+        """Store a run's metrics in its row, after following the run unless its end is recorded."""
         end = (read_record(row.run) or {}).get("end", {})
         if "metrics" not in end:
             progress = follow.attach(part.run_hosts, row.run, view or View()).progress
@@ -205,8 +209,8 @@ class _Sweep:
                 end = {**end, "state": "failed", "errors": end["errors"] or [LOST]}
         row.end(end)
         name, value = self._aim.of(row.metrics)
-        said = f"{name} {value:.4g}" if value is not None else row.reason or "no metric"
-        self._view.say(f"{row.label}: {row.state}, {said}  ({row.run})")
+        metric = f"{name} {value:.4g}" if value is not None else row.reason or "no metric"
+        self._view.say(f"{row.label}: {row.state}, {metric}  ({row.run})")
 
     def run(self) -> None:
         """Train all waiting combinations. Each part trains its runs sequentially."""
@@ -230,11 +234,11 @@ class _Sweep:
         search(self._strategy, self._try_all)
 
     def _try_all(self, settings: Sequence[Settings]) -> list[float | None] | None:
-        """Train these combinations, except those that are trained already.
+        """Train these combinations, except combinations that have been trained already.
 
         Returns:
-            The cost of each combination, where None means that a run has no metric. If a run has
-            not ended, None is returned instead of the list.
+            The cost of each combination, with None for a run without a metric; or None instead of
+            the list if any run has not ended.
         """
         _, rows = self._add(settings)
         self.find()
@@ -254,13 +258,13 @@ class _Sweep:
         part = self._parts[number]
         request = self._request.with_settings(row.settings, row.name)
         launch = self._request.launch
-        tags = filter(is_tag, row.label.split())  # ps shows what each run tries
+        tags = filter(is_tag, row.label.split())  # `ftcluster ps` shows tags
         launch = replace(launch, tags=(*tags, *launch.tags))
         run = launch.applied_to(request.prepared(part.cluster))
         if name_of(self._request, row.settings, {}) != row.name:
             raise FtclusterError(
-                "model, data or the recipe's file have changed since the sweep began",
-                "run it again: it trains the new combinations that are missing",
+                "the model, the data or the recipe's file has changed since the sweep began",
+                "repeat the command to train the combinations that are missing now",
             )
         row.run, row.hosts = run.id, tuple(host.name for host in run.plan.hosts)
         self._view.say(f"{row.label}: {run.id} on {', '.join(row.hosts)}")
@@ -287,17 +291,17 @@ class _Sweep:
         for number, row in list(self._running.items()):
             part = self._parts[number]
             try:
-                found = list_runs(part.run_hosts, [row.run], 1)[0]
+                runs = list_runs(part.run_hosts, [row.run], 1)[0]
             except Interrupted:
                 raise
             except FtclusterError as error:
-                self._view.say(f"{error.message}; {row.run} continues there. Asking again ...")
+                self._view.say(f"{error.message}; {row.run} continues there. Trying again ...")
                 continue
-            state = next((one for one in found if one.run == row.run), None)
+            state = next((run for run in runs if run.run == row.run), None)
             if state is None or state.state != "running":
                 del self._running[number]
                 if state is None:
-                    row.state, row.reason = "failed", "its head no longer has it"
+                    row.state, row.reason = "failed", "its head no longer has the run"
                 else:
                     self._take(row, state, part)
 

@@ -61,15 +61,15 @@ class SweepRequest(RecipeRequest):
                 each other.
         """
         super().__post_init__()
-        self.user_code()  # the user's task may have fields to try
+        self.user_code()  # the user's task may define fields of its own
         if self.tpe and self.random:
             raise UsageError("--random and --tpe exclude each other")
         if self.tpe > MOST:
-            raise UsageError(f"--tpe {self.tpe:,}: more than {MOST:,} runs")
+            raise UsageError(f"--tpe {self.tpe:,} is more than {MOST:,} runs")
         if not self._axes[1]:
             raise UsageError(
                 "no field has several values",
-                "name them: learning_rate=1e-5,2e-5,5e-5; or a range: "
+                "list values: learning_rate=1e-5,2e-5,5e-5; or pass a range: "
                 "learning_rate=1e-5..1e-4 --random 8",
             )
 
@@ -99,10 +99,10 @@ class SweepRequest(RecipeRequest):
         return Listed(drawn(axes, self.random, self.seed) if self.random else combinations(axes))
 
     def with_settings(self, settings: Settings, name: str | None = None) -> RecipeRequest:
-        """Return the request of one run, on all hosts of its part."""
-        words = (*self._axes[0], *(f"{key}={value}" for key, value in settings.items()))
+        """Return the request for a run with these settings, on all hosts of the run's `Part`."""
+        fields = (*self._axes[0], *(f"{key}={value}" for key, value in settings.items()))
         return RecipeRequest(
-            words, self.data, self.model, None, 0, self.ranks_per_host, name, self.connection,
+            fields, self.data, self.model, None, 0, self.ranks_per_host, name, self.connection,
             task=self.task, metrics=self.metrics,
         )  # fmt: skip
 
@@ -150,7 +150,7 @@ def parts_of(
 
 
 def name_of(request: SweepRequest, settings: Settings, contents: dict[str, str]) -> str:
-    """Return the beginning of a run's id: a name and a digest of settings, inputs and hosts.
+    """Return the beginning of a run's id: a name, and a digest of the settings and inputs.
 
     Args:
         contents: cache that maps folders of this machine to names with a digest of their files.
@@ -161,10 +161,10 @@ def name_of(request: SweepRequest, settings: Settings, contents: dict[str, str])
             contents[folder] = copy_name(Path(folder))
         return contents[folder]
 
-    one = request.with_settings(settings)
-    code = one.user_code()
-    asked = training_recipe(one.words, one.data, one.model, code=code)
-    recipe = with_folders(asked, content)
+    of_run = request.with_settings(settings)
+    code = of_run.user_code()
+    requested = training_recipe(of_run.words, of_run.data, of_run.model, code=code)
+    recipe = with_folders(requested, content)
     trained = [asdict(recipe), request.nodes, request.ranks_per_host, *request.launch.env]
     trained += [file.sha256 for file in code.files]
     text = json.dumps(trained, sort_keys=True, default=str)

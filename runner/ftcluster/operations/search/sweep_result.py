@@ -40,7 +40,7 @@ class SweepResult:
 
     @property
     def repeated(self) -> list[RepeatedSetting]:
-        """The settings that have the metric, best mean first. Runs with other seeds are repeats."""
+        """The settings that have the metric, best mean first. Seeds are not part of a setting."""
         more_is_better = self.aim.more_is_better(self.metric)
         sign = -1 if more_is_better else 1
         valued = [
@@ -52,7 +52,7 @@ class SweepResult:
 
     @property
     def ranked(self) -> list[SweepRun]:
-        """The rows that have the metric: the best setting first, and of a setting its best run."""
+        """The rows that have the metric, best setting first; each setting's best run is first."""
         return [row for setting in self.repeated for row in setting.rows]
 
     @property
@@ -71,7 +71,7 @@ class SweepResult:
 
     @property
     def state(self) -> str:
-        """The state of the sweep: `done` if all runs have started and at least one has a metric."""
+        """The state of the sweep: `done` if all runs started and ended, and one has the metric."""
         if self.planned or any(row.state in (WAITING, "running") for row in self.rows):
             return "planned" if self.planned else "running"
         lost = any(row.state == NOT_STARTED for row in self.rows)
@@ -100,29 +100,29 @@ class SweepResult:
         names = list(dict.fromkeys(name for row in self.rows for name in row.settings))
         table = [(*names, self.metric or "metric", "time", "run")]
         table += [self._cells(row, names) for row in (*ranked, *others)]
-        said = [*aligned(table), ""]
+        lines = [*aligned(table), ""]
         counts = {row.state: 0 for row in self.rows}
         for row in self.rows:
             counts[row.state] += 1
-        said.append(
+        lines.append(
             f"{counted(len(self.rows), 'run')}: "
             + ", ".join(f"{count} {state}" for state, count in counts.items())
         )
-        said += self._mean_lines()
+        lines += self._mean_lines()
         if best := self.best:
             value = self.aim.of(best.metrics)[1]
-            said.append(f"best {self.metric}, {value:.4g}: {best.label}")
-            said += self._doubts()
+            lines.append(f"best {self.metric}, {value:.4g}: {best.label}")
+            lines += self._doubts()
             if not self.fetched:
-                said.append(f"its model: ftcluster fetch {best.run}")
+                lines.append(f"to fetch its model: ftcluster fetch {best.run}")
         if self.fetched:
-            said.append(f"model: {self.fetched}")
+            lines.append(f"model: {self.fetched}")
         if self.report:
-            said.append(f"report: {self.report}")
-        return said
+            lines.append(f"report: {self.report}")
+        return lines
 
     def _mean_lines(self) -> list[str]:
-        """Return a table of means, if some setting has several runs."""
+        """Return a table of means if any setting has several runs."""
         settings = self.repeated
         if all(setting.deviation is None for setting in settings):
             return []
@@ -140,10 +140,10 @@ class SweepResult:
         if self.best_may_be_chance:
             return [
                 f"the difference from {settings[1].label} may be chance (Welch's t-test, 95 %): "
-                "more seeds tell them apart"
+                "more seeds can decide it"
             ]
         if len(settings) > 1 and self.best_may_be_chance is None:
-            return ["how much of the difference is chance is unknown: try seed=1,2,3 too"]
+            return ["the difference may be chance: to check, try seed=1,2,3 too"]
         return []
 
     def _cells(self, row: SweepRun, names: Sequence[str]) -> tuple[str, ...]:

@@ -65,17 +65,17 @@ class TuneResult(Result):
 
 
 def forget(request: TuneRequest, view: View) -> Result:
-    """Forget the tunings of a recipe, for all hosts.
+    """Delete the saved tunings of a recipe, for all hosts.
 
     Raises:
         FtclusterError: the request is not valid, or the head does not respond.
     """
     trials = _Trials(request, view, view)
     about = recipe_of(trials.recipe)
-    tunings = tuple(one for one in trials.cluster.tunings if one.recipe == about)
+    tunings = tuple(tuning for tuning in trials.cluster.tunings if tuning.recipe == about)
     if tunings:
         trials.keep(without_tunings(tunings))
-    gone = [one.date for one in tunings]
+    gone = [tuning.date for tuning in tunings]
     text = f"forgotten: the results of {', '.join(gone)}" if gone else "there was nothing to forget"
     return Result({"state": "done", "forgotten": gone}, (text,))
 
@@ -89,9 +89,10 @@ def dry_run(request: TuneRequest, view: View) -> Result:
     trials = _Trials(request, view, view)
     pool = trials.candidates()
     document = {"state": "planned", "recipe": trials.recipe.name, "trials": [dict(s) for s in pool]}
-    first = "first each of these alone, with the plan's default in between:"
-    lines = [first, *(f"  {written(one)}" for one in pool)] if pool else ["nothing can be tried"]
-    lines += ["then the faster settings together, and in longer trials", *trials.fixed()]
+    first = "first, each of these settings alone, with trials of the plan's default in between:"
+    tried = [first, *(f"  {written(settings)}" for settings in pool)]
+    lines = tried if pool else ["nothing can be tried"]
+    lines += ["then the faster settings combined, in longer trials", *trials.fixed()]
     return Result(document, tuple(lines))
 
 
@@ -138,8 +139,8 @@ def tune(request: TuneRequest, view: View, steps_view: View) -> TuneResult:
         )  # fmt: skip
         try:
             trials.keep(with_tuning(best))
-            text += ["saved: ftcluster plan and train use it; ftcluster tune --forget forgets it"]
-        except FtclusterError as error:  # the measurement is still worth showing
+            text += ["saved for ftcluster plan and train; to delete it: ftcluster tune --forget"]
+        except FtclusterError as error:  # the result is still worth showing
             text += [f"not saved: {error}"]
     if state == "done":
         trials.clean()
@@ -156,13 +157,13 @@ class _Trials:
 
     def __init__(self, request: TuneRequest, view: View, steps_view: View) -> None:
         self._request, self._steps_view = request, steps_view
-        self._whole = cluster_of(request.connection, view)  # its head has the record
+        self._whole = cluster_of(request.connection, view)  # its head stores the record
         self.cluster = with_hosts(self._whole, request.hosts)
         self._connection_options = request.connection.to(self.cluster)
         self.hosts = first_hosts(self.cluster.usable, request.nodes, self.cluster.absent)
         code = request.user_code()
-        asked = training_recipe(request.words, request.data, request.model, code=code)
-        placed, _ = on_the_hosts(asked, self.hosts)
+        requested = training_recipe(request.words, request.data, request.model, code=code)
+        placed, _ = on_the_hosts(requested, self.hosts)
         self.recipe = as_tuned(placed, request.ranks_per_host)
         self.view = view
         self.ids: list[str] = []
@@ -179,8 +180,8 @@ class _Trials:
                 steps = max(steps, 3 * self.recipe.training.sync_steps)
             chosen += short_run(steps)
         ranks = None if RANKS in settings else self._request.ranks_per_host
-        one = replace(self._request, chosen=tuple(chosen), ranks_per_host=ranks, spares=0)
-        run = one.prepared(self._whole, use_tuning=False)
+        request = replace(self._request, chosen=tuple(chosen), ranks_per_host=ranks, spares=0)
+        run = request.prepared(self._whole, use_tuning=False)
         return self._request.launch.applied_to(run)
 
     def candidates(self) -> list[Settings]:
@@ -206,20 +207,20 @@ class _Trials:
         ]
 
     def measure(self, settings: Settings, steps: int) -> TrialSpeed:
-        """Train `steps` steps and return their speed.
+        """Train `steps` steps and return the measured speed.
 
         Raises:
             FtclusterError: the trial failed, see `training_run.train`.
             Interrupted: the trial was stopped.
         """
         began = time.monotonic()
-        one = self.prepared(settings, steps)
+        run = self.prepared(settings, steps)
         if not self.ids:
-            ensure_head_access(one, self._connection_options, self._steps_view)
-        self.ids.append(one.id)
+            ensure_head_access(run, self._connection_options, self._steps_view)
+        self.ids.append(run.id)
         events: list[dict[str, Any]] = []
         training_run.train(
-            one,
+            run,
             self._steps_view,
             self._connection_options,
             on_event=events.append,
@@ -227,7 +228,7 @@ class _Trials:
         )
         measured = measure([event for event in events if event["event"] == "communication"])
         each = measured["seconds"]
-        return TrialSpeed(one.recipe.batch_size / each, each, time.monotonic() - began)
+        return TrialSpeed(run.recipe.batch_size / each, each, time.monotonic() - began)
 
     def keep(self, changes: dict[str, Any]) -> None:
         """Change the cluster's record.

@@ -16,7 +16,7 @@ def document(
 ) -> dict[str, Any]:
     """Return the document that `tune --json` prints."""
     first = [trial for trial in search.trials if trial.round == FIRST]
-    defaults = [one.samples_per_second for one in first if not one.settings]
+    defaults = [trial.samples_per_second for trial in first if not trial.settings]
     alike = [speed for speed in defaults if speed]
     return {
         "state": state,
@@ -32,7 +32,7 @@ def document(
         ],
         "worth_spread": _rounded(spread(alike)) if len(alike) > 1 else None,
         "trials": [asdict(trial) for trial in search.trials],
-        "left_out": [dict(one) for one in search.left_out],
+        "left_out": [dict(settings) for settings in search.left_out],
         "seconds": round(seconds, 1),
     }
 
@@ -51,7 +51,7 @@ def lines(result: Mapping[str, Any]) -> Iterator[str]:
     noise = result["worth_spread"]
     if result["worth"]:
         yield ""
-        rows = sorted(result["worth"], key=lambda one: -float(one["speed_up"]))
+        rows = sorted(result["worth"], key=lambda row: -float(row["speed_up"]))
         within = "as fast, within the spread"
         yield from aligned(
             [
@@ -88,10 +88,10 @@ def _verdict(result: Mapping[str, Any]) -> Iterator[str]:
         )
     elif speed_up is not None:
         yield (
-            f"the plan's default stays: the best, {written(result['best'])}, had {speed_up:.2f} x "
-            f"its speed, and repeated trials differed by up to {differs:.1%}"
+            f"the plan's default stays: the fastest settings, {written(result['best'])}, reached "
+            f"{speed_up:.2f} x its speed, but repeated trials differed by up to {differs:.1%}"
         )
     elif result["state"] == "done" and not result["left_out"]:
         yield "the plan's default stays: nothing was faster"
     else:
-        yield "the plan's default stays: there was no time to compare others with it"
+        yield "the plan's default stays: there was no time to compare other settings"

@@ -139,8 +139,8 @@ def read_target(python: str, glibc: str, stack: Stack) -> Target:
             raise UsageError(f"{option} needs a version X.Y, such as 3.11, not '{text}'")
     if stack.host_python is None:
         raise UsageError(
-            f"stack {stack.name} supports only Python {stack.python[1]} and older, and ftcluster "
-            f"needs {NODE_PYTHON} on the hosts",
+            f"stack {stack.name} supports only Python {stack.python[1]} and older, but ftcluster "
+            f"needs Python {NODE_PYTHON} on the hosts",
             "for other stacks: ftcluster stacks",
         )
     first, last = stack.host_python

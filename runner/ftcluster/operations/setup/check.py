@@ -30,7 +30,7 @@ class CheckResult:
 
     @property
     def warnings(self) -> list[str]:
-        """Problems that slow training down or differ from what is expected."""
+        """Findings that do not prevent training, such as a slow host."""
         return list(self.found["warnings"])
 
     def document(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def check(
     """Check the hosts of the connection's inventories, or of the cluster that was set up last.
 
     Args:
-        accept_new_host_keys: True if host keys that ssh does not know are stored without asking.
+        accept_new_host_keys: True to store the SSH keys of new hosts without asking.
         report: path of a new file that describes the hosts' systems without names and addresses;
             None for no file.
 
@@ -70,14 +70,14 @@ def check(
     if connection.cluster or not inventories:
         inventories = (connection.cluster or recall()).inventories
     before = recall_of(inventories)
-    # connect as the last setup did
+    # connect with the options of the last setup
     connection_options = connection.to(before) if before else connection.arguments
-    found = collect(inventories, connection_options, view, accept_new_host_keys)
-    document = check_report.document(found)
+    results = collect(inventories, connection_options, view, accept_new_host_keys)
+    document = check_report.document(results)
     if report:
-        systems = system_report.read_systems(found, connection_options, view)
-        system_report.write(report, system_report.report(found, document, systems))
-        view.say(f"{report}: the systems of {len(systems)} hosts; read it before you send it")
+        systems = system_report.read_systems(results, connection_options, view)
+        system_report.write(report, system_report.report(results, document, systems))
+        view.say(f"{report} describes {len(systems)} hosts; read the file before you share it")
     document = compared(document, read_history(document["inventory"]))
     keep(document)
     return CheckResult(document)

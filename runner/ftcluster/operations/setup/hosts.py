@@ -22,7 +22,7 @@ from ftcluster.text.table import aligned
 
 # states of hosts as of the last setup: `show` contacts no host
 HEAD, SET_UP, DRAINED, NEW = "head", "set up", "drained", "not set up"
-MOST_RUNNING = 200  # number of runs to list; running ones come first
+MOST_RUNNING = 200  # number of runs to list; active runs come first
 NO_REASON = "no reason was given"
 
 
@@ -35,7 +35,7 @@ class HostsRequest:
         connection: arguments for reaching the hosts, in addition to the saved arguments.
         why: the reason that plans show for a drained host.
         teardown: True if `remove` also removes everything that setup installed on the hosts.
-        accept_new_host_keys: True if `add` stores host keys that ssh does not know without asking.
+        accept_new_host_keys: True if `add` stores the SSH keys of new hosts without asking.
     """
 
     names: tuple[str, ...]
@@ -66,7 +66,8 @@ def show() -> Result:
         )  # fmt: skip
     document = {"inventory": where, "hosts": rows, "as_of": cluster.as_of}
     lines = [*aligned(table), "", f"inventory: {where}"]
-    lines += [f"as of {cluster.as_of}; each launch asks the head"] if cluster.as_of else []
+    if cluster.as_of:
+        lines.append(f"as of {cluster.as_of}; each launch reads the head's record")
     return Result(document, tuple(lines))
 
 
@@ -78,29 +79,29 @@ def add(request: HostsRequest, view: View) -> Result:
             does not respond.
     """
     names, cluster = list(request.names), recall()
-    given, passwords = request.connection.options, request.connection.passwords
+    options, passwords = request.connection.options, request.connection.passwords
     members = {host.name for host in cluster.facts.hosts}
-    everyone = _everyone(cluster, given).cluster
+    everyone = _everyone(cluster, options).cluster
     where = ", ".join(map(str, cluster.inventories))
     if unknown := [name for name in names if name not in everyone]:
         raise FtclusterError(
             f"inventory {where} has no host {', '.join(unknown)}",
-            f"write it there: {unknown[0]} ansible_host=ADDRESS",
+            f"add a line to the inventory: {unknown[0]} ansible_host=ADDRESS",
         )
-    if there := [name for name in names if name in members]:
+    if existing := [name for name in names if name in members]:
         raise FtclusterError(
-            f"{', '.join(there)}: already part of the cluster",
-            f"ftcluster setup --limit {pattern_of(there)} repairs it; ftcluster hosts return HOST "
-            "takes back a drained host",
+            f"{', '.join(existing)}: already part of the cluster",
+            f"to repair it: ftcluster setup --limit {pattern_of(existing)}; to use a drained host "
+            "again: ftcluster hosts return HOST",
         )
     hosts = [name for name in everyone if name in members or name in names]
-    arguments = (*cluster.options, *given, *_pattern(cluster, given, hosts))
+    arguments = (*cluster.options, *options, *_pattern(cluster, options, hosts))
     limit = ("--limit", pattern_of(names))
-    # the head comes first, because the new hosts are verified together with it
-    stack = _stack_of(_tell_all(cluster, "system", arguments, view, passwords))
+    # the head comes first, because the new hosts are verified together with the head
+    stack = _stack_of(_update_all(cluster, "system", arguments, view, passwords))
     accept_new, connection_options = request.accept_new_host_keys, (*arguments, *limit)
     set_up(cluster.inventories, connection_options, view, passwords, stack, accept_new)
-    _tell_all(cluster, "mesh,verify", arguments, view, passwords, stack)
+    _update_all(cluster, "mesh,verify", arguments, view, passwords, stack)
     text = f"{', '.join(names)}: part of the cluster, which has {counted(len(hosts), 'host')}"
     return Result({"state": "done", "added": names, "hosts": hosts}, (text,))
 
@@ -114,27 +115,27 @@ def remove(request: HostsRequest, view: View) -> Result:
     """
     cluster = recall()
     names = _of_cluster(request.names, cluster, "removed")
-    given, passwords = request.connection.options, request.connection.passwords
-    left = [host.name for host in cluster.facts.hosts if host.name not in names]
-    pattern = _pattern(cluster, given, left)
+    options, passwords = request.connection.options, request.connection.passwords
+    remaining = [host.name for host in cluster.facts.hosts if host.name not in names]
+    pattern = _pattern(cluster, options, remaining)
     connection_options = request.connection.to(cluster)
     run_hosts = replace(run_hosts_of(cluster), options=connection_options)
-    for run in all_runs(run_hosts, view, most=MOST_RUNNING)[0]:  # running ones come first
+    for run in all_runs(run_hosts, view, most=MOST_RUNNING)[0]:
         used = [name for name in names if name in run.hosts]
         if run.state == "running" and used:
             raise FtclusterError(
                 f"run {run.run} uses {', '.join(used)}",
-                f"stop it (ftcluster stop {run.run}) or wait; until then keep new runs away: "
-                f"ftcluster hosts drain {' '.join(used)}",
+                f"stop the run (ftcluster stop {run.run}) or wait for its end; to keep new runs "
+                f"away until then: ftcluster hosts drain {' '.join(used)}",
             )
     if request.teardown:
         limit = ("--limit", pattern_of(names))
         run_stages(Teardown(), cluster.inventories, (*connection_options, *limit), view)
     named = pattern[1].partition("=")[2] if pattern else cluster.pattern
-    change(cluster.inventories, lambda saved: saved and _without(saved, left, named))
-    words = (*cluster.options, *given, *pattern)
-    stack = _stack_of(_tell_all(cluster, "system", words, view, passwords))
-    _tell_all(cluster, "mesh,verify", words, view, passwords, stack)
+    change(cluster.inventories, lambda saved: saved and _with_only(saved, remaining, named))
+    arguments = (*cluster.options, *options, *pattern)
+    stack = _stack_of(_update_all(cluster, "system", arguments, view, passwords))
+    _update_all(cluster, "mesh,verify", arguments, view, passwords, stack)
     if gone := {name: None for name in names if name in cluster.drained}:
         change_record(cluster, with_drained(gone), connection_options, view)
     stays = ""
@@ -142,11 +143,11 @@ def remove(request: HostsRequest, view: View) -> Result:
         stays = (
             f"the files of setup stay on {', '.join(names)}, and the head may still log in there; "
             "to remove both: ftcluster teardown "
-            f"{' '.join(f'-i {one}' for one in cluster.inventories)} "
+            f"{' '.join(f'-i {path}' for path in cluster.inventories)} "
             f"-e {HOSTS_VARIABLE}=all --limit {pattern_of(names)}"
         )
-    text = f"removed: {', '.join(names)}; the cluster has {counted(len(left), 'host')}"
-    document = {"state": "done", "removed": names, "hosts": left, "stays": stays}
+    text = f"removed: {', '.join(names)}; the cluster has {counted(len(remaining), 'host')}"
+    document = {"state": "done", "removed": names, "hosts": remaining, "stays": stays}
     return Result(document, (text, *([stays] if stays else [])))
 
 
@@ -159,10 +160,10 @@ def drain(request: HostsRequest, view: View) -> Result:
     """
     cluster = recall()
     names = _of_cluster(request.names, cluster, "drained")
-    one = Drained(request.why, f"{datetime.now(UTC):%Y-%m-%d}")
-    _change_drained(request.connection, cluster, dict.fromkeys(names, one), view)
+    drained = Drained(request.why, f"{datetime.now(UTC):%Y-%m-%d}")
+    _change_drained(request.connection, cluster, dict.fromkeys(names, drained), view)
     text = f"new runs skip {', '.join(names)}; active runs on them continue (ftcluster ps)"
-    return Result({"state": "done", "drained": names, "why": one.why}, (text,))
+    return Result({"state": "done", "drained": names, "why": drained.why}, (text,))
 
 
 def give_back(request: HostsRequest, view: View) -> Result:
@@ -230,19 +231,19 @@ def _everyone(cluster: Cluster, options: Sequence[str]) -> Inventory:
     Raises:
         InventoryError: the inventories cannot be read.
     """
-    every = (*cluster.options, *options, "--extra-vars", f"{HOSTS_VARIABLE}=all")
-    return read_inventory(cluster.inventories, every)
+    arguments = (*cluster.options, *options, "--extra-vars", f"{HOSTS_VARIABLE}=all")
+    return read_inventory(cluster.inventories, arguments)
 
 
-def _without(cluster: Cluster, left: Sequence[str], pattern: str) -> Cluster:
-    """Return the cluster with only the hosts in `left`."""
-    hosts = tuple(host for host in cluster.facts.hosts if host.name in left)
-    drained = {name: one for name, one in cluster.drained.items() if name in left}
+def _with_only(cluster: Cluster, names: Sequence[str], pattern: str) -> Cluster:
+    """Return the cluster with only the hosts in `names`."""
+    hosts = tuple(host for host in cluster.facts.hosts if host.name in names)
+    drained = {name: drain for name, drain in cluster.drained.items() if name in names}
     facts = replace(cluster.facts, hosts=hosts)
     return replace(cluster, facts=facts, drained=drained, pattern=pattern)
 
 
-def _tell_all(
+def _update_all(
     cluster: Cluster,
     stages: str,
     options: tuple[str, ...],
@@ -283,26 +284,30 @@ def _pattern(cluster: Cluster, options: Sequence[str], hosts: Sequence[str]) -> 
     own_pattern = read_inventory(cluster.inventories, connection_options).pattern
     if own_pattern:
         raise FtclusterError(
-            f"the inventory says which hosts the cluster has: {HOSTS_VARIABLE}={own_pattern}",
-            f"change it there, so that it names {', '.join(hosts)}",
+            f"the inventory selects the cluster's hosts: {HOSTS_VARIABLE}={own_pattern}",
+            f"change {HOSTS_VARIABLE} in the inventory so that it selects {', '.join(hosts)}",
         )
     return ("--extra-vars", f"{HOSTS_VARIABLE}={pattern_of(hosts)}")
 
 
-def _of_cluster(given: Sequence[str], cluster: Cluster, done: str) -> list[str]:
-    """Return the host names in `given`, after checking that each can be removed or drained.
+def _of_cluster(requested: Sequence[str], cluster: Cluster, done: str) -> list[str]:
+    """Return the requested host names, after checking that each host can be removed or drained.
+
+    Args:
+        done: participle of the action for the error, such as "removed".
 
     Raises:
         FtclusterError: a name is not a host of the cluster, or is its head.
     """
-    names, members = list(given), [host.name for host in cluster.facts.hosts]
+    names, members = list(requested), [host.name for host in cluster.facts.hosts]
     if unknown := [name for name in names if name not in members]:
         raise FtclusterError(
             f"the cluster has no host {', '.join(unknown)}", f"it has {', '.join(members)}"
         )
     if members[0] in names:
         raise FtclusterError(
-            f"{members[0]} is the head, which starts all runs, so it is not {done}",
-            "make another host the head: group head of the inventory, then ftcluster setup",
+            f"{members[0]} is the head, which starts all runs, so it cannot be {done}",
+            "to make another host the head, put it into the inventory's group head, and run "
+            "ftcluster setup",
         )
     return names

@@ -22,8 +22,8 @@ from ftcluster.text.plural import counted
 
 # lines of the summary about features that a host lacks
 LACKING = {
-    "firewall": "not ready, because without root there is no firewall: whoever reaches the ports "
-    "of training can join",
+    "firewall": "not ready, because without root there is no firewall: anyone who can reach the "
+    "ports of training can join",
     "tcmalloc": "no tcmalloc, so a training step takes 15 to 35 % longer",
 }
 CHECK = "--check"  # option of ansible-playbook: change nothing
@@ -41,10 +41,10 @@ class SetupRequest:
         bundle: path of a file from `ftcluster bundle` to install from; "" to download packages.
         allow_yanked: True if yanked releases are accepted.
         allow_unverified: True if packages without a hash in a lock are accepted.
-        downgrade: True if this ftcluster's package may replace a newer one.
-        prune: True if all stacks except the current and the previous one are removed.
+        downgrade: True if this version of ftcluster may replace a newer version on the hosts.
+        prune: True if all stacks except the current and the previous stack are removed.
         rollback: True to switch all hosts back to the previous stack, and do nothing else.
-        accept_new_host_keys: True if host keys that ssh does not know are stored without asking.
+        accept_new_host_keys: True to store the SSH keys of new hosts without asking.
     """
 
     connection: Connection = field(default_factory=Connection)
@@ -183,8 +183,8 @@ def setup(request: SetupRequest, view: View) -> SetupResult:
         for key, value in place_of(before.options).items():
             if key not in place_of(options):
                 view.say(
-                    f"note: the last setup of this inventory had -e {key}={value}; this one uses "
-                    f"the inventory's value. For that cluster: {_setup_again(before)}"
+                    f"note: the last setup of this inventory used -e {key}={value}; this setup "
+                    f"uses the inventory's value. For that cluster: {_setup_again(before)}"
                 )
     if damaged := damage():
         view.say(f"{damaged}; reading the hosts again")
@@ -195,7 +195,7 @@ def setup(request: SetupRequest, view: View) -> SetupResult:
         if replaced and not recall_of(replaced.inventories):
             view.say(
                 f"note: commands now use this cluster instead of {_inventories(replaced)}; "
-                f"to use that one again: {_setup_again(replaced)}"
+                f"to use that cluster again: {_setup_again(replaced)}"
             )
         return SetupResult(result, checked)
     result = run_stages(
@@ -209,7 +209,7 @@ def setup(request: SetupRequest, view: View) -> SetupResult:
 def find_inventories(requested: Sequence[str], view: View) -> tuple[Path, ...]:
     """Return the paths of the requested inventories.
 
-    If none is requested, return the inventories of the cluster that was set up last, and say so.
+    If none is requested, print and return the inventories of the cluster that was set up last.
 
     Raises:
         UsageError: no inventory is requested, and it is not clear which cluster is meant; see
@@ -241,9 +241,10 @@ def _saved_or_none() -> Cluster | None:
 def cluster_without_inventory(
     saved: Cluster | None, configured: Sequence[str], setting: str
 ) -> Cluster:
-    """Return the cluster that `ftcluster setup` without an inventory means.
+    """Return the cluster that `ftcluster setup` without an inventory sets up.
 
-    That is the cluster that was set up last, unless Ansible's configuration names another one.
+    This is the cluster that was set up last, unless Ansible's configuration names other
+    inventories.
 
     Args:
         saved: the cluster that was set up last; None if there is none.
@@ -275,7 +276,7 @@ def cluster_without_inventory(
 
 
 def _same_files(inventories: Sequence[Path], configured: Sequence[str]) -> bool:
-    """Return True if these are the same files in the same order, also if links lead to them."""
+    """Return True if these are the same files in the same order, even through links."""
     return [path.resolve() for path in inventories] == [Path(name).resolve() for name in configured]
 
 
@@ -314,7 +315,7 @@ def set_up(
     Args:
         passwords: additional arguments of ansible-playbook, which are not saved.
         playbook: the playbook, with the variables that select the stack.
-        accept_new: True if host keys that ssh does not know are stored without asking.
+        accept_new: True to store the SSH keys of new hosts without asking.
 
     Raises:
         FtclusterError: a host failed or does not respond; lists each such host with its reason.
@@ -342,7 +343,7 @@ def _save(result: StagesResult, options: tuple[str, ...]) -> None:
         return  # the cluster was not verified, so it must not be used for training
     inventory = result.inventory
 
-    def found(before: Cluster | None) -> Cluster:
+    def updated(before: Cluster | None) -> Cluster:
         by_name = {name: replace(host, stack=result.stack) for name, host in result.facts.items()}
         if before:
             by_name = {host.name: host for host in before.facts.hosts} | by_name
@@ -353,7 +354,7 @@ def _save(result: StagesResult, options: tuple[str, ...]) -> None:
         record = before.record if before else ""
         return cluster.with_record(result.records.get(cluster.facts.head.name, record))
 
-    change(inventory.paths, found)
+    change(inventory.paths, updated)
 
 
 @dataclass(frozen=True)
@@ -388,8 +389,8 @@ class TeardownResult:
         done = f"{self._changed} changes to make on" if self.checked else "removed from"
         hosts = counted(len(self.stages.progress.hosts), "host")
         orphans = [
-            f"{host}: {path} stays: the next account with this user id would own it; remove it, or "
-            "give it to root (chown -R root)"
+            f"{host}: {path} was not removed, and the next account with this user id would own it; "
+            "remove it, or make root the owner (chown -R root)"
             for host, paths in self.stages.orphans.items()
             for path in paths
         ]

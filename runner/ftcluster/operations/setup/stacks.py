@@ -79,9 +79,9 @@ def install_command(stack: Stack) -> str:
     """Return the command that installs a stack, or "" if setup cannot install it."""
     if stack.host_python is None:
         return ""
-    words = ["--allow-yanked"] * bool(stack.yanked)
-    words += ["--allow-unverified"] * bool(stack.missing_hashes)
-    return " ".join(["ftcluster setup --stack", stack.name, *words])
+    options = ["--allow-yanked"] * bool(stack.yanked)
+    options += ["--allow-unverified"] * bool(stack.missing_hashes)
+    return " ".join(["ftcluster setup --stack", stack.name, *options])
 
 
 def cautions(stack: Stack) -> list[str]:
@@ -126,8 +126,9 @@ def details(stack: Stack) -> list[str]:
     return lines + _indented(map(_advisory_line, stack.advisories))
 
 
-def _advisory_line(one: Advisory) -> str:
-    return f"{one.id}, {one.package} {one.version}: {one.allows} ({one.source})"
+def _advisory_line(advisory: Advisory) -> str:
+    version = f"{advisory.package} {advisory.version}"
+    return f"{advisory.id}, {version}: {advisory.allows} ({advisory.source})"
 
 
 def _with_source(note: Note) -> str:

@@ -11,7 +11,7 @@ from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.train.prepare import headline_of, shape_of
 from ftcluster.report.epoch_time import past_runs
 
-AS_OF = "this control node's copy; each launch asks the head"
+AS_OF = "this control node's copy; each launch reads the head's record"
 
 
 @dataclass(frozen=True)

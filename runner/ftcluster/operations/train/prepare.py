@@ -51,16 +51,16 @@ AnyRun = TypeVar("AnyRun", bound=ClusterRun)
 
 @dataclass(frozen=True)
 class RecipeRequest:
-    """A recipe to run, and the number of its hosts and ranks.
+    """A recipe to run, and the requested hosts and ranks.
 
     Attributes:
         words: name or file of a recipe, and `key=value` arguments for its fields.
-        data: folder or name that replaces the recipe's data, or a tuple of several, each a path or
-            an entry as in a recipe; None for the recipe's data.
+        data: folder or name that replaces the recipe's data; or a tuple of data sets, each a path
+            or an entry as in a recipe; None for the recipe's data.
         model: folder or name that replaces the recipe's model; None for the recipe's model.
         hosts: names of the hosts to use; if empty, all hosts of the cluster that are not drained.
-        nodes: number of these hosts that get ranks, including the head; None for all of them.
-        spares: number of further hosts that may replace a lost host; None for the default.
+        nodes: number of hosts that get ranks, including the head; None for all hosts.
+        spares: number of additional hosts that may replace a lost host; None for the default.
         ranks_per_host: number of ranks on each host; None if the plan decides.
         run_name: beginning of the run's id; None for the recipe's name.
         connection: the cluster, and the arguments for reaching its hosts.
@@ -105,7 +105,7 @@ class RecipeRequest:
 
         Args:
             purpose: the run's purpose: training, evaluation or prediction.
-            use_tuning: True if a training uses the settings that `ftcluster tune` has found for it.
+            use_tuning: True if a training uses the settings that `ftcluster tune` has saved for it.
 
         Raises:
             UsageError: there are too few hosts for the requested spares, or `hosts` names a host
@@ -121,29 +121,30 @@ class RecipeRequest:
         self, cluster: Cluster, code: UserCode, purpose: Purpose, use_tuning: bool
     ) -> TrainingRun:
         trains = purpose == "train"
-        # the recipe goes through four stages: as requested (`asked`), with the hosts' folders
+        # the recipe has four forms: as requested (`requested`), with the hosts' folders
         # (`placed`), with the settings of `ftcluster tune` (`adjusted`), and with the plan's batch
         # size (`launched`)
         remembered: tuple[str, ...] = ()
         if trains:
-            asked = training_recipe(
+            requested = training_recipe(
                 self.words, self.data, self.model, chosen=self.chosen, code=code
             )
         else:
-            asked, remembered = trained_recipe(
+            requested, remembered = trained_recipe(
                 self.words, self.data, self.model or "", purpose, code
             )
-        if purpose == PREDICT and len(asked.data_sets) > 1:
+        if purpose == PREDICT and len(requested.data_sets) > 1:
             raise UsageError(
-                f"predict reads one data set, got {len(asked.data_sets)}", "name one: --data PATH"
+                f"predict reads one data set, got {len(requested.data_sets)}",
+                "name one data set: --data PATH",
             )
-        check_inputs(asked, purpose)
-        columns = tuple(find_columns(part, purpose) for part in asked.by_set())
-        encodings = file_notes(asked, purpose)
+        check_inputs(requested, purpose)
+        columns = tuple(find_columns(part, purpose) for part in requested.by_set())
+        encodings = file_notes(requested, purpose)
         facts = first_hosts(cluster.usable, self.nodes, cluster.absent)
         further = next_hosts(cluster.usable, self.nodes, self.spares or 0, cluster.absent)
-        size = size_of(asked)
-        placed, folders = on_the_hosts(asked, facts)
+        size = size_of(requested)
+        placed, folders = on_the_hosts(requested, facts)
         tuned, tuning, stacks = UNTUNED, None, load_stacks()
         if trains and use_tuning:
             wanted = as_tuned(placed, self.ranks_per_host)
@@ -174,9 +175,9 @@ class RecipeRequest:
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """The options of a launch. None leaves the choice to the plan.
+    """The options of a launch. An option that is None gets the default of `Launch`.
 
-    Launch describes the fields that are not listed here.
+    The class `Launch` documents the fields that are not listed here.
 
     Attributes:
         env: environment variables for the ranks. NAME=VALUE sets a value. NAME alone passes the
@@ -301,7 +302,7 @@ def shape_of(run: TrainingRun, runs: Sequence[PastRun], name: str = "") -> Shape
         name: path of the facts file that describes the hosts; "" without a file.
     """
     hosts = run.cluster.facts.hosts
-    fields = json.loads(json.dumps(asdict(run.recipe)))  # in the form in which records store them
+    fields = json.loads(json.dumps(asdict(run.recipe)))  # in the same form as in a run's record
     planned = {host.name for host in run.plan.hosts}
     price, why = price_of(run.prices)
     return Shape(

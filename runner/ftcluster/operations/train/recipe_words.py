@@ -29,7 +29,7 @@ from ftcluster_common.tasks.spec import COLUMN_FIELDS
 from ftcluster_common.user_code import NO_CODE, UserCode, current_task, declared_metrics
 
 DEFAULT_RECIPE = "quickstart"
-# data on a command line: nothing, a path, or several paths or entries of a recipe's list
+# requested data: None, a path, or several data sets, each a path or an entry as in a recipe
 DataWords = str | Sequence[str | Mapping[str, Any]] | None
 # fields of a recipe that may name a folder of this machine, besides its data
 FOLDERS = ("model", "tokenizer", "teacher")
@@ -75,7 +75,7 @@ def training_recipe(
 
     Args:
         words: name or file of a recipe, and `key=value` arguments for its fields.
-        data: folder or name that replaces the recipe's data, or several of them; None for the
+        data: folder or name that replaces the recipe's data; or several data sets; None for the
             recipe's data.
         model: folder or name that replaces the recipe's model; None for the recipe's model.
         remembered: values from a trained model for fields of the task; `words` override them.
@@ -91,24 +91,24 @@ def training_recipe(
     if data is not None:
         flags.append(f"data={json.dumps(data)}")
         if not any(key in ("data_config", "dataset_config_name") for key in _keys(overrides)):
-            flags.append("data_config=null")  # the recipe's data_config is for its own data set
+            flags.append("data_config=null")  # the recipe's value is for the replaced data
     if model is not None:
         flags += [f"model={json.dumps(model)}"]
-    given, metrics = [*flags, *overrides], declared_metrics(code.metrics)
-    own = current_task() if code.task else None
-    if own and names_no_recipe(words):
+    settings, metrics = [*flags, *overrides], declared_metrics(code.metrics)
+    user_task = current_task() if code.task else None
+    if user_task and names_no_recipe(words):
         recipe = parse_recipe(
-            f"task: {json.dumps(own.spec.name)}\n", own.file.name, given, chosen,
+            f"task: {json.dumps(user_task.spec.name)}\n", user_task.file.name, settings, chosen,
             remembered=remembered, metrics=metrics,
         )  # fmt: skip
     else:
-        recipe = load_recipe(recipe_name, given, chosen, remembered=remembered, metrics=metrics)
+        recipe = load_recipe(recipe_name, settings, chosen, remembered=remembered, metrics=metrics)
     _check_code(recipe, code)
     return with_folders(recipe, lambda _, folder: str(Path(folder).absolute()))
 
 
 def names_no_recipe(words: Sequence[str]) -> bool:
-    """Return True if all words are `key=value` arguments, so that none names a recipe."""
+    """Return True if all `words` are `key=value` arguments, so that no argument names a recipe."""
     return all("=" in word for word in words)
 
 
@@ -119,12 +119,12 @@ def _check_code(recipe: Recipe, code: UserCode) -> None:
         UsageError: the recipe has a task other than the file's, or the metrics need reference
             values that the task does not have.
     """
-    own = current_task() if code.task else None
-    if own and recipe.task != own.spec.name:
+    user_task = current_task() if code.task else None
+    if user_task and recipe.task != user_task.spec.name:
         raise UsageError(
-            f"{own.file.name} defines the task {own.spec.name}, and the recipe {recipe.name} is "
-            f"for {recipe.task}",
-            f"omit the recipe, or set its task: task={own.spec.name}",
+            f"{user_task.file.name} defines the task {user_task.spec.name}, and the recipe "
+            f"{recipe.name} is for {recipe.task}",
+            f"omit the recipe, or set its task: task={user_task.spec.name}",
         )
     if not code.metrics:
         return
@@ -139,7 +139,7 @@ def _check_code(recipe: Recipe, code: UserCode) -> None:
         raise UsageError(
             f"--metrics {code.metrics.name}: {recipe.task} has the metric {', '.join(taken)} "
             "already",
-            "give yours another name",
+            "rename the metric in your file",
         )
 
 
@@ -152,22 +152,22 @@ def trained_recipe(
 ) -> tuple[Recipe, tuple[str, ...]]:
     """Return the recipe for using a trained model, and notes about the recipe.
 
-    The recipe reads data in the same way as the model's training. For this, ftcluster writes the
-    name, task and columns of the training's recipe to a file in the model's folder. Somebody else
-    may have written that file, so it only sets fields of the task that the user has not set. If the
+    The recipe reads data in the same way as the model's training did. A file in the model's folder
+    records the name, task and columns of the training's recipe. The file may come from a stranger,
+    so its values apply only to fields of the task, and only if the user has not set them. If the
     data lack the training's columns, the columns are chosen as for a new training.
 
     See `training_recipe` for arguments and errors.
     """
     trained, notes = trained_fields(Path(model)), []
-    own = current_task() if code.task else None
-    if names_no_recipe(words) and not (own and trained.task in ("", own.spec.name)):
+    user_task = current_task() if code.task else None
+    if names_no_recipe(words) and not (user_task and trained.task in ("", user_task.spec.name)):
         name = _recipe_of(trained, model)
         has_data = data is not None or any(word.startswith("data=") for word in words)
         if name != trained.recipe and not has_data:
             raise UsageError(
                 "name the data: --data PATH",
-                f"or recipe {shortened(trained.recipe)}, which has them",
+                f"or the recipe with the training's data: {shortened(trained.recipe)}",
             )
         words = [name, *words]
         notes.append(f"recipe {name}, as the model was trained ({trained.file})")
@@ -179,14 +179,14 @@ def trained_recipe(
     if trained.task != plain.task:
         if trained.task:
             notes.append(
-                f"the model was trained for {trained.task} ({trained.file}), and is used for "
-                f"{plain.task}: none of its training's settings apply"
+                f"the model was trained for {trained.task} ({trained.file}), but is used for "
+                f"{plain.task}: the settings of its training do not apply"
             )
         return for_trained_model(plain), tuple(notes)
     try:
         settings = _settings(trained, words, plain, purpose)
         recipe = training_recipe(words, data, model, settings, code=code)
-    except RecipeError as error:  # without the model's values the recipe is valid
+    except RecipeError as error:  # `plain` is valid, so the file's values are the cause
         raise RecipeError(
             f"{trained.file} has values that contradict each other or the command line\n  "
             f"{error.message}",
@@ -223,7 +223,7 @@ def _recipe_of(trained: TrainedFields, model: str) -> str:
 def _settings(
     trained: TrainedFields, words: Sequence[str], plain: Recipe, purpose: Purpose
 ) -> list[Given]:
-    """Return the field values that the trained model recorded, without columns that the data lack.
+    """Return the field values in the model's file, without names of columns that the data lack.
 
     If the user sets a field that determines other fields, the model's values of those other fields
     are skipped.
@@ -261,7 +261,7 @@ def recipes_for(model: Path) -> Sequence[str]:
     except (ValueError, KeyError, TypeError):
         names = []
     by_class = model_recipes()
-    fit = [ours for end, ours in by_class.items() if any(name.endswith(end) for name in names)]
+    fit = [fits for end, fits in by_class.items() if any(name.endswith(end) for name in names)]
     return fit[0] if fit else [name for name in known_recipes() if name != DEFAULT_RECIPE]
 
 
@@ -289,7 +289,7 @@ def _shown(value: Any) -> str:
 def for_trained_model(recipe: Recipe) -> Recipe:
     """Return the recipe without settings that a trained model determines or does not need.
 
-    A trained model has its own configuration and tokenizer.
+    A trained model's folder contains its configuration and tokenizer.
     """
     training = replace(recipe.training, use_ipex=False, shard_optimizer=False)
     return replace(
@@ -303,7 +303,7 @@ def on_the_hosts(recipe: Recipe, facts: ClusterFacts) -> tuple[Recipe, tuple[tup
     Raises:
         InputError: folders contain files that cannot be copied; lists all such files.
     """
-    if all(host.connection == "local" for host in facts.hosts):  # also the nodes of a Slurm job
+    if all(host.connection == "local" for host in facts.hosts):  # true for a Slurm job too
         return recipe, ()
     copies: dict[str, str] = {}
     problems: list[str] = []
@@ -318,16 +318,16 @@ def on_the_hosts(recipe: Recipe, facts: ClusterFacts) -> tuple[Recipe, tuple[tup
                 return folder
         return f"{copies[folder]}/{path.name}" if path.is_file() else copies[folder]
 
-    there = with_folders(recipe, copied)
+    on_hosts = with_folders(recipe, copied)
     if problems:
         raise InputError("\n".join(problems))
-    return there, tuple(copies.items())
+    return on_hosts, tuple(copies.items())
 
 
 def with_folders(recipe: Recipe, rename: Callable[[str, str], str]) -> Recipe:
     """Return the recipe with each local folder replaced by `rename(field, folder)`.
 
-    The folders of data sets have the field `data`.
+    For the folders of data sets, `field` is `data`.
     """
     paths = [
         rename("data", data_set.path) if Path(data_set.path).exists() else data_set.path

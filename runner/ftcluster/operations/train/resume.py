@@ -21,7 +21,7 @@ from ftcluster.stacks.catalog import load_stacks
 from ftcluster.text.shell_words import shell_line
 from ftcluster_common.protocol.run_state import name_of_run
 
-# command line's flag of each kept option
+# command-line flag of each kept option
 FLAGS = {
     "ranks_per_host": "--ranks-per-host", "spares": "--spares", "max_restarts": "--max-restarts",
     "min_nodes": "--min-nodes", "timeout_seconds": "--timeout", "grace_seconds": "--grace-seconds",
@@ -34,12 +34,12 @@ EITHER = ("wait", "share_hosts")  # options that exclude each other
 
 @dataclass(frozen=True)
 class HostCounts:
-    """The hosts and ranks of a run that continues another run.
+    """The requested hosts and ranks of a run that continues another run.
 
     Attributes:
-        nodes: requested number of hosts with ranks; None for the number that the run had.
-        spares: requested number of spare hosts; None for the run's number, or the number of hosts
-            that remain for it.
+        nodes: number of hosts with ranks; None for the number of the continued run.
+        spares: number of spare hosts; None for the number of the continued run, or for fewer
+            spares if too few hosts remain.
         ranks_per_host: number of ranks on each host; None if the plan decides.
     """
 
@@ -57,13 +57,14 @@ def with_kept_options(
     """Add the options of the continued run's launch, unless the user sets other values.
 
     Args:
-        recorded: variables of that run's ranks in this control node's record; {} without a record.
+        recorded: environment variables of the continued run's ranks, from this control node's
+            record; {} without a record.
 
     Returns:
         The hosts and ranks, the options of the launch, and a note with the kept options or "".
 
     Raises:
-        UsageError: values of the run's variables are not known here.
+        UsageError: this machine does not have the values of some of the run's variables.
     """
     kept = job.options
     taken = {
@@ -86,7 +87,7 @@ def with_kept_options(
     if arguments:
         note = f"options of run {job.run}: {shell_line(arguments)}"
     if kept.notifies and not (launch.notify or launch.webhook):
-        again = f"run {job.run} had --notify or --webhook, which is not kept: set it again"
+        again = f"run {job.run} had --notify or --webhook, which is not saved: set it again"
         note = "; ".join(filter(None, (note, again)))
     return (
         replace(shape, ranks_per_host=ranks),
@@ -110,7 +111,7 @@ def _variables(
     """Return arguments of --env for the run's variables that the user does not set now.
 
     Raises:
-        UsageError: values are not known here; names all of these variables.
+        UsageError: this machine does not have some of the values; names all of these variables.
     """
     plain, secret = _without(kept.env, requested), _without(kept.secret_env, requested)
     problems = [f"--env {name}: this machine has no record of its value"
@@ -122,7 +123,7 @@ def _variables(
         raise UsageError(
             f"run {run} was launched with variables whose values are not known here\n  "
             + "\n  ".join(problems),
-            "set them again: --env NAME=VALUE; for a credential, set NAME here and give --env NAME",
+            "set them again: --env NAME=VALUE; for a credential, set NAME here and pass --env NAME",
         )
     return (*(f"{name}={recorded[name]}" for name in plain), *secret)
 
@@ -130,10 +131,10 @@ def _variables(
 def _arguments(options: Mapping[str, object]) -> Iterator[str]:
     """Yield the command line's arguments for kept options."""
     for name, value in options.items():
-        for one in value if isinstance(value, tuple) else (value,):
+        for item in value if isinstance(value, tuple) else (value,):
             yield FLAGS[name]
-            if not isinstance(one, bool):
-                yield f"{one:g}" if isinstance(one, float) else str(one)
+            if not isinstance(item, bool):
+                yield f"{item:g}" if isinstance(item, float) else str(item)
 
 
 def _env_arguments(env: Sequence[str]) -> Iterator[str]:
@@ -158,12 +159,12 @@ def resumed_run(
         must_resume: True to raise an error if the run has saved no state to continue from.
         name: beginning of the new run's id; None for the name of the continued run.
         partly: True if the cluster has only the hosts that respond.
-        named: names of the hosts to use; if empty, the hosts of that run.
+        named: names of the hosts to use; if empty, the hosts of the continued run.
 
     Raises:
         UsageError: `named` has a host that cannot be used.
-        FtclusterError: no host responds, the run has saved no state, IPEX optimized the run's
-            model, or the plan is not valid.
+        FtclusterError: no host responds, the continued run has saved no state or used IPEX, or
+            the plan is not valid.
     """
     if must_resume and not job.saved and not job.recipe.training.resume_from_checkpoint:
         raise FtclusterError(
@@ -175,7 +176,7 @@ def resumed_run(
     absent: tuple[AbsentHost, ...] = ()
     if named:
         if silent := [name for name in named if name not in job.hosts]:
-            raise FtclusterError(f"no answer from {', '.join(silent)}", UNREACHABLE)
+            raise FtclusterError(f"no response from {', '.join(silent)}", UNREACHABLE)
     elif not cluster.slurm_job:  # the first node responds for all nodes
         facts_of = {host.name: host for host in hosts.hosts}
         names = [name for name in job.hosts if name not in cluster.drained]
@@ -190,7 +191,7 @@ def resumed_run(
     spares = shape.spares
     if spares is None:
         spares = min(job.options.spares, max(0, len(hosts.hosts) - (nodes or len(hosts.hosts))))
-        spares = spares if nodes != 1 else 0  # no spare can replace the head
+        spares = spares if nodes != 1 else 0  # no spare can replace the head of a run with one node
     facts = first_hosts(hosts, nodes, absent)
     further = next_hosts(hosts, nodes, spares, absent)
     size = size_of(job.recipe)
@@ -201,13 +202,13 @@ def resumed_run(
     if job.ipex or decided.ipex:
         raise FtclusterError(
             f"run {job.run} cannot be resumed: IPEX keeps its own copies of the weights",
-            "train again from the beginning; with training.use_ipex=false a run can be resumed",
+            "train again from the beginning; runs with training.use_ipex=false can be resumed",
         )
     run_id, resumed = new_run_id(name or name_of_run(job.run)), (job.run, *job.resume)
     launch = render(decided, run_id, slurm_job=cluster.slurm_job)
     prepared = [host.name for host in decided.prepared]
     notes = tuple(
-        f"{host.name} is left out: it {host.why}; {host.remedy}"
+        f"{host.name} is not used: it {host.why}; {host.remedy}"
         for host in absent
         if host.name in hosts_of(job) and host.name not in prepared
     )
@@ -225,12 +226,12 @@ def resumed_run(
 
 
 def hosts_of(job: FoundJob) -> tuple[str, ...]:
-    """Return the names of the hosts that the continued run was prepared on, as far as known."""
+    """Return the hosts that the continued run was prepared on, or those with its files."""
     return job.options.hosts or tuple(name for name in job.hosts if name not in job.others)
 
 
 def absent_hosts(job: FoundJob, cluster: Cluster, partly: bool = False) -> tuple[AbsentHost, ...]:
-    """Return the hosts of the continued run that the new run cannot or does not use by itself.
+    """Return the continued run's hosts that the new run does not use, with the reasons.
 
     Args:
         partly: True if the cluster has only the hosts that respond.
@@ -252,7 +253,7 @@ def absent_hosts(job: FoundJob, cluster: Cluster, partly: bool = False) -> tuple
             why = "does not respond, or is not in the inventory"
             absent.append(AbsentHost(name, why, "for the reason: ftcluster check INVENTORY"))
         else:
-            why = "is not a host of the cluster any more"
+            why = "is no longer a host of the cluster"
             absent.append(AbsentHost(name, why, f"to add it: ftcluster hosts add {name}"))
     listed = {host.name for host in absent}
     return (*absent, *(host for host in cluster.absent if host.name not in listed))

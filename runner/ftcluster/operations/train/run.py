@@ -63,8 +63,8 @@ class RunRequest:
         words: a Python file with its arguments, or -m and a module with its arguments.
         connection: the cluster, and the arguments for reaching its hosts.
         hosts: names of the hosts to use; if empty, all hosts of the cluster that are not drained.
-        nodes: number of these hosts that get ranks, including the head; None for all of them.
-        spares: number of further hosts that may replace a lost host; None for none.
+        nodes: number of hosts that get ranks, including the head; None for all hosts.
+        spares: number of additional hosts that may replace a lost host; None for no spares.
         ranks_per_host: number of ranks on each host; None if the plan decides.
         run_name: beginning of the run's id; None for the script's name.
         on_hosts: True if every host has the script at the same absolute path. Otherwise the
@@ -145,12 +145,11 @@ class ScriptPlan:
             line for note in self.notes for line in f"note: {note}".splitlines()
         ]
         if copied:
-            left_out = f", without {', '.join(copied.left_out)}" if copied.left_out else ""
-            there = script_folder(run.plan, copied)
+            skipped = f", without {', '.join(copied.left_out)}" if copied.left_out else ""
             lines.append(
                 f"copied to the hosts: {copied.folder} ({len(copied.files)} files, "
-                f"{copied.size_bytes / 1e6:.1f} MB{left_out}) to {there}, "
-                f"and there to {start_folder(run.plan, run.id, script)}"
+                f"{copied.size_bytes / 1e6:.1f} MB{skipped}) to {script_folder(run.plan, copied)}; "
+                f"each run gets its own copy: {start_folder(run.plan, run.id, script)}"
             )
         if run.layer:
             packages = ", ".join(
@@ -205,10 +204,10 @@ def dry_run(request: RunRequest, view: View) -> ScriptPlan:
 def run(
     request: RunRequest, show: ShowOutput, view: View, cancelled: Callable[[], bool] = lambda: False
 ) -> RunResult:
-    """Run a script to its end, or return after the launch if the request says so.
+    """Run a script to its end; return right after the launch if `request.detach` is set.
 
     Args:
-        show: function that is called with pieces of rank 0's output: the stream and the text.
+        show: function that is called with each piece of rank 0's output: the stream and the text.
         cancelled: function that returns True once nobody reads the output any more. It is called
             several times a second.
 
@@ -231,7 +230,7 @@ def run(
 
 def _prepared(request: RunRequest, view: View) -> tuple[ScriptRun, RunHosts, list[str]]:
     """Return the run to launch, its hosts, and notes for the user."""
-    here, script, stacks = Path.cwd(), request.script(), load_stacks()
+    current_folder, script, stacks = Path.cwd(), request.script(), load_stacks()
     cluster = with_hosts(cluster_of(request.connection, view), request.hosts)
     facts = first_hosts(cluster.usable, request.nodes, cluster.absent)
     spares = next_hosts(cluster.usable, request.nodes, request.spares or 0, cluster.absent)
@@ -242,7 +241,7 @@ def _prepared(request: RunRequest, view: View) -> tuple[ScriptRun, RunHosts, lis
     here_only = len(facts.hosts) == 1 and facts.head.connection == "local"
     notes = [
         *_check_script(source, script, stack, stacks, request),
-        *doubtful_paths(script, here, here_only),
+        *doubtful_paths(script, current_folder, here_only),
     ]
     copied = choose_files(script.folder, Path.home()) if script.folder else None
     decided = plan_with_spares(
@@ -281,7 +280,7 @@ def _check_script(
     brings = request.requirements is not None
     problems = incompatibilities(source, script.arguments, stack, stacks, brings)
     if source and source.syntax_error:
-        problems.insert(0, Incompatibility(source.syntax_error, "correct it"))
+        problems.insert(0, Incompatibility(source.syntax_error, "correct the script"))
     certain = [str(problem) for problem in problems if problem.certain]
     if certain and not request.force:
         raise UsageError(
@@ -309,7 +308,7 @@ def _check_fast(stack: Stack) -> None:
 def _layer_of(request: RunRequest, run_hosts: RunHosts, view: View) -> Layer | None:
     """Return an overlay with the packages of --requirements that the stack lacks.
 
-    Return None if --requirements is not given.
+    Return None if --requirements is not set.
 
     Raises:
         UsageError: the options or the requirements file are not valid.
@@ -317,7 +316,7 @@ def _layer_of(request: RunRequest, run_hosts: RunHosts, view: View) -> Layer | N
     """
     if not request.requirements:
         if request.wheels:
-            raise UsageError("--wheels is for the packages of --requirements FILE")
+            raise UsageError("--wheels is only allowed together with --requirements FILE")
         return None
     if request.wheels and not request.wheels.is_dir():
         raise UsageError(f"--wheels: {request.wheels} is not a folder")

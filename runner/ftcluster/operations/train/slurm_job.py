@@ -1,4 +1,4 @@
-"""Train in a Slurm job: the job's nodes are the hosts. A requeued job resumes the training."""
+"""Train in a Slurm job, whose nodes are the hosts. A requeued job resumes the training."""
 
 import contextlib
 import os
@@ -36,8 +36,8 @@ def move_to_first_node(job: Allocation, terminal: bool, command: Sequence[str]) 
 def requeued(job: Allocation, view: View) -> Iterator[None]:
     """Requeue the Slurm job if a signal stops its training, unless the job was cancelled.
 
-    A training that was stopped before its first step is not requeued, because every new start of
-    the job would end in the same way.
+    If the training was stopped before its first step, the job is not requeued, because each new
+    start would end in the same way.
     """
     try:
         yield

@@ -35,7 +35,7 @@ from ftcluster.progress.view import View
 from ftcluster.report.cost import cost_line
 from ftcluster.text.plural import counted
 
-HEAD_SECONDS = 120.0  # wait this long for the head, which may be rebooting
+HEAD_SECONDS = 120.0  # time to wait for a head that does not respond; it may be rebooting
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class TrainRequest(RecipeRequest):
 
     Attributes:
         resume: id of a run to continue, or the beginning of the id; "" for a new training. The run
-            continues from its newest checkpoint or snapshot, with its own recipe, model and data.
+            continues from its newest checkpoint or snapshot, with the same recipe, model and data.
         watch: True if the training moves to the other hosts when its head does not respond for 2
             minutes.
         detach: True if the command returns once the run is launched.
@@ -71,9 +71,8 @@ class TrainRequest(RecipeRequest):
         if self.resume and (self.words or self.data or self.model):
             raise UsageError(
                 "--resume continues with the run's own recipe, model and data",
-                "to use others, start a new run from a checkpoint, "
-                "training.resume_from_checkpoint=DIR,"
-                " or from its weights only, --model DIR",
+                "to change them, start a new run from a checkpoint, "
+                "training.resume_from_checkpoint=DIR, or from a model's weights, --model DIR",
             )
 
 
@@ -163,7 +162,7 @@ def dry_run(request: TrainRequest, view: View) -> PlanResult:
 
 
 def train(request: TrainRequest, view: View) -> TrainResult:
-    """Train to the end, or return after the launch if the request says so.
+    """Train to the end; return right after the launch if `request.detach` is set.
 
     Raises:
         ClusterChanged: the cluster has changed since the training was planned. `again`
@@ -194,7 +193,7 @@ def _first_attempt(request: TrainRequest, view: View) -> _Attempt:
 
 
 def _resuming(request: TrainRequest, run: str) -> TrainRequest:
-    """Return a request that continues the run with the id `run`, launched by this request."""
+    """Return the request with `resume` set to `run`, a run that this request has launched."""
     return replace(request, resume=run, words=(), data=None, model=None)
 
 
@@ -257,6 +256,6 @@ def _train_with_failover(attempt: _Attempt, view: View) -> TrainResult:
                 raise
             view.say(f"{error.message}; continuing on the other hosts")
         moves -= 1
-        # spares may be used up, and the lost head may be named
+        # spares may be used up, and `hosts` may name the lost head
         request = replace(_resuming(request, run.id), hosts=(), nodes=None, spares=None)
         request, run = _prepared(request, cluster, must_resume)
