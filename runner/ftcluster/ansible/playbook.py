@@ -243,7 +243,7 @@ class _Playing:
             self._failed_hosts = (*counts.get("failures", ()), *counts.get("dark", ()))
         elif raw.get("event") in ("verbose", "error") and raw.get("stdout"):
             self._messages.append(printable(raw["stdout"]))
-        return False  # tells ansible-runner not to keep the event
+        return False  # ansible-runner then does not keep the event
 
     def _cancel(self) -> bool:
         if self.state == "playing" and (reason := self._reason_to_end()):

@@ -11,10 +11,11 @@ from ftcluster.ansible.inventory import NO
 from ftcluster.ansible.private_ansible import config_file
 from ftcluster.ansible.programs import program, utf8_locale
 
-FORKS = 32  # number of hosts at a time
-TIMEOUT_SECONDS = 30  # limit for sudo, needed while a host writes a stack to a slow disk
-# Ansible's default without -C, because wheels are already compressed. The last two options end a
-# connection to a host without power within 15 s; otherwise Ansible waits more than 10 minutes.
+FORKS = 32  # number of hosts that Ansible works on in parallel
+TIMEOUT_SECONDS = 30  # limit for sudo, which is slow while the host writes to a slow disk
+# Ansible's default minus -C (compression), because wheels are already compressed. The last two
+# options end a connection to a host without power within 15 s; otherwise Ansible waits more than
+# 10 minutes.
 SSH_ARGS = (
     "-o ControlMaster=auto -o ControlPersist=60s -o ConnectTimeout=10 "
     "-o ServerAliveInterval=5 -o ServerAliveCountMax=2"

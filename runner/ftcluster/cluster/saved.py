@@ -158,8 +158,8 @@ def recall() -> Cluster:
     except _WRONG as error:
         raise FtclusterError(
             f"{_file()} cannot be read: {error!r:.100}",
-            "name the cluster, which writes a new one and keeps this one as "
-            f"{_kept().name}: ftcluster setup INVENTORY",
+            "run ftcluster setup INVENTORY: it writes a new file and renames this one to "
+            f"{_kept().name}",
         ) from error
 
 

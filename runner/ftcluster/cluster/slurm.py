@@ -103,7 +103,7 @@ def allocated(environment: Mapping[str, str], nodes: Sequence[str]) -> Allocatio
         raise UsageError(
             f"job {environment[SLURM_VARIABLE]} is heterogeneous ({' : '.join(parts)}); a "
             "training can only use the nodes of one part",
-            "ask for all nodes at once, without `:` between options and without `#SBATCH hetjob`",
+            "request all nodes at once, without `:` between options and without `#SBATCH hetjob`",
         )
     here = environment.get("SLURMD_NODENAME", "")
     try:
@@ -224,8 +224,8 @@ def gather(job: Allocation, prefix: str) -> tuple[HostFacts, ...]:
     """Return the facts of a job's nodes, in the same form as the facts that preflight gathers.
 
     Raises:
-        FtclusterError: nodes give no valid response, or do not see the same prefix; lists all such
-            nodes.
+        FtclusterError: nodes return no valid response, or do not see the same prefix; lists all of
+            these nodes.
     """
     if not Path(prefix, "current").exists():
         raise FtclusterError(f"{job.nodes[0]}: no stack is set up in {prefix}", SHARED)

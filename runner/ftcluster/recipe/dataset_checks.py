@@ -36,7 +36,7 @@ MakeCheck = Callable[[Sequence[str]], CheckRow]  # makes a check for the columns
 
 
 def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
-    """Check that a file or a folder holds data in the format that the recipe's task needs.
+    """Check that a file or a folder contains data in the format that the recipe's task needs.
 
     Only hosts can read Parquet and Arrow files, so the hosts check their rows.
 

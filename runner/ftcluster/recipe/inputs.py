@@ -58,7 +58,7 @@ def copy_name(path: Path) -> str:
 
     Raises:
         InputError: the folder has entries that cannot be copied, such as a link to a file outside
-            of the folder; lists all such entries.
+            the folder; the message lists all of them.
     """
     digest = hashlib.sha256()
     try:
@@ -134,10 +134,9 @@ def hub_notes(recipe: Recipe) -> list[str]:
     ]
     if not names:
         return []
-    there = "is" if len(names) == 1 else "are"
     return [
-        f"{' and '.join(names)} {there} taken from the Hugging Face Hub, because no file or folder "
-        "here has that name; they have not been read yet"
+        f"from the Hugging Face Hub, because no file or folder here has that name: "
+        f"{', '.join(names)}; only the launch reads and checks Hub contents"
     ]
 
 
