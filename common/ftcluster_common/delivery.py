@@ -11,12 +11,12 @@ import signal
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
-LIMIT_SECONDS = 30.0  # for the command, and another 30 s for the webhook
-SHOWN_CHARACTERS = 200  # of the command's last line on stderr
+LIMIT_SECONDS = 30.0  # time limit of the command, and of the webhook
+SHOWN_CHARACTERS = 200  # maximum length of the command's last line on stderr in a message
 COMMAND, WEBHOOK = "command", "webhook"
 # variables of this machine that the command gets, besides PATH; none has credentials
 INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "SHELL", "TMPDIR", "TZ", "USER")
@@ -30,7 +30,7 @@ class Delivery:
     Attributes:
         command: arguments of the user's command; empty for none.
         webhook: address that gets the document; "" for none.
-        document: JSON object that command and webhook get; `text` is a line for people.
+        document: JSON object for command and webhook; `text` is a line for people.
     """
 
     command: Sequence[str]
@@ -57,8 +57,9 @@ def deliver(delivery: Delivery) -> Iterator[tuple[str, str]]:
 def run_command(
     command: Sequence[str], document: Mapping[str, Any], limit_seconds: float = LIMIT_SECONDS
 ) -> str:
-    """Run the user's command with the document on stdin; return why it failed, or ""."""
+    """Run the user's command with the document on stdin; return why that failed, or ""."""
     names, parent = [*INHERITED, "PATH"], os.getpid()
+    prctl = ctypes.CDLL(None).prctl  # not in the child, which must not wait for a lock of a thread
     environment = {name: os.environ[name] for name in names if name in os.environ}
     # in memory, because the disk may be full
     with _memory_file("stdin") as stdin, _memory_file("stderr") as stderr:
@@ -68,7 +69,7 @@ def run_command(
             process = subprocess.Popen(
                 command, env=environment, cwd="/", stdin=stdin, stdout=subprocess.DEVNULL,
                 stderr=stderr, start_new_session=True,
-                preexec_fn=lambda: _end_with_parent(parent),
+                preexec_fn=lambda: _end_with_parent(prctl, parent),
             )  # fmt: skip
         except (OSError, ValueError) as error:
             return f"it does not start: {getattr(error, 'strerror', None) or error}"
@@ -88,10 +89,10 @@ def run_command(
     return f"{how}: {shown[:SHOWN_CHARACTERS]}" if shown else how
 
 
-def _end_with_parent(parent: int) -> None:
+def _end_with_parent(prctl: Callable[[int, int], int], parent: int) -> None:
     """Have the kernel kill this new child when the process `parent` ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended meanwhile
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # the parent ended before the call
         os._exit(1)
 
 
@@ -100,14 +101,14 @@ def _memory_file(name: str) -> IO[bytes]:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect, because that would repeat the request elsewhere without the document."""
+    """Refuses redirects, because urllib would send no document to the new address."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 def post(url: str, document: Mapping[str, Any], limit_seconds: float = LIMIT_SECONDS) -> str:
-    """Post the document to a webhook; return why that failed, or "". The reason has no address."""
+    """Post the document to a webhook; return why that failed, or "". No reason contains the URL."""
     # chat servers read &, < and > in `text` as markup
     text = str(document["text"])
     for mark, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):

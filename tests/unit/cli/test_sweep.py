@@ -278,8 +278,17 @@ def test_the_end_of_the_whole_sweep_is_one_notification(
     assert (document["event"], document["error"]) == ("failed", "the disk is full")
     assert len(document["runs"]) == 6
     assert "--webhook: the notification has failed: the server cannot be reached" in failed.err
-    # Ctrl-C notifies nobody: the user is here
+    # the webhook's file disappears during the sweep, and the command fails: both are only notes
     received.unlink()
+    monkeypatch.setattr(sweep, "report", lambda *_: webhook.unlink())
+    hook = ["--notify", "/usr/bin/false", "--report", str(tmp_path / "r.html")]
+    done = shell([*WORDS, "--json", *hook])
+    assert done.document["state"] == "done"
+    assert "--notify: the notification has failed: exit code 1" in done.err
+    assert "--webhook: the notification has failed: the server cannot be reached" in done.err
+    assert "s3cret" not in done.err + done.out
+    monkeypatch.delenv("FTCLUSTER_WEBHOOK")
+    # Ctrl-C notifies nobody: the user is here
     monkeypatch.setattr(sweep, "report", interrupted)
     shell([*command, "--report", str(tmp_path / "r.html")], 130)
     assert not received.exists()

@@ -68,8 +68,6 @@ def sweep(request: SweepRequest, view: View, steps_view: View) -> SweepResult:
     try:
         one.search()
         result = one.completed()
-        one.notify(result)
-        return result
     except (Interrupted, KeyboardInterrupt) as error:
         going = [row.run for row in one.rows if row.state == "running"]
         on = f"; {' and '.join(going)} keeps running" if going else ""
@@ -84,6 +82,8 @@ def sweep(request: SweepRequest, view: View, steps_view: View) -> SweepResult:
     except FtclusterError as error:
         one.notify(one.result, error)
         raise
+    one.notify(result)
+    return result
 
 
 class _Sweep:
@@ -95,6 +95,8 @@ class _Sweep:
 
     def __init__(self, request: SweepRequest, view: View, steps_view: View) -> None:
         self._request, self._view = request, view
+        # read now, because the webhook's file may disappear while the sweep runs
+        self._recipients = read_notify(request.launch.notify, request.launch.webhook)
         cluster = cluster_of(request.connection, view)
         self._parts = parts_of(
             cluster, request.hosts, request.nodes, request.connection.to(cluster)
@@ -170,9 +172,8 @@ class _Sweep:
         Args:
             error: the error that ended the sweep; None if it ended by itself.
         """
-        launch = self._request.launch
-        recipients = read_notify(launch.notify, launch.webhook)
-        for note in notify_here(recipients, notification_of(self._recipe_name, result, error)):
+        document = notification_of(self._recipe_name, result, error)
+        for note in notify_here(self._recipients, document):
             self._view.say(note)
 
     def find(self) -> None:
