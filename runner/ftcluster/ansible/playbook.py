@@ -207,7 +207,7 @@ class _Playing:
                     if event.kind in ("failed", "unreachable"):
                         failures.append(event)
                     elif event.kind in ("ok", "changed"):
-                        # the playbook has ignored that the host, or one in its place, was off
+                        # the playbook ignored that the host, or a delegated task's host, was off
                         failures = [
                             failure
                             for failure in failures

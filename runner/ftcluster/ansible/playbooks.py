@@ -19,7 +19,7 @@ CHECK_KEY, ASK_KEY = "Check the key", "Ask for the key"  # tasks whose failure i
 
 @dataclass(frozen=True)
 class Variables:
-    """The variables of a playbook; for None, the inventory or the default sets the variable."""
+    """The variables of a playbook; None leaves a variable to the inventory or its default."""
 
     def variables(self) -> dict[str, Any]:
         """Return all variables by name, including the variables of nested parts."""

@@ -108,8 +108,9 @@ def list_everywhere(
 def merged_runs(listed: Mapping[str, Sequence[RunState]], head: str) -> list[RunState]:
     """Return each run once, given the runs that each host lists.
 
-    Only the head of a run has its launch, and so its hosts. The other hosts of the run know only
-    whether they have processes of it.
+    Only the head of a run has its launch, and so its hosts. The other hosts only report whether
+    they have processes of the run or get copies for it. Until the launch, the run is running while
+    any host reports this.
 
     Args:
         listed: runs by the name of the host that lists them.
@@ -119,8 +120,9 @@ def merged_runs(listed: Mapping[str, Sequence[RunState]], head: str) -> list[Run
     for host in sorted(listed, key=lambda name: name != head):
         for run in listed[host]:
             before = runs.get(run.run)
-            shown = run.hosts or host == head or run.state == "running"
-            if shown if before is None else run.hosts and not before.hosts:
+            is_running = run.state == "running"
+            shown = run.hosts or host == head or is_running
+            if shown if before is None else not before.hosts and (run.hosts or is_running):
                 runs[run.run] = run
     return list(runs.values())
 

@@ -46,7 +46,7 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
     if not path.exists():
         raise InputError(
             f"data {path} does not exist on this machine",
-            "give a file or a folder with --data; a name of the Hugging Face Hub has the form "
+            "name a file or a folder with --data; a name of the Hugging Face Hub has the form "
             "OWNER/NAME",
         )
     options = recipe.options

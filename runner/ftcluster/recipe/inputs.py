@@ -32,8 +32,8 @@ DATA_ENDINGS = (*TABLES, CONLL, TEXT, ".gz", ".zst", ".zip", ".xz", ".bz2", ".ta
                 ".arrow", ".feather", ".pkl", ".yaml", ".yml", ".xml", ".ndjson")  # fmt: skip
 # hints for a path that does not exist, by the recipe's field
 NEXT_STEP = {
-    "data": "give a file or a folder on this machine, or a data set of the Hub: --data OWNER/NAME",
-    "model": "give a folder on this machine, or a model of the Hub: --model OWNER/NAME",
+    "data": "name a file or a folder on this machine, or a data set of the Hub: --data OWNER/NAME",
+    "model": "name a folder on this machine, or a model of the Hub: --model OWNER/NAME",
 }
 WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt", ".onnx", ".h5", ".zip",
                   ".gz")  # fmt: skip

@@ -47,8 +47,8 @@ def known_recipes() -> dict[str, Path]:
 
 # how to set a required field on the command line
 GIVEN_BY = {
-    "data": "give --data PATH, a file or folder, or OWNER/NAME of the Hub",
-    "model": "give --model DIR, or OWNER/NAME of the Hub",
+    "data": "pass --data PATH, a file or folder, or OWNER/NAME of the Hub",
+    "model": "pass --model DIR, or OWNER/NAME of the Hub",
 }
 
 
@@ -76,9 +76,9 @@ def find_recipe(name: str) -> Path:
     if trainer := TRL_TRAINERS.get(name.lower()):
         raise RecipeError(
             f"unknown recipe '{name}'",
-            f"recipes for language models: {', '.join(_of_generators())}; TRL's {trainer} runs "
-            "unchanged in a script, begin with ftcluster examples sft_trl --to .: ftcluster run "
-            "--requirements requirements.txt -- SCRIPT",
+            f"recipes for language models: {', '.join(_of_generators())}; a script with TRL's "
+            f"{trainer} runs unchanged: ftcluster run --requirements requirements.txt -- SCRIPT; "
+            "for an example: ftcluster examples sft_trl --to .",
         )
     beside = [file for file in (f"{name}.yml", f"{name}.yaml") if Path(file).is_file()]
     task = difflib.get_close_matches(name.lower().replace("_", "-"), RECIPES, n=1)

@@ -76,7 +76,7 @@ BOTH = host("3.10.12", "3.12.1")
         ("", [NEW], "native", "it is the default"),
         # the stack has a problem, because the request names nothing
         ("", [OLD], "native", "it is the default"),
-        ("intel", [NEW], "intel", "it was asked for"),
+        ("intel", [NEW], "intel", "you requested it"),
         ("auto", [], "native", "it is the default"),
         ("auto", [{}], "native", "it is the default"),
         ("auto", [NEW], "native", "it is the default"),
@@ -118,7 +118,7 @@ def test_where_no_stack_fits_all_hosts_each_is_told_with_its_reason(
 
 def test_an_unknown_stack_names_those_that_are_there() -> None:
     assert refused(StackRequest("nativ"), a=NEW) == (
-        "there is no stack nativ; there are auto, native, intel, listed, yanked, ancient, bare"
+        "there is no stack nativ; choose one of auto, native, intel, listed, yanked, ancient, bare"
     )
     # nor is a stack chosen that is too old for the node package
     message = refused(StackRequest("ancient", allow_yanked=True), a=host("3.9.2"))
@@ -322,7 +322,7 @@ def test_each_real_stack_can_be_chosen_or_says_why_not(name: str) -> None:
         ("", "intel", "intel", ["intel, because the cluster has it"]),
         ("", "native", "native", []),
         ("", "", "native", []),
-        ("native", "intel", "native", ["native replaces intel, because it was asked for"]),
+        ("native", "intel", "native", ["native replaces intel, because you requested it"]),
         ("auto", "intel", "native", ["native, because", "native replaces intel, because it is"]),
         ("intel", "intel", "intel", []),
     ],

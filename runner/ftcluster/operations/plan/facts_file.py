@@ -14,7 +14,7 @@ from ftcluster.operations.plan.common_hosts import NAMED, common_hosts, with_soc
 from ftcluster_common.given_files import GivenFileError, read_json
 
 HINT = (
-    "give a file with the output of `ftcluster plan --json`, cluster.json of another control node, "
+    "name a file with the output of `ftcluster plan --json`, cluster.json of another control node, "
     f"or a kind of host: {NAMED}. 4xNAME are four hosts: 4x2x8480+ are four with two sockets each"
 )
 
