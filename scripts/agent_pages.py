@@ -1,7 +1,7 @@
-"""Writes AGENTS.md and llms.txt, for programs that read this repository, from its pages.
+"""Writes AGENTS.md and llms.txt from the pages, for programs that read this repository.
 
-    python3 scripts/agent_pages.py            writes both
-    python3 scripts/agent_pages.py --check    only compares; exit code 1 where one differs
+    python3 scripts/agent_pages.py            writes both files
+    python3 scripts/agent_pages.py --check    writes nothing; exit code 1 if a file is outdated
 
 AGENTS.md (agents.md) has what a coding agent needs to use and to change ftcluster: sections of
 docs/cli.md and CONTRIBUTING.md. llms.txt (llmstxt.org) has a line for each page.
@@ -35,7 +35,7 @@ def section(text: str, title: str) -> str:
     """Return a section of the second level of a page, with its heading.
 
     Raises:
-        SystemExit: there is none.
+        SystemExit: the page has no such section.
 
     >>> section("# A\\n\\n## B\\n\\nb\\n\\n## C\\n", "B")
     '## B\\n\\nb'

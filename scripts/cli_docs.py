@@ -1,7 +1,7 @@
 """Write docs/cli.md, the reference of the command line, from the parser of the command.
 
 The texts of commands and options are the help texts of `runner/ftcluster/cli`. This module adds
-what no single command owns: exit codes, where files are, and the guide of each command.
+the parts that belong to no single command: exit codes, where files are, and each command's guide.
 
 scripts/cli-docs           writes the page if it is not up to date
 scripts/cli-docs --check   writes nothing; exits with 1 if the page is not up to date
@@ -86,7 +86,7 @@ running; in `attach` it ends only that command.
 | stacks and settings, on each host | `/opt/ftcluster`; without root `~/.local/share/ftcluster`; another place with `-e ftcluster_prefix=DIR` |
 | a run: model, events, logs | `runs/<id>/` in that folder, on the head; other users cannot read it |
 | records of the control node | `~/.local/state/ftcluster`, or `$XDG_STATE_HOME/ftcluster` |"""  # noqa: E501 - a table
-_SPECIAL = re.compile(r"[\\*<\[\]]|(?<!\w)_|_(?!\w)")  # as in scripts/role_docs.py, but for code
+_SPECIAL = re.compile(r"[\\*<\[\]]|(?<!\w)_|_(?!\w)")  # as in scripts/role_docs.py, except in code
 ANSIBLE = "Options of ansible-playbook"
 
 

@@ -2,10 +2,10 @@
 
 .venv/bin/python scripts/engine_environment.py FOLDER PYTHON
 
-Wheels come by the roles' own code, from the sources that setup has, into the cache that the tests
-of setup use, so that each finds the other's downloads. Packages that only some tests import are in
-separate folders: FOLDER/trackers has what stack native-trackers has beside native's packages,
-FOLDER/compared has requirements/engine.txt.
+The roles' code downloads the wheels from setup's sources into the cache of the setup tests, so both
+share their downloads. Packages that only some tests import are in separate folders:
+FOLDER/trackers has the packages of stack native-trackers that native lacks, FOLDER/compared those
+of requirements/engine.txt.
 """
 
 import platform
@@ -32,7 +32,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
 ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".test_cache/ftcluster/wheels"
 LOCKS = ROOT / "roles/torch_stack/files"
-# pytest and plugins, with those of their requirements that the stack does not have
+# pytest, its plugins, and their requirements that the stack lacks
 TESTS = {
     *("pytest", "iniconfig", "pluggy"),
     *("pytest-xdist", "execnet"),
@@ -42,7 +42,7 @@ UV = ROOT / ".venv-dev/bin/uv"
 
 
 def chosen(lock: Path, names: set[str], python: str) -> str:
-    """Return some lines of a lock."""
+    """Return a lock's lines for the packages in `names`."""
     lines = []
     for name, pin in read_lock(lock.read_text(), python).items():
         if name in names:

@@ -1,13 +1,14 @@
 """Writes the locks of stacks: roles/torch_stack/files/<name>.txt and, beside it, <name>-cuda.txt.
 
-scripts/lock-stacks            all stacks that are not only documented
-scripts/lock-stacks intel-2.8  some of them; openvino, onnx: those of `ftcluster export-model`
+scripts/lock-stacks            locks all stacks that are not only documented
+scripts/lock-stacks intel-2.8  locks the named stacks; openvino and onnx name the packages that
+                               `ftcluster export-model` installs
 
-A lock has every package of a stack with its exact version and the hashes of the wheels that fit
-(Linux, x86_64, the stack's versions of Python). uv resolves, with the package index of pip's own
-configuration. Packages with another index (`indexes` in stacks.yml) have other files there, whose
-hashes are those of the section `hashes`; a package of a stack's `unverified` has none.
-<name>-cuda.txt has what only torch's CUDA build needs.
+A lock lists every package of a stack with its exact version and the hashes of the wheels that fit
+(Linux, x86_64, the stack's versions of Python). uv resolves the versions with the package index in
+pip's configuration. Some packages come from another index (`indexes` in stacks.yml) with other
+files, whose hashes are in the section `hashes`. Packages of a stack's `unverified` have no hashes.
+<name>-cuda.txt lists the packages that only torch's CUDA build needs.
 """
 
 import subprocess
@@ -24,11 +25,11 @@ from packaging.markers import Marker
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 FILES = Path(__file__).parents[1] / "roles/torch_stack/files"
-# uv installs the wheels; pip is there for users
+# uv installs the wheels; pip is only for users
 TOOLS = {"uv": "0.13.9", "pip": "", "setuptools": "", "safetensors": ""}
 OWN_PYTHON = f"3.{sys.version_info.minor}"
 EXPORTERS = Path(__file__).parents[1] / "runner/ftcluster/export/exporters"
-# packages beside the default stack's torch; its transformers, unless a format needs an older one
+# packages in addition to the default stack's torch; optimum-intel needs an older transformers
 EXPORTER = {
     "openvino": {"optimum-intel[openvino]": "2.2.0"},
     "onnx": {"onnx": "", "onnxruntime": "", "onnxscript": "", "transformers": "the stack's"},
@@ -113,10 +114,10 @@ def lock_lines(
 def hashes_elsewhere(
     name: str, version: str, pythons: list[str], elsewhere: Mapping[str, str]
 ) -> set[str]:
-    """Return the hashes of a package's wheels on other indexes, with a local version or not.
+    """Return the SHA-256 of a package's wheels on other indexes, with or without a local version.
 
     Raises:
-        SystemExit: there are some of the package, but none for this version and a Python.
+        SystemExit: other indexes have the package, but not this version for each Python.
     """
     files = {f: parse_wheel_filename(f) for f in elsewhere}
     versions = {f: str(v.public) for f, (n, v, *_) in files.items() if n == canonicalize_name(name)}
@@ -137,7 +138,7 @@ def hashes_elsewhere(
 
 
 def _marker(where: list[str], pythons: list[str]) -> str:
-    """Return a range of Pythons as a marker; the ranges that uv makes have no holes."""
+    """Return a range of Pythons as a marker; uv's ranges have no gaps."""
     parts = []
     if where[0] != pythons[0]:
         parts.append(f'python_version >= "{where[0]}"')
@@ -169,7 +170,7 @@ def write_lock(name: str, stack: dict[str, Any], elsewhere: dict[str, str]) -> N
     packages = resolve(
         [f"{p}=={v}" if v else p for p, v in wanted.items()]
         + [f"{p}=={v}" for p, v in stack.get("also", {}).items()],
-        # an open range of Pythons also resolves for Pythons without wheels, at no cost
+        # this range also includes Pythons without wheels, which does no harm
         pythons[0],
     )
     main = [p for p in packages if not p["name"].startswith(CUDA_PREFIXES)]
@@ -198,10 +199,10 @@ def write_file(
 def write_exporter(name: str, stack: dict[str, Any], elsewhere: dict[str, str]) -> None:
     """Resolve the packages that `ftcluster export-model` installs for a format.
 
-    What torch's CUDA build needs is in the stack's own lock.
+    The packages that torch's CUDA build needs are in the stack's lock.
 
     Args:
-        stack: the default one.
+        stack: the default stack.
     """
     pythons, own = minors(*stack["python"]), stack["packages"]
     wanted = {"torch": "", **EXPORTER[name]}
@@ -217,7 +218,7 @@ def write_exporter(name: str, stack: dict[str, Any], elsewhere: dict[str, str]) 
 
 
 def measure(packages: list[dict[str, Any]]) -> tuple[int, int]:
-    """Return the bytes to download and to unpack of the packages that this Python gets."""
+    """Return the bytes to download, and the unpacked bytes, of the packages for this Python."""
     pins = [
         f"{p['name']}=={p['version']}" for p in packages if applies(p.get("marker"), OWN_PYTHON)
     ]
@@ -236,7 +237,7 @@ def measure(packages: list[dict[str, Any]]) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Write the locks named on the command line, or all."""
+    """Write the locks that the command line names, or all locks."""
     data = yaml.safe_load((FILES / "stacks.yml").read_text(encoding="utf-8"))
     locked = {n: s for n, s in data["stacks"].items() if s["state"] != "documented"}
     unknown = set(sys.argv[1:]) - {*locked, *EXPORTER}

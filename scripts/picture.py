@@ -2,8 +2,8 @@
 
 scripts/picture DATA MODEL
 
-as root: sets four test hosts up, and trains the recipe mrpc on them for 60 steps. DATA is a folder
-with MRPC (train.jsonl, validation.jsonl), MODEL one of an encoder with its tokenizer.
+Needs root. Sets up four test hosts, and trains the recipe mrpc on them for 60 steps. DATA is a
+folder with MRPC (train.jsonl, validation.jsonl), MODEL a folder with an encoder and its tokenizer.
 """
 
 import io
@@ -25,7 +25,7 @@ INSIDE = "--inside"  # option for the process in the hosts' network
 
 def main(data: str, model: str) -> None:
     """Make the hosts, draw in their network, and remove them."""
-    # .venv, which draws, has no tests, and .venv-dev has another ftcluster
+    # imported here, because `draw` runs in .venv, which has no packages for tests
     from tests.cluster.control import PIN_LOGINS
     from tests.testbed import Settings, Testbed
 

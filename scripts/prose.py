@@ -50,7 +50,7 @@ SECTIONS = ("Args:", "Attributes:")
 
 
 class Problem(NamedTuple):
-    """A place whose wording breaks a rule."""
+    """A place in a file whose wording breaks a rule."""
 
     path: Path
     line: int

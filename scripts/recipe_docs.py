@@ -31,8 +31,8 @@ The page about [recipes](recipes.md) has examples for each task.
 In the column *value*, "nothing" is written `null`. A list is written `[a, b]` or `a,b`."""
 ADAPTERS = "Adapters"
 NO_ADAPTERS = "This task also has the fields of [adapters](#adapters)."
-TRAINING = """They stand in the section `training:` of a file. On the command line the section's
-name may be omitted: `learning_rate=2e-5`. Names, meanings and defaults are the same as in
+TRAINING = """These fields are in the section `training:` of a file. On the command line, the
+section's name may be omitted: `learning_rate=2e-5`. Names, meanings and defaults are the same as in
 transformers' `TrainingArguments`; if a default differs, the meaning names transformers' default.
 `null` restores the default."""
 # nothing is escaped in code spans

@@ -134,8 +134,8 @@ def _house(
         house = read_wheelhouse(Path(arguments["wheelhouse"]))
         if house is None:
             raise AnsibleActionFail(
-                f"{arguments['wheelhouse']} is incomplete: a wheel is missing, is no regular file "
-                f"or has not its listed size, or {MANIFEST} cannot be read; run setup again with "
+                f"{arguments['wheelhouse']} is incomplete: a wheel is missing, is not a regular "
+                f"file or has a wrong size, or {MANIFEST} cannot be read; run setup again with "
                 "the bundle, or copy the folder again"
             )
         return house
@@ -173,7 +173,7 @@ def _layer_digest(arguments: Mapping[str, Any]) -> str:
     ):
         if digest != wanted.lower():
             raise AnsibleActionFail(
-                f"{path} has the sha256 {digest}, and {wanted} is asked for: build or copy it "
+                f"{path} has the sha256 {digest}, but {wanted} is required: build or copy it "
                 "again, or name its own hash"
             )
     return "-".join(digests)

@@ -34,13 +34,13 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.typed import Typ
 
 # a supervisor counts as dead only after this time, because the run may just have ended
 GONE_SECONDS = 5.0
-STARTS_SECONDS = 60.0  # from the end of the preparation to the supervisor's start
-WAIT_SECONDS = 20  # a command on the host continues so long after the connection is lost
+STARTS_SECONDS = 60.0  # longest time from the end of the preparation to the supervisor's start
+WAIT_SECONDS = 20  # time for which a command on the host waits, even if the connection is lost
 BUSY_SECONDS = 2.0  # longest pause after a command that returned new text
 EVENTS, OUTPUT = "events.jsonl", "output.jsonl"
 PIECE_BYTES = 1 << 20  # maximum bytes of a file in one response
-TAIL_BYTES = 64 << 10  # length of the end of a copy that contains the last event
-LAST_BYTES = 4 << 20  # length of the end of a log, which is copied first
+TAIL_BYTES = 64 << 10  # bytes at the end of a file that are searched for the last event
+LAST_BYTES = 4 << 20  # bytes at the end of a log with which a copy begins
 SPARE_BYTES = 256 << 20  # bytes that must stay free on the control node's disk
 MOST_BYTES = 1 << 42  # maximum size of a run's file; ext4 allows at most 16 TiB
 SHOWN = 8000  # maximum characters of a run's logs in an error
@@ -418,7 +418,7 @@ def _check_room(folder: Path) -> None:
 
 
 def _event(line: bytes) -> dict[str, Any]:
-    """Parse a line of the file as an event; {} if the line is invalid: hosts are not trusted."""
+    """Parse a line of the file as an event; {} if it is invalid, because hosts are untrusted."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):

@@ -45,7 +45,7 @@ NO_PROGRAM = re.compile(
     r"No module named '?ftcluster_train\b|'ftcluster_train\.\w+' is a package and"
 )
 OTHER_VERSION = (
-    "the ftcluster of this host, in {stack}, is of another version and has no program {program}: "
+    "ftcluster on this host, in {stack}, has another version, without the program {program}: "
     "run ftcluster setup, or install the ftcluster here that set up the hosts"
 )
 

@@ -1,7 +1,7 @@
 # Apache-2.0 (see LICENSE)
-"""Installs packages with apt or dnf when nobody holds their locks; see plugins/modules/packages.py.
+"""Installs packages with apt or dnf once their locks are free; see plugins/modules/packages.py.
 
-Ansible's modules wait for some of the locks only. For example, the module apt fails at once if it
+Ansible's modules wait for only some of the locks. For example, the module apt fails at once if it
 must install python3-apt first.
 """
 
@@ -16,7 +16,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.progress import 
 
 MODULE = "ftcluster.cluster.packages"
 LOCK_SECONDS = 300  # default of the module's option
-POLL_SECONDS = 10.0  # time of one wait on the host; between two of them the holder is reported
+POLL_SECONDS = 10.0  # length of a wait on the host; the lock's holder is reported after each
 
 
 class ActionModule(ActionBase):

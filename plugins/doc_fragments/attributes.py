@@ -10,7 +10,7 @@ class ModuleDocFragment:
     READS = r"""
 attributes:
   check_mode:
-    description: Runs the same in check mode.
+    description: Does the same work in check mode.
     support: full
 """
 

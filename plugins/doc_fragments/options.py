@@ -5,7 +5,7 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """Options: each one is a fragment, named after the file and the attribute in lower case."""
+    """Each constant is a fragment. Modules name this file and the constant in lower case."""
 
     PREFIX = r"""
 options:

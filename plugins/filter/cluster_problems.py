@@ -85,7 +85,7 @@ def accounts(hosts: Hosts) -> Findings:
                 "different users"
             )
             hint = (
-                "give this host root too (--ask-become-pass asks for a password), or use root "
+                "make root available here too (--ask-become-pass asks for a password), or use root "
                 "on no host with -e ftcluster_root=false"
             )
             yield host, what, hint
@@ -125,7 +125,7 @@ def addresses(hosts: Hosts) -> Findings:
             yield host, f"other hosts cannot reach it at {address}", hint
         elif ":" in address:
             what = f"its address is {address}, and mpirun reaches hosts by IPv4 only"
-            yield host, what, f"give the host an IPv4 address that the others reach, or {hint}"
+            yield host, what, f"give the host an IPv4 address that the other hosts reach, or {hint}"
 
 
 def currencies(hosts: Hosts) -> Findings:

@@ -15,7 +15,7 @@ description: Joins the host, the problem and the advice.
 options:
   _input:
     description: >-
-      A problem, notice or warning of preflight or verify. C(what), and optionally C(host) and
+      A problem, notice or warning of preflight or verify, with C(what), and optionally C(host) and
       C(hint).
     type: dict
     required: true

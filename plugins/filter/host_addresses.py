@@ -38,7 +38,7 @@ addresses: "{{ (hostvars | ftcluster.cluster.host_addresses(ansible_play_hosts))
 
 RETURN = r"""
 _value:
-  description: The C(addresses), and as C(unknown) the hosts with only a name.
+  description: The C(addresses), and in C(unknown) the names of hosts without an address.
   type: dict
   sample: {addresses: [10.0.0.11], unknown: []}
 """

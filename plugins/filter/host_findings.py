@@ -21,8 +21,8 @@ author: The ftcluster authors (@ftcluster)
 description:
   - Compares the facts of a host with the requirements, and the ports of other accounts' listening
     programs with the ports that the firewall will close.
-  - A service at a port of the kernel's usual ephemeral range, or of ftcluster's own, is a notice.
-    Somebody must have chosen any other port, so closing it is a problem.
+  - A service at a port of the kernel's usual ephemeral range, or at one of ftcluster's ports, is a
+    notice. An administrator must have chosen any other port, so closing it is a problem.
 options:
   _input:
     description: RV(ftcluster.cluster.host_facts#module:facts).
@@ -69,7 +69,7 @@ USUAL_PORTS = {*range(29500, 30000), *range(32768, 61000)}
 # the account's home, as in playbooks/vars/cluster.yml, and the file that the role ssh_mesh writes
 HOME, KEYS = "/var/lib/ftcluster", ".ssh/authorized_keys"
 ELSEWHERE = "choose another folder with -e ftcluster_prefix=DIR"
-GIVE_ROOT = "give root (-K asks for a password)"
+GIVE_ROOT = "make root available (-K asks for a password)"
 
 
 def finding(what: str, hint: str) -> dict[str, str]:
@@ -86,7 +86,9 @@ def root_problems(facts: FactValues, requirements: FactValues) -> Findings:
     """Return the reasons why root is required but not available."""
     because = facts.get("no_root_because") or "ftcluster_root is false"
     if facts.get("wrong_password"):
-        yield finding("sudo refuses the password that was given", "pass the right one, or none")
+        yield finding(
+            "sudo refuses the password that you passed", "pass the right password, or none"
+        )
     elif requirements.get("root") and not facts["can_become_root"]:
         yield finding(
             f"root is required, but not available: {because}",
@@ -107,7 +109,7 @@ def root_problems(facts: FactValues, requirements: FactValues) -> Findings:
 
 
 def is_local(facts: FactValues) -> bool:
-    """Return True if the host is the control node, where anybody may try ftcluster."""
+    """Return True if the host is the control node, where users without root may try ftcluster."""
     return bool(facts.get("connection") == "local")
 
 
@@ -196,12 +198,12 @@ def refused_to_root(facts: FactValues) -> Findings:
         )
     if "temp" in facts.get("root_refused", ()):
         yield finding(
-            "root may not write where Ansible leaves files for it, in the login user's home "
-            "(ansible_remote_tmp): it is read-only, or on a server that maps root to nobody (NFS "
-            "with root_squash)",
+            "root may not write to the folder for Ansible's files in the login user's home "
+            "(ansible_remote_tmp): its file system is read-only, or on a server that maps root to "
+            "nobody (NFS with root_squash)",
             # do not suggest a new subfolder, because root's first module would create it for root
             # alone
-            "name a folder of the host's own disk that all may write to in the inventory: "
+            "name in the inventory a folder on the host's disk that all users may write to: "
             "ansible_remote_tmp=/var/tmp",
         )
 
@@ -215,7 +217,7 @@ def account_problems(facts: FactValues) -> Findings:
     whose = {
         "other": (
             "exists already, and ftcluster did not create it",
-            f"; to hand this one over, which teardown then removes with its home: {mine}",
+            f"; or hand this account over, and teardown will remove it with its home: {mine}",
         ),
         "directory": (
             "comes from a directory (LDAP, AD) and not from /etc/passwd, so that ftcluster cannot "
@@ -264,14 +266,14 @@ def host_problems(facts: FactValues, requirements: FactValues) -> Findings:
     yield from refused_to_root(facts)
     if facts["free_bytes"] < requirements["free_bytes"]:
         available, required = free_and_needed(facts["free_bytes"], requirements["free_bytes"])
-        what = f"{available} free at {facts['prefix']}, {required} are needed"
+        what = f"{available} free at {facts['prefix']}, but {required} are needed"
         yield {
             **finding(what, f"free some space or {ELSEWHERE}"),
             "needed_bytes": str(requirements["free_bytes"]),
         }
     if facts["memory_bytes"] < requirements["memory_bytes"]:
         memory, required = free_and_needed(facts["memory_bytes"], requirements["memory_bytes"])
-        yield finding(f"{memory} of memory, {required} are needed", "use a larger host")
+        yield finding(f"it has {memory} of memory, but {required} are needed", "use a larger host")
 
 
 def amx_notices(facts: FactValues) -> Findings:

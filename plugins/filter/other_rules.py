@@ -27,7 +27,7 @@ options:
     elements: str
     required: true
   closes:
-    description: True if this setup makes rules.
+    description: True if this setup writes firewall rules.
     type: bool
     default: true
 """
@@ -70,7 +70,7 @@ def other_rules(
     has = " and ".join([
         *([f"its home, limits and firewall belong to the account {', '.join(accounts)}"]
           if accounts else []),
-        *([f"its firewall lets in {', '.join(shut)}"] if shut else []),
+        *([f"its firewall admits {', '.join(shut)}"] if shut else []),
     ])  # fmt: skip
     keep = "" if accounts else "; to leave the rules as they are: -e ftcluster_firewall=false"
     return [

@@ -35,8 +35,8 @@ _value:
     - C(wrong_password), true if the host rejects the password.
     - C(asks_password), true if the host asks for a password and none was provided.
     - C(user), the name of the become user, if it was printed.
-    - C(refused), the folders that root may not write, of C(temp) (Ansible's folder for files) and
-      C(prefix).
+    - C(refused), the folders that root may not write to; C(temp) is Ansible's folder for files, and
+      C(prefix) the cluster's folder.
     - C(sshd), with the C(rules) on logins, their C(lines) in the files, and the C(groups) of the
       training account.
   type: dict

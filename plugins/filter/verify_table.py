@@ -43,7 +43,7 @@ HEADS = (
     "host", "answers as", "address", "CPU", "cores", "memory", "network", "python", "torch",
     "computes with",
 )  # fmt: skip
-PROOF_SECONDS = 2.0  # the control node tries at least once a second
+PROOF_SECONDS = 2.0  # minimum time for a proof; the control node tries at least once a second
 MEASURED = ("bf16 GFLOP/s", "fp32 GFLOP/s", "of median")
 
 

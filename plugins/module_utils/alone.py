@@ -30,8 +30,8 @@ def alone_in(folder: str | Path, seconds: float = 300) -> Iterator[None]:
     """Hold the lock of a folder in this context.
 
     Raises:
-        OSError: the lock's file cannot be opened, or is no regular file.
-        ValueError: another process has held the lock for this many seconds.
+        OSError: the lock's file cannot be opened, or is not a regular file.
+        ValueError: another process still holds the lock after `seconds`.
     """
     path = Path(folder) / LOCK
     with opened_parent(path, follow=False) as (parent, name):
@@ -57,9 +57,9 @@ def alone_in(folder: str | Path, seconds: float = 300) -> Iterator[None]:
 
 
 def lock_holders(descriptor: int, processes: Path = Path("/proc")) -> list[str]:
-    """Return texts with the processes that hold a lock (flock) on an open file, and their users.
+    """Return the processes that hold a lock (flock) on an open file, each with its user, as texts.
 
-    The kernel's list of locks has all holders; any user who can open a folder can lock the folder.
+    The holder may be anyone: a user who can open a folder can lock it. The kernel lists all locks.
     """
     state = os.fstat(descriptor)
     device = f"{os.major(state.st_dev):02x}:{os.minor(state.st_dev):02x}"

@@ -22,7 +22,8 @@ GENERATIONS = {
     207: "Emerald Rapids",
     221: "Clearwater Forest",
 }
-# Three generations have this model number. Each has a flag that it introduced and a first stepping.
+# Three generations have the model number 85. An entry has a generation, a CPU flag that it
+# introduced, and its first stepping. Without a match, the CPU is a Skylake.
 OF_MODEL_85 = (("Cooper Lake", "avx512_bf16", 10), ("Cascade Lake", "avx512_vnni", 5))
 
 DIAMOND_RAPIDS = (19, 1)  # family and model

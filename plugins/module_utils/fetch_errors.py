@@ -37,7 +37,7 @@ KINDS = (
         r"|Invalid response from proxy: HTTP/\S+ +(?P<answer>\d[\w ]+?)(?:  |$|\n)"
         r"|CONNECT tunnel failed, response (?P<status>\d+)"
         r"|Received HTTP code (?P<code>\d+) from proxy",
-        "the proxy {proxy} does not lead to {mirror}: {said}",
+        "the proxy {proxy} does not connect to {mirror}: {said}",
     ),
     (
         "proxy",

@@ -122,7 +122,7 @@ def _refuse_writers(
     descriptor = os.open(name, PATH_ONLY, dir_fd=folder)
     try:
         state = os.fstat(descriptor)
-        who, fix = "more users than root", writers(descriptor, state, (0,))
+        who, fix = "users other than root", writers(descriptor, state, (0,))
         if not trusted(state.st_uid):
             who, fix = user_name(state.st_uid), "chown root"
         elif user := mounted_by(descriptor, state, device):

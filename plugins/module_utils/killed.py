@@ -24,7 +24,7 @@ def memory_kills() -> int:
 
 
 def why_killed(code: int, short_of_memory: bool) -> str:
-    """Return a predicate that says which signal has ended a program; "" if none has.
+    """Return a verb phrase about the signal that ended a program; "" if none did.
 
     Args:
         code: exit code of the program, as subprocess returns it.

@@ -57,7 +57,7 @@ def above(interface: Path) -> Iterator[str]:
 
 
 def opens(path: Path) -> bool:
-    """Return True if this process can open a device and every account has permission to."""
+    """Return True if this process can open a device, and its mode lets every account open it."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
         return path.stat().st_mode & 0o006 == 0o006

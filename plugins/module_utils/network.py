@@ -167,8 +167,8 @@ def choose_address(
     4. the source address for connections to other hosts, or of the default route;
     5. the inventory's address, unchanged.
 
-    mpirun supports only IPv4. Therefore an IPv6 address that the user did not set is replaced by an
-    IPv4 address of the same interface, if there is one.
+    mpirun supports only IPv4. Therefore an IPv4 address of the same interface, if it has one,
+    replaces an IPv6 address that the user did not set.
 
     The interface is "" if no interface has the address, and "lo" for loopback.
 

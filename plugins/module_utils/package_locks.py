@@ -37,7 +37,7 @@ class Holder:
 
     Attributes:
         path: file of the lock.
-        pid: id of the process; 0 if the process is not visible here, as outside of a container.
+        pid: id of the process; 0 if it is not visible here, such as a process outside a container.
         command: command line of the process, or "".
     """
 
@@ -77,8 +77,7 @@ def find_holder(
 def fcntl_owner(path: str) -> int | None:
     """Return the id of the process that has locked a file, or None if the lock is free.
 
-    The kernel reports the process that blocks a lock, or 0 or -1 if this process is not visible
-    here. In the second case, this function returns 0.
+    Return 0 if that process is not visible here; the kernel then reports 0 or -1.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

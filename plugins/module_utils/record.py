@@ -31,15 +31,15 @@ def parse_record(text: str) -> dict[str, dict[str, Any]]:
     try:
         document = json.loads(text) if text.strip() else {"format": FORMAT}
     except RecursionError:
-        raise ValueError("it is too deep") from None
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(document, dict):
-        raise ValueError("it is no mapping")
+        raise ValueError("it is not a mapping")
     if document.get("format") != FORMAT:
         raise ValueError(wrong_format(document.get("format")))
     sections = {name: document.get(name, {}) for name in SECTIONS}
     for name, section in sections.items():
         if not isinstance(section, dict):
-            raise ValueError(f"its {name} is no mapping")
+            raise ValueError(f"its {name} is not a mapping")
     return sections
 
 
@@ -55,7 +55,7 @@ def refuse_unmeasured(changes: Mapping[str, Any]) -> None:
         of_sizes = sizes.values() if isinstance(sizes, dict) else [sizes]
         for times in [measured.get("ms"), *of_sizes]:
             if not isinstance(times, dict):
-                raise ValueError(f"the all-reduces that {by} measured are no mapping")
+                raise ValueError(f"the all-reduces that {by} measured are not a mapping")
             for backend, ms in times.items():
                 if not isinstance(ms, (int, float)) or not math.isfinite(ms) or not ms > 0:
                     raise ValueError(

@@ -17,7 +17,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list impo
 )
 
 if TYPE_CHECKING:
-    Reader = Callable[[Any], str]  # prefix of a path
+    Reader = Callable[[Any], str]  # returns the text of a file
 
 READ_ONLY_HINT = (
     "mount it writable (findmnt -T PATH names the mount); after a disk error the kernel mounts a "
@@ -68,7 +68,7 @@ def os_problem(error: OSError, path: object) -> str:
     """Return a message about an error of the system at a path, with advice if it is read-only.
 
     Args:
-        path: path of the message if the error has none.
+        path: path for the message if the error has none.
     """
     where = error.filename or path
     advice = f": {READ_ONLY_HINT}" if error.errno == errno.EROFS else ""

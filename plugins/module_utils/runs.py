@@ -105,9 +105,9 @@ def runs_beyond(prefix: Path, members: Sequence[str], processes: Path = Path("/p
         names = [name for name, address in others if address not in members]
         if names:
             messages.append(
-                f"run {run} uses {', '.join(names)}, which the inventory does not have: wait for "
-                f"its end, or ftcluster stop {run}; until then keep the host in the inventory, and "
-                f"new runs away from it: ftcluster hosts drain {' '.join(names)}"
+                f"run {run} uses {', '.join(names)}, which the inventory does not have: keep it in "
+                f"the inventory until the run ends (ftcluster stop {run} ends it now); to keep new "
+                f"runs away from it: ftcluster hosts drain {' '.join(names)}"
             )
     return messages
 
@@ -115,7 +115,7 @@ def runs_beyond(prefix: Path, members: Sequence[str], processes: Path = Path("/p
 def others_of(launch: Path) -> list[tuple[str, str]]:
     """Return names and addresses of a run's hosts except the head.
 
-    The account of the ranks writes the file, so it may have any content.
+    The ranks' account writes launch.json, so the file may have any content.
     """
     try:
         hosts = json.loads(read_text(launch) or "{}")["hosts"][1:]

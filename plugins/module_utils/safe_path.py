@@ -140,7 +140,7 @@ def _check_link(place: Path, target: str, link: os.stat_result, folder: int, str
 
 def _check_guarded(place: Path, descriptor: int, folder: os.stat_result, stranger: str) -> None:
     """Raise an error for a folder whose contents another user can replace."""
-    who, fix = "more users than root", ""
+    who, fix = "users other than root", ""
     if not trusted(folder.st_uid):
         who, fix = user_name(folder.st_uid), "chown root"
     elif not folder.st_mode & stat.S_ISVTX:
@@ -152,7 +152,7 @@ def _check_guarded(place: Path, descriptor: int, folder: os.stat_result, strange
     if fix:
         raise RefusedPath(
             place,
-            f"{who} may write here, and could exchange what root installs",
+            f"{who} may write here, and could replace what root installs",
             f"choose another folder, or: sudo {fix} {place}",
         )
 
@@ -267,7 +267,7 @@ def refuse_unowned(path: str | Path) -> None:
         raise RefusedPath(path, "is not a regular file", AGAIN)
     # if the mode gives the group no write permission, an ACL lets nobody write either
     if user or not trusted(state.st_uid) or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise RefusedPath(path, "others than root may write to it", "run ftcluster setup")
+        raise RefusedPath(path, "users other than root may write to it", "run ftcluster setup")
 
 
 def status(path: str | Path, follow: bool = True) -> os.stat_result | None:

@@ -90,8 +90,8 @@ def remove_jobs(name: str, uid: int) -> list[str]:
 def processes(uid: int) -> list[int]:
     """Return the ids of the running processes with this real user id.
 
-    Processes that have ended are not counted, even if their parent has not collected them: they
-    use nothing. pgrep is not used, because hosts may lack it.
+    Zombies are not counted, because they use no resources. pgrep is not used, because hosts may
+    lack it.
     """
     pids = []
     # do not use the pattern [0-9]*/status: glob fails if a process ends meanwhile
@@ -193,7 +193,9 @@ def main() -> None:
     )
     name, uid = module.params["name"], module.params["uid"]
     if uid <= 0 or "/" in name:
-        module.fail_json(msg=f"{name!r} with the number {uid} is no account to be removed")
+        module.fail_json(
+            msg=f"{name!r} with the user id {uid} is not an account that may be removed"
+        )
     if module.check_mode:
         module.exit_json(changed=False, removed=[], left=[])
     try:

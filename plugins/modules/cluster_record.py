@@ -68,7 +68,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 )
 
 NAME = "cluster.json"
-READABLE = 0o644  # the login users of all control nodes write the file, without root
+READABLE = 0o644  # the login users of all control nodes read the file, without root
 
 
 def settle(

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""The part of the action plugin on the host: verifies wheels and installs them."""
+"""Verifies wheels on the host and installs them, for the action plugin of the same name."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def set_attributes(
         state = os.fstat(descriptor)
         if not is_kind(state.st_mode):
             raise RefusedPath(
-                path, "was exchanged meanwhile", "find out who did it, and run this again"
+                path, "was replaced meanwhile", "find out who did it, and run this again"
             )
         if stat.S_ISREG(state.st_mode) and state.st_nlink > 1:
             raise RefusedPath(

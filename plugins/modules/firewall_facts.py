@@ -37,8 +37,8 @@ nft:
   sample: /usr/sbin/nft
 closing:
   description: >-
-    The chains of other tables that drop packets of some of O(hosts). C(has_ufw) is true for chains
-    of ufw.
+    The chains of other tables that drop packets from some of O(hosts). C(has_ufw) is true for
+    chains of ufw.
   returned: success
   type: list
   elements: dict

@@ -76,8 +76,8 @@ class Remains:
     """The paths that keep an owner without an account.
 
     Attributes:
-        left: the paths with the numbers of their owners, at most MOST_LEFT.
-        uid: number of the account that is removed; it counts as an owner without an account.
+        left: the paths with the user ids of their owners, at most MOST_LEFT.
+        uid: user id of the account that is removed; it counts as an owner without an account.
     """
 
     def __init__(self, uid: int) -> None:

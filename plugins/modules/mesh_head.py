@@ -29,7 +29,7 @@ options:
     required: true
   address:
     description:
-      - The address that the hosts see the head's connections come from. The default is the saved
+      - The source address of the head's connections, as the hosts see it. The default is the saved
         address.
     type: str
     default: ""
@@ -57,7 +57,7 @@ options:
         type: str
         required: true
       host_keys:
-        description: Public host keys, as C(TYPE BASE64).
+        description: Public host keys in the form C(TYPE BASE64).
         type: list
         elements: str
         required: true
@@ -222,7 +222,7 @@ def parse_mesh(text: str | None, path: Path) -> dict[str, Any]:
         right = False
     if not right:
         raise ValueError(
-            f"{path} is no record of the mesh: remove it and run ftcluster setup without --limit"
+            f"{path} is not a record of the mesh: remove it and run ftcluster setup without --limit"
         )
     found.pop("format", None)
     return found

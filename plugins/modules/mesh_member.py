@@ -25,7 +25,7 @@ options:
     type: str
     default: ""
   address:
-    description: The only address that the key may be used from.
+    description: The only address from which the key may be used.
     type: str
     default: ""
   folder:

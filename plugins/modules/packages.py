@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""The part of the action plugin on the host: finds missing packages and the holder of the lock."""
+"""Finds missing packages and the lock's holder, for the action plugin of the same name."""
 
 from __future__ import annotations
 

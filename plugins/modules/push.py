@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""The part of the action plugin on the host: checks and renames received files."""
+"""Checks and renames received files on the host, for the action plugin of the same name."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ module: push
 short_description: Copies a folder to the hosts once
 description:
   - Streams the files of a folder of the control node, or one file, into a folder of the host, as
-    the task's user, so that private data are never readable by others. Files that are not readable
-    or executable for everybody on the control node are not so on the host either.
+    the task's user, so that private data are never readable by others. If only some users may read
+    or execute a file on the control node, the same is true on the host.
   - Links within the folder are followed. Links that lead elsewhere, pipes, sockets and devices are
-    errors with their names. A snapshot in the Hub's cache may have links to the blobs of its
-    repository.
+    errors, and the message names them. A snapshot in the Hub's cache may have links to the blobs of
+    its repository.
   - The folder gets its name when it is completely on the disk and its SHA-256 is right. An existing
     folder is not changed, so its name should change with its contents.
   - Concurrent copies of the same folder do not interfere with each other. Leftovers of interrupted

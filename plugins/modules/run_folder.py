@@ -13,7 +13,7 @@ description:
   - Rejects a run if the hosts' ftcluster cannot read its documents, or another run uses the hosts.
   - Omits the format number for hosts of format 0, whose documents have none.
   - Fails if a run of this name exists, for example if two launches chose the same name.
-  - As root, rejects a folder that others could exchange.
+  - As root, rejects a folder that other users could replace.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 extends_documentation_fragment:
@@ -36,7 +36,7 @@ options:
     type: int
     required: true
   later_fields:
-    description: Fields of these documents that hosts of format 0 do not know.
+    description: Fields of these documents that format 0 does not have.
     type: list
     elements: str
     default: []

@@ -154,7 +154,7 @@ def is_free(
 
     Args:
         lock: contents of the lock.
-        owner: the process that asks for the lock.
+        owner: the process that requests the lock.
         alive: owners whose processes are running on this control node.
         lease: seconds until a lock of another control node expires.
         now: current moment on the host; a lock from an earlier boot is free.

@@ -183,8 +183,8 @@ def main() -> None:
     wanted = module.params["path"] if module.params["state"] == "current" else previous
     if module.params["state"] == "previous" and not is_finished(previous):
         module.fail_json(
-            msg=f"there is no previous stack in {prefix} to go back to"
-            + (f": {previous} is not whole" if previous else ": only one stack was ever set up")
+            msg=f"there is no previous stack in {prefix} to return to"
+            + (f": {previous} is incomplete" if previous else ": only one stack was ever set up")
         )
     if wanted == current:
         module.exit_json(changed=False, current=current)

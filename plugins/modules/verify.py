@@ -10,9 +10,9 @@ short_description: Runs verify on the head while the control node connects to th
 description:
   - Runs C(python -m ftcluster_train.health.verify) on the head, with a request on its stdin.
   - Meanwhile the control node repeatedly tries to connect to ports that the ranks open on each
-    host, for at most a second each. The control node is no host of the cluster, so the hosts'
+    host, for at most a second each. The control node is not a host of the cluster, so the hosts'
     firewalls must block it. The ranks report the connections that they receive.
-  - Is an action plugin. Changes nothing.
+  - Changes nothing. The work is done by an action plugin.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 extends_documentation_fragment:

@@ -19,7 +19,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_schema impo
     PythonSchema,  # noqa: F401 - of the example
 )
 
-Lines = NewType("Lines", str)  # facts that are texts for people and may have any characters
+Lines = NewType("Lines", str)  # a fact for people, in which every character is allowed
 MOST_SHOWN = 60  # maximum length of a value in characters
 MOST_NUMBER = 1 << 63
 MISSING = " is missing"
@@ -41,7 +41,7 @@ FORMS = {
     "interfaces": r"[^\s/]+",
     "local_ports": r"\d{1,5}(-\d{1,5})?",
     "machine": r"\w+",
-    "name": r"[^\s/]+",  # patterns of the values of an interface
+    "name": r"[^\s/]+",  # of an interface
     "network_address": r"[\w:][\w:.%-]*|",
     "network_interface": r"[^\s/]*",
     "node_package": NAME,
@@ -53,7 +53,7 @@ FORMS = {
     "socket_cpus": r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*",
     "stacks": NAME,
     "tcmalloc": PATH,
-    "version": NAME,  # patterns of the values of a Python
+    "version": NAME,  # of a Python
 }
 
 

@@ -83,6 +83,6 @@ def linux_environment(python: str) -> dict[str, str]:
 
 
 def sizes(text: str) -> tuple[int, int]:
-    """Return the bytes to download and to unpack from a lock's header; (0, 0) if it has none."""
+    """Return the bytes to download and the unpacked bytes that a lock's header names, or (0, 0)."""
     match = SIZES.search(text)
     return (int(match[1]), int(match[2])) if match else (0, 0)

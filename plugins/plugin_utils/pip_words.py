@@ -25,7 +25,7 @@ HINTS = {
     "expired": "have it renewed; if its dates are right, the control node's clock is wrong",
     "name": "name the mirror as its certificate does",
     "untrusted": "name the file with the CA of your site: PIP_CERT=FILE{unset}",
-    "password": "give them: HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT",
+    "password": "pass them: HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT",
     "refused": "have it let {mirror} through, or go without it: NO_PROXY={mirror}",
     "proxy": "start it or name another one (HTTPS_PROXY), or go without it: NO_PROXY={mirror}",
 }

@@ -31,7 +31,7 @@ def push_files(
     folder: str,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> dict[bytes, bytes]:
-    """Write files into a new folder on the host that only the task's user can read.
+    """Write files into a new folder on the host, which only the task's user can read.
 
     Small files are sent together as a tar, large files in pieces.
 

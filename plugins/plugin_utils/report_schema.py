@@ -120,6 +120,6 @@ def _wrong_hosts(report: dict[str, Any], names: set[str]) -> Iterator[str]:
         if len(set(link["hosts"])) != 2:
             yield "a link is not between two hosts"
     if others := named - names:
-        yield f"{min(others)[:60]!a} is no host that was asked about"
+        yield f"{min(others)[:60]!a} is not a host of the request"
     if len(rows) > 1 and not report["problems"] and report["all_reduce_ms"] is None:
         yield "it has neither problems nor an all-reduce"

@@ -94,7 +94,7 @@ def choose(stacks: Stacks, warnings: Stacks, wanted: StackRequest, hosts: Hosts)
     if stack["state"] == DOCUMENTED:
         choice.notices.append(
             f"stack {name} is only documented: its parts match, but ftcluster is not tested with "
-            "it, and the versions of further packages are chosen at the download"
+            "it, and pip chooses the versions of further packages at the download"
         )
     return choice
 
@@ -102,14 +102,14 @@ def choose(stacks: Stacks, warnings: Stacks, wanted: StackRequest, hosts: Hosts)
 def _check_allowed(name: str, stack: Mapping[str, Any], wanted: StackRequest) -> None:
     if version(stack["python"][1]) < NODE_PYTHON:
         raise ChoiceError(
-            f"stack {name} ends with Python {stack['python'][1]}, and the package that trains on "
-            f"the hosts needs {'.'.join(map(str, NODE_PYTHON))}; the stack is listed only to "
+            f"stack {name} supports Python up to {stack['python'][1]}, but the package that trains "
+            f"on the hosts needs {'.'.join(map(str, NODE_PYTHON))}; the stack is listed only to "
             f"document its parts. For other stacks: ftcluster stacks"
         )
     if stack.get("yanked") and not wanted.allow_yanked:
         yanked = ", ".join(f"{p} {stack['packages'][p]}" for p in stack["yanked"])
         raise ChoiceError(
-            f"stack {name} has {yanked}, which was yanked (most such releases for security); "
+            f"stack {name} has {yanked}, which was yanked (most releases are yanked for security); "
             "to install it anyway: --allow-yanked (torch_stack_allow_yanked=true)"
         )
     bare = unverified(stack)
@@ -142,13 +142,15 @@ def _name(stacks: Stacks, wanted: StackRequest, hosts: Hosts) -> tuple[str, str]
             raise ChoiceError(
                 f"the bundle has stack {bundled}, which this version of ftcluster does not have"
             )
-        return bundled, "it is the bundle's"
+        return bundled, "the bundle has it"
     if wanted.stack == AUTO:
         return _automatic(stacks, hosts)
     if wanted.stack and wanted.stack not in stacks:
-        raise ChoiceError(f"there is no stack {wanted.stack}; there are auto, {', '.join(stacks)}")
+        raise ChoiceError(
+            f"there is no stack {wanted.stack}; choose one of auto, {', '.join(stacks)}"
+        )
     if wanted.stack:
-        return wanted.stack, "it was asked for"
+        return wanted.stack, "you requested it"
     if not wanted.present:
         return default, "it is the default"
     if wanted.present not in stacks:
@@ -218,7 +220,7 @@ def python_for(
         return "", [
             _finding(
                 what,
-                f"{named}; or make a bundle for a Python of the host: ftcluster bundle --python "
+                f"{named}; or make a bundle for a Python of this host: ftcluster bundle --python "
                 f"X.Y",
             )
         ]

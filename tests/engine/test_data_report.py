@@ -73,7 +73,7 @@ def test_samples_as_the_model_sees_them(tmp_path: Path, task: str) -> None:
     if task == "text-classification":
         assert train["classes"] == {"bad": 3, "good": 1}
     assert any(
-        n.startswith("NOT READ, although it holds texts: column note") for n in inputs.notices
+        n.startswith("NOT READ, although it contains texts: column note") for n in inputs.notices
     )
 
 

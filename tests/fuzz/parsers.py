@@ -699,7 +699,7 @@ PARSERS = {
     "stack of a head": Parser(of_json(STACK_DESCRIBED.read), (dumped(STACK),), (WrongAnswer,)),
     "event of Ansible": Parser(
         of_json(lambda found: read_event({"event": "runner_on_ok", "event_data": {
-            "host": "a", "task": "Return what was found", "task_action": SET_FACT,
+            "host": "a", "task": "Return the jobs of the runs", "task_action": SET_FACT,
             "res": {"ansible_facts": {"jobs_found": found}}}})),
         (dumped({"runs": pack([RUN_LISTED]), "left": 0}),),
     ),

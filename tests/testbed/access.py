@@ -46,7 +46,7 @@ def ssh_options(settings: Settings) -> list[str]:
 
 
 def ssh_argv(settings: Settings, node: Node, *more: str) -> list[str]:
-    """Return the operator's ssh command from the control host; `more` are further words."""
+    """Return the operator's ssh command from the control host; `more` are further arguments."""
     strict = ["-o", "StrictHostKeyChecking=yes"]  # Ansible gets this setting from its caller
     login = [
         "-F",
@@ -62,7 +62,7 @@ def ssh_argv(settings: Settings, node: Node, *more: str) -> list[str]:
 
 
 def wait_for_ssh(settings: Settings, node: Node, deadline: float) -> None:
-    """Return when the host answers; `deadline` is on the monotonic clock."""
+    """Wait until the host's sshd responds; `deadline` is a time of the monotonic clock."""
     argv = ssh_argv(settings, node)
     quick = ["-o", "ConnectTimeout=1", "-o", "LogLevel=ERROR"]
     at = argv.index("ssh") + 1  # ssh uses the first value of a repeated option

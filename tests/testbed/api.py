@@ -33,11 +33,11 @@ class Testbed:
         ...     bed.run("ansible", "-i", "inventory.ini", "nodes", "-m", "ping", check=True)
         ...     bed.kill("node1")
 
-    There is one testbed a machine and FTCLUSTER_TESTBED_NAME: two objects of this class speak of
-    the same one.
+    A machine has one testbed for each FTCLUSTER_TESTBED_NAME. Objects of this class with the same
+    name control the same testbed.
 
     Raises:
-        TestbedError: from every method, when it cannot do what it is asked; the text says why.
+        TestbedError: a method failed; the message has the reason. Every method can raise it.
     """
 
     __test__ = False  # its name starts with Test, but pytest must not collect it
@@ -54,13 +54,12 @@ class Testbed:
 
     # ------------------------------------------------------------ all hosts
     def up(self, nodes: int | None = None) -> None:
-        """Start the first `nodes` hosts: build what is missing, boot, wait until ssh answers.
+        """Start the first `nodes` hosts and wait for their sshd; build missing files first.
 
-        Hosts that run already are left alone, so a testbed can grow, and hosts that are off are
-        switched on.
+        Hosts that are on stay unchanged, so a testbed can grow. Hosts that are off are switched on.
         """
         if nodes is not None and not 1 <= nodes <= MAX_NODES:
-            raise TestbedError(f"{nodes} hosts: want 1 to {MAX_NODES}")
+            raise TestbedError(f"{nodes} hosts: must be 1 to {MAX_NODES}")
         with _alone():
             require_tools()
             self._refuse_another()
@@ -79,7 +78,7 @@ class Testbed:
             settings.write_record()
             access.make_key(settings)
             network.switch_on(CONTROL_ADDRESS)
-            # after the switch, because other testbeds see from the switch that this testbed is up
+            # after the switch, whose existence shows other testbeds that this testbed runs
             sysctl.make_room(settings)
             uplink.connect()
             self._start(settings, settings.all_nodes()[:count])
@@ -89,9 +88,9 @@ class Testbed:
             )  # fmt: skip
 
     def down(self, purge: bool = False) -> None:
-        """Remove every host and everything from `up` except the cache; `purge` removes it too.
+        """Remove every host and all other results of `up`; `purge` also removes the cache.
 
-        The cache is that of testbeds of all names.
+        Testbeds of all names share the cache.
         """
         with _alone():
             if purge and (used := host.other_disks()):
@@ -193,10 +192,10 @@ class Testbed:
         self, *cmd: str | Path, check: bool = False, timeout: float | None = None,
         env: dict[str, str] | None = None, cwd: Path | None = None,
     ) -> Completed:  # fmt: skip
-        """Run a command of this machine on the control host: in the cluster's network.
+        """Run a command of this machine on the control host, that is, in the cluster's network.
 
-        `env` adds to our own environment; the rest is as with subprocess.run, whose exceptions
-        `check` and `timeout` raise.
+        `env` is added to this process's environment. The other arguments have the meanings and
+        exceptions of subprocess.run.
         """
         argv = self.run_argv([str(word) for word in cmd])
         env = {**self.connections, **(env or {})}
@@ -272,15 +271,15 @@ class Testbed:
         if recorded is None:
             if network.exists():
                 raise TestbedError(
-                    "a testbed is up from another FTCLUSTER_TESTBED_DIR; there is one a machine: "
-                    "take it `down` first"
+                    "the running testbed has another FTCLUSTER_TESTBED_DIR, and only one can "
+                    "run: take it `down` first"
                 )
             return
         for name in ("suite", "extra"):
             has, wants = getattr(recorded, name), getattr(self.wanted, name)
             if has != wants:
                 raise TestbedError(
-                    f"the testbed that is up has {name} {has!r}, not {wants!r}: take it `down` "
+                    f"the running testbed has {name} {has!r}, not {wants!r}: take it `down` "
                     f"first, or set FTCLUSTER_TESTBED_{name.upper()} as it was"
                 )
 

@@ -1,7 +1,8 @@
 """Control groups of hosts: they contain a host's processes, kill it at once, and limit its CPU.
 
 Each host has a folder in the unified hierarchy (cgroup v2) and, on a machine that still has it, in
-the v1 hierarchies `cpu`, `memory` and `systemd`. Its power button, `NODE-power`, has the same.
+the v1 hierarchies `cpu`, `memory` and `systemd`. The
+host's power button, `NODE-power`, has such folders too.
 """
 
 from __future__ import annotations
@@ -76,9 +77,10 @@ class Group:
         return events.exists() and "populated 1" in events.read_text()
 
     def procs_files(self, subgroup: str = "") -> str:
-        """The files that a process joins by writing its number to them.
+        """The files, one per cgroup, to which a process writes its id to join the cgroups.
 
-        With `subgroup`, one inside the v2 group: no process may sit beside a populated subgroup.
+        `subgroup` selects a cgroup inside the v2 group, because no process may be in a cgroup that
+        has subgroups with processes.
         """
         inside = self.path / subgroup
         inside.mkdir(parents=True, exist_ok=True)
@@ -90,9 +92,9 @@ class Group:
         return ["sh", "-c", JOIN, "sh", self.procs_files(subgroup), *cmd]
 
     def kill(self) -> None:
-        """End every process in it and remove it.
+        """End every process in the group and remove the group.
 
-        cgroup.kill, because a host's processes outlive a kill -9 of the nspawn that started them.
+        A kill -9 of nspawn is not enough, because the host's processes would continue.
         """
         if not self.path.exists():
             return None

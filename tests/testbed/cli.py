@@ -47,10 +47,10 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument(
         "nodes", metavar="N", nargs="?", type=int, help=f"how many hosts ({DEFAULT_NODES})"
     )
-    down = verb("down", "remove everything but the cached root file system")
+    down = verb("down", "remove everything except the cached root file system")
     down.add_argument("--purge", action="store_true", help="remove that as well")
-    verb("status", "one line a host")
-    verb("inventory", "an Ansible inventory (INI) of the hosts")
+    verb("status", "print one line per host")
+    verb("inventory", "print an Ansible inventory (INI) of the hosts")
     run = verb("run", "run CMD on the control host, in the cluster's network", "CMD")
     ssh = verb("ssh", "ssh to NODE as its operator", "NODE")
     exec_ = verb("exec", "like a serial console, as root: works with the network cut", "NODE")

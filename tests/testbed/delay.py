@@ -1,9 +1,9 @@
 """A slow cable: frames that arrive later. Not all kernels have netem.
 
-    python delay.py plain INTERFACE             have it send frames that are whole, with checksums
-    python delay.py relay SECONDS ONE OTHER     carry the frames of two interfaces to each other
+    python delay.py plain INTERFACE             make INTERFACE send complete frames with checksums
+    python delay.py relay SECONDS ONE OTHER     forward frames between two interfaces, with a delay
 
-Standard library only, and nothing of the testbed: it is started in other network namespaces.
+Uses only the standard library and no other module, because it runs in other network namespaces.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from collections import deque
 # Linux, include/uapi/linux: if_ether.h, if_packet.h, sockios.h, ethtool.h
 ETH_P_ALL, PACKET_OUTGOING = 3, 4
 SIOCETHTOOL, ETHTOOL_STXCSUM, ETHTOOL_STSO = 0x8946, 0x17, 0x1F
-# Linux, include/uapi/asm-generic/socket.h. At 1 Gbit/s the buffers hold the frames of half a
-# second: while other processes use the cores, frames must be late and not lost
+# Linux, include/uapi/asm-generic/socket.h. At 1 Gbit/s the buffers have room for half a
+# second, so that frames are late but not lost while other processes use the cores
 SO_SNDBUFFORCE, SO_RCVBUFFORCE, BUFFER_BYTES = 32, 33, 64 << 20
 
 

@@ -101,10 +101,10 @@ KEYRING_SHA256 = "36de43b15853ccae0028e9a767613770c704833f82586f28eb262f0311adb8
 
 
 def ubuntu_mirror(debian: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> str:
-    """Return Ubuntu's mirror: as set, else beside this machine's Debian mirror.
+    """Return the URL of an Ubuntu mirror: the configured one, or else one beside a Debian mirror.
 
     Raises:
-        TestbedError: it is not set, and no mirror's path ends with "debian".
+        TestbedError: no mirror is configured, and no Debian mirror's path ends with "debian".
     """
     beside = re.search(r"(https?://\S+)/debian/?(?=\s|$)", "\n".join(debian.values()))
     if set_one := environ.get("FTCLUSTER_TESTBED_UBUNTU", "").strip():
@@ -115,7 +115,7 @@ def ubuntu_mirror(debian: Mapping[str, str], environ: Mapping[str, str] = os.env
 
 
 def ubuntu_sources(mirror: str, suite: str) -> dict[str, str]:
-    """Return sources like apt_sources, for Ubuntu."""
+    """Return Ubuntu's apt source files, in the form of `apt_sources`."""
     suites = (suite, f"{suite}-updates", f"{suite}-security")
     lines = [f"deb {mirror} {one} main universe\n" for one in suites]
     return {"ubuntu.list": "".join(lines)}

@@ -1,7 +1,7 @@
 """The root file system under every host's disk: built once by mmdebstrap, then cached.
 
-There is one for each set of suite, packages and registry settings. It has an operator account
-and what Ansible needs on a host, and nothing of the project.
+Each combination of suite, packages and registry settings has its own root file system. It contains
+an operator account and the packages that Ansible needs on a host, but nothing of this project.
 """
 
 from __future__ import annotations
@@ -58,12 +58,13 @@ def cached(
     adapt: Callable[[Path], None],
     mirror: str = "",
 ) -> Path:
-    """A root file system of the cache that begins with a name; built if there is none.
+    """Return a root file system from the cache; build it if the cache has none.
 
     Args:
-        sources: files of apt sources, by name.
-        adapt: changes the fresh one.
-        mirror: Ubuntu's, where it is Ubuntu.
+        name: beginning of the folder's name.
+        sources: texts of apt source files, by file name.
+        adapt: function that changes the new root file system.
+        mirror: URL of the Ubuntu mirror; "" for Debian.
     """
     done = settings.cache / f"{name}-{_key(packages, sources)}"
     settings.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -128,7 +129,7 @@ def _bootstrap(
         f"--aptopt={apt_conf}", "--dpkgopt=force-unsafe-io",
         *([f"--keyring={keyring}"] if keyring else []), settings.suite, part, *source_files,
     ]  # fmt: skip
-    # In separate namespaces that end with this process, so a killed build leaves no mount.
+    # in separate namespaces, which end with this process, so that a killed build leaves no mount
     alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     done = run("setpriv", "--pdeathsig", "KILL", *alone, *mmdebstrap, check=False, env=quiet)

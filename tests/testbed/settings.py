@@ -42,7 +42,7 @@ class Node:
 
     name: str
     address: str
-    # fixed, because peers keep a host's MAC address in their ARP caches across its reboots
+    # fixed, because peers keep a host's MAC address in their ARP caches while the host reboots
     mac: str
     gateway: str
     folder: Path

@@ -28,8 +28,8 @@ class Shared:
     """The kernel settings that running testbeds have changed.
 
     Attributes:
-        before: the settings' values before the first of them, by name.
-        nodes: the number of hosts of each, by its network namespace.
+        before: original values of the changed settings, by name.
+        nodes: number of hosts of each testbed, by the name of its network namespace.
     """
 
     before: dict[str, str] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Shared:
 
 @contextlib.contextmanager
 def _shared() -> Iterator[Shared]:
-    """Change the record while the other testbeds wait."""
+    """Yield the shared record, and save it at the end; other testbeds wait meanwhile."""
     with RECORD.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         shared = Shared(**json.loads(RECORD.read_text())) if RECORD.exists() else Shared()

@@ -1,6 +1,6 @@
 """The way from the hosts to the package registries, and to nothing else.
 
-The registries' names and web ports go out through this machine, masqueraded; nothing comes in.
+This machine forwards DNS and the web ports with masquerading. No connection can come in.
 """
 
 from __future__ import annotations

@@ -108,10 +108,10 @@ def opened(kind: Kind, document: Any) -> dict[str, Any]:
     Raises:
         FormatError: the format is too old or too new. The message has the advice; callers put the
             file's name before it.
-        ValueError: the document is no mapping, or `format` is no number.
+        ValueError: the document is not a mapping, or `format` is not a number.
     """
     if not isinstance(document, dict):
-        raise ValueError("it is no mapping")
+        raise ValueError("it is not a mapping")
     number = format_of(document)
     if number > kind.format:
         raise FormatError(

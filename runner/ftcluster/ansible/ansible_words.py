@@ -1,4 +1,4 @@
-"""Plain words and hints for error messages of Ansible that do not say what to do."""
+"""Plain texts and hints for error messages of Ansible that give no advice."""
 
 import re
 

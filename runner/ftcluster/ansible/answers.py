@@ -298,14 +298,14 @@ def _folder(value: Any) -> str:
 # answers about runs
 RUNS_LISTED = Answer("List the runs", "stdout", _runs, NODE_PROGRAM, most=FEWER_RUNS)
 RUN_STOPPED = Answer("End the ranks", "stdout", _stopped, NODE_PROGRAM, most=ANOTHER_VERSION)
-JOBS_FOUND = Answer("Return what was found", "jobs_found", _jobs, most=FEWER_RUNS)
+JOBS_FOUND = Answer("Return the jobs of the runs", "jobs_found", _jobs, most=FEWER_RUNS)
 CACHES_FOUND = Answer("Return the sizes of the caches", "caches_found", _caches)
-SCRIPT_FOUND = Answer("Return that it is there", "script_found", _true, most=ANOTHER_VERSION)
-STACK_DESCRIBED = Answer(
-    "Return what the stack has", "stack_described", _stack, most=ANOTHER_VERSION
+SCRIPT_FOUND = Answer("Report that the script exists", "script_found", _true, most=ANOTHER_VERSION)
+STACK_DESCRIBED = Answer("Describe the stack", "stack_described", _stack, most=ANOTHER_VERSION)
+DATA_READ = Answer("Report the data that a training reads", "data_read", _data)
+CLUSTER_CHANGED = Answer(
+    "Return the cluster's current stack and record", "cluster_changed", _mapping
 )
-DATA_READ = Answer("Return what is read", "data_read", _data)
-CLUSTER_CHANGED = Answer("Return what the cluster has now", "cluster_changed", _mapping)
 # answers of stages
 HOSTS = Answer("List the hosts of the cluster", "cluster_hosts", _lines)
 FACTS = Answer("Keep the facts", "preflight_facts", _mapping)
@@ -314,17 +314,17 @@ NOTICES = Answer("Collect problems and warnings of each host", "preflight_notice
 CHOICE = Answer("Keep the choice", "torch_stack_choice", _mapping)
 REPORT = Answer("Keep the result", "verify_report", _mapping)
 TABLE = Answer("Keep the result", "verify_table", _lines)
-LACKS = Answer("Return what the host lacks", "cluster_lacks", _lines)
+LACKS = Answer("Return the parts that the host lacks", "cluster_lacks", _lines)
 CURRENT = Answer("Make the stack the current one", "current", _folder, STACK_LINK)
 PREVIOUS = Answer("Make the previous stack the current one", "current", _folder, STACK_LINK)
-MEASURED = Answer("Keep what all control nodes have to know", "record", _text, CLUSTER_RECORD)
-RECORDED = Answer("Change what all control nodes have to know", "record", _text, CLUSTER_RECORD)
-SYSTEM = Answer("Return what the system is", "system_report", _text)
-ORPHANS = Answer(
-    "Return the files that keep the number of an account that is gone", "cluster_orphans", _lines
-)
+MEASURED = Answer("Store the measurement in the cluster's record", "record", _text, CLUSTER_RECORD)
+RECORDED = Answer("Change the cluster's record", "record", _text, CLUSTER_RECORD)
+SYSTEM = Answer("Return the system report", "system_report", _text)
+ORPHANS = Answer("Return the files of deleted accounts", "cluster_orphans", _lines)
 # answers about ssh
-SSH_WAY = Answer("Say how ssh connects", "msg", _mapping, "ansible.builtin.debug")
+SSH_WAY = Answer(
+    "Return the parameters of the ssh connection", "msg", _mapping, "ansible.builtin.debug"
+)
 
 
 def clean_removed(asked: Sequence[str]) -> Answer[list[str]]:
@@ -337,7 +337,7 @@ def clean_removed(asked: Sequence[str]) -> Answer[list[str]]:
                 raise WrongAnswer(f"the run {one} was removed without a request")
         return runs_removed
 
-    return Answer("Return what was removed", "clean_removed", read, most=FEWER_RUNS)
+    return Answer("Return the removed runs", "clean_removed", read, most=FEWER_RUNS)
 
 
 def json_object(host: str, name: str, text: bytes) -> dict[str, Any]:

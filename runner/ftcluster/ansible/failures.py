@@ -11,7 +11,7 @@ MESSAGE = re.compile(r"\[[A-Z ]+\]|ERROR!|Traceback ")
 LABEL = re.compile(r"^(\[ERROR\]:|ERROR!)\s*")
 MOST_LINES = 12
 ADVICE = (
-    "no task failed, so look at the inventory's variables, ansible.cfg and the options passed on "
+    "no task failed, so check the inventory's variables, ansible.cfg and the options passed on "
     "to ansible-playbook"
 )
 
@@ -42,7 +42,7 @@ def failed_without_task(what: str, output: str) -> FtclusterError:
         output: Ansible's output.
     """
     lines = without_warnings(output).splitlines()
-    lines = lines or ["Ansible ended without a reason", *output.strip().splitlines()]
+    lines = lines or ["Ansible ended without giving a reason", *output.strip().splitlines()]
     shown = [*lines[:MOST_LINES], *(["..."] if len(lines) > MOST_LINES else [])]
     reason = "\n  ".join(shown)
     return FtclusterError(f"{what} failed: {reason}", hint_of(reason) or ADVICE)

@@ -1,7 +1,7 @@
 """Finds why ssh refuses the keys of hosts, and stores the keys that the user accepts.
 
-ssh itself checks and stores keys, because only ssh knows jump hosts, ports, aliases and hashed
-names.
+ssh itself checks and stores keys, because only ssh can apply its configuration: jump hosts, ports,
+aliases and hashed names.
 """
 
 import os
@@ -29,13 +29,13 @@ ACCEPT = "--accept-new-host-keys"
 WAYS = (
     "nothing was changed; compare the fingerprints with what `ssh-keygen -lf` prints for "
     "/etc/ssh/ssh_host_*_key.pub on each host; then connect to it once with ssh, or add its key "
-    f"with ssh-keyscan, or give setup or check the option {ACCEPT}"
+    f"with ssh-keyscan, or run setup or check with {ACCEPT}"
 )
 
 
 @dataclass(frozen=True)
 class Met:
-    """A host whose key ssh does not know.
+    """A host whose key is in no known_hosts file of ssh.
 
     Attributes:
         host: name in the inventory.
@@ -78,7 +78,7 @@ def refused_hosts(outcome: PlaybookOutcome) -> tuple[str, ...]:
 
 
 def ask_hosts(inventory: Inventory, hosts: Sequence[str], options: Sequence[str]) -> Keys:
-    """Ask ssh about the keys of some hosts over Ansible's connections, sending nothing to them.
+    """Get the keys of some hosts from ssh, over Ansible's connections. No command runs on them.
 
     Args:
         options: arguments of ansible-playbook.

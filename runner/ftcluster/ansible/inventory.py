@@ -30,14 +30,14 @@ from ftcluster.text.printable import printable
 from ftcluster_common.given_files import parse_json
 
 HEAD_GROUP = "head"
-OWN_GROUP = "ftcluster"  # group whose members are the cluster, if an inventory has it
+OWN_GROUP = "ftcluster"  # group that defines the cluster, if an inventory has it
 NO_GROUPS = {"_meta", "all", "ungrouped"}
 LOCALHOST = "localhost"
 BUNDLED_LOCALHOST = bundled("inventory") / f"{LOCALHOST}.ini"
 HOSTS_VARIABLE = "ftcluster_hosts"
 NO_LIST = "a list of hosts cannot be set up; write them into a file, one per line"
 MOST_SHOWN = 60  # maximum length of invalid output in a message
-TIME_LIMIT_SECONDS = 300  # large clouds take a minute
+TIME_LIMIT_SECONDS = 300  # the inventory of a large cloud takes a minute
 NAME = re.compile(r"\w[\w.-]*")  # valid names of hosts
 # options of ansible-playbook that ansible-inventory needs too, because they can change the hosts
 INVENTORY_OPTIONS = ("--extra-vars", "--vault-password-file", "--vault-id")

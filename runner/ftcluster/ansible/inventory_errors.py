@@ -27,7 +27,7 @@ NOT_LOADED = re.compile(r"Error loading plugin '[\w.]+': (.*)")
 OF_FILES = ("host_list", "advanced_host_list", "script", "yaml", "ini", "toml")
 YAML = (".yml", ".yaml", ".json")
 PLUGIN = re.compile(r"^[\"']?plugin[\"']?\s*:\s*[\"']?([\w.]+)", re.MULTILINE)
-NO_PLAYBOOK = "a list is a playbook or a similar file; name the file or folder with the hosts"
+NO_PLAYBOOK = "its top is a list, as in a playbook; name the file or folder with the hosts"
 EXAMPLE = "write one host per line: node1 ansible_host=10.0.0.11 ansible_user=ubuntu"
 # a check of the mode is not enough: some file systems make every file executable
 PROGRAMS = (b"#!", b"\x7fE")

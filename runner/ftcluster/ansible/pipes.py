@@ -21,7 +21,7 @@ class Pipes:
         self._open: list[tuple[threading.Thread, Path, int]] = []
 
     def give(self, path: Path, content: bytes) -> Path:
-        """Make a pipe that gives this content to its first reader and then disappears."""
+        """Make a pipe that passes this content to its first reader and then disappears."""
 
         def run() -> None:
             with open(path, "wb", buffering=0) as pipe:  # noqa: PTH123  # waits for the reader

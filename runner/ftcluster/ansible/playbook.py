@@ -207,7 +207,7 @@ class _Playing:
                     if event.kind in ("failed", "unreachable"):
                         failures.append(event)
                     elif event.kind in ("ok", "changed"):
-                        # the playbook has ignored that the host, or one in its place, was off
+                        # the playbook ignored that the host, or a delegated task's host, was off
                         failures = [
                             failure
                             for failure in failures
@@ -243,7 +243,7 @@ class _Playing:
             self._failed_hosts = (*counts.get("failures", ()), *counts.get("dark", ()))
         elif raw.get("event") in ("verbose", "error") and raw.get("stdout"):
             self._messages.append(printable(raw["stdout"]))
-        return False  # tells ansible-runner not to keep the event
+        return False  # ansible-runner then does not keep the event
 
     def _cancel(self) -> bool:
         if self.state == "playing" and (reason := self._reason_to_end()):

@@ -19,7 +19,7 @@ CHECK_KEY, ASK_KEY = "Check the key", "Ask for the key"  # tasks whose failure i
 
 @dataclass(frozen=True)
 class Variables:
-    """The variables of a playbook; for None, the inventory or the default sets the variable."""
+    """The variables of a playbook; None leaves a variable to the inventory or its default."""
 
     def variables(self) -> dict[str, Any]:
         """Return all variables by name, including the variables of nested parts."""
@@ -262,8 +262,8 @@ class Caches(Playbook):
 
     Attributes:
         caches_clear: True to remove files that no run uses.
-        caches_running: ids of further runs whose cached files are in use; each host adds the runs
-            that it knows.
+        caches_running: ids of further runs whose cached files are in use; each host adds its own
+            runs.
     """
 
     at: RunFolder
@@ -373,7 +373,7 @@ class Stop(Playbook):
     """The playbook that stops a run.
 
     Attributes:
-        stop_force: True to stop the run without its supervisor, which does not end.
+        stop_force: True to stop the run even though its supervisor does not end.
         stop_by: user and host of this command, such as `ops on bastion`.
     """
 
@@ -395,7 +395,7 @@ class Launched(Variables):
         train_guard: secret of the run.
         train_version: version of ftcluster on the control node.
         train_format: format of launch.json and job.json.
-        train_later_fields: fields of launch.json and job.json that hosts of format 0 do not know.
+        train_later_fields: fields of launch.json and job.json that format 0 does not have.
         train_known: stack and SHA-256 of the cluster's record that the plan is based on, to compare
             with the head; empty to skip the comparison.
         train_secret_env: environment variables of the ranks, see `pack_env`; empty for none.

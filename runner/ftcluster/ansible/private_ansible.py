@@ -79,7 +79,7 @@ def _refuse_another_users(file: Path) -> None:
 
 
 def write_runner_settings(folder: Path, poll_seconds: float) -> None:
-    """Make ansible-runner check every `poll_seconds` for a stop, and write no file of the output.
+    """Make ansible-runner check every `poll_seconds` for a stop, and save no output.
 
     The settings are in a file, because ansible-runner ignores its argument `settings` if
     `suppress_env_files` is set too.

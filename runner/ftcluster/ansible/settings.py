@@ -3,6 +3,7 @@
 import configparser
 import contextlib
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,21 +11,28 @@ from pathlib import Path
 from ftcluster.ansible.inventory import NO
 from ftcluster.ansible.private_ansible import config_file
 from ftcluster.ansible.programs import program, utf8_locale
+from ftcluster.errors import FtclusterError
 
-FORKS = 32  # number of hosts at a time
-TIMEOUT_SECONDS = 30  # limit for sudo, needed while a host writes a stack to a slow disk
-# Ansible's default without -C, because wheels are already compressed. The last two options end a
-# connection to a host without power within 15 s; otherwise Ansible waits more than 10 minutes.
+FORKS = 32  # number of hosts that Ansible works on in parallel
+TIMEOUT_SECONDS = 30  # limit for sudo, which is slow while the host writes to a slow disk
+# Ansible's default minus -C (compression), because wheels are already compressed. The last two
+# options end a connection to a host without power within 15 s; otherwise Ansible waits more than
+# 10 minutes.
 SSH_ARGS = (
     "-o ControlMaster=auto -o ControlPersist=60s -o ConnectTimeout=10 "
     "-o ServerAliveInterval=5 -o ServerAliveCountMax=2"
 )
-# If more than 10 connections are new, sshd refuses some (MaxStartups 10:30:100, sshd_config(5)). A
-# jump host gets the connections to all hosts, so these are retried. With at most 10 hosts there are
-# no retries, because Ansible would also retry hosts that are off.
+# sshd refuses some connections if more than 10 have not logged in yet (MaxStartups 10:30:100,
+# sshd_config(5)). This can happen on a jump host, so connections to more than 10 hosts are retried.
+# With fewer hosts there are no retries, because Ansible would also retry hosts that are off.
 AT_ONCE, RETRIES = 10, 3
 # Since 2.21, Ansible puts a socket below TMPDIR; a socket's path may have 107 bytes: unix(7)
 LONGEST_TEMP = 107 - len("/pymp-12345678/listener-12345678")
+# Ansible's default folder for the sockets of ssh, and the longest folder for them: Ansible adds a
+# name of 10 letters, and ssh adds 17 letters while it creates a socket
+SOCKETS = "~/.ansible/cp"
+LONGEST_SOCKETS = 107 - len("/0123456789.0123456789abcdef")
+SOCKET_VARIABLE = "ANSIBLE_SSH_CONTROL_PATH_DIR"
 # These settings override the user's. Otherwise, the result of any module could set variables (for
 # example the files to send), and facts of earlier playbooks would be used. In addition, Ansible's
 # file cache leaks a descriptor each time facts of a host are set, five times in a setup.
@@ -38,7 +46,7 @@ IN_FILE = {
     "ANSIBLE_LOCAL_TEMP": ("defaults", "local_tmp"),
     "ANSIBLE_SSH_RETRIES": ("ssh_connection", "retries"),
 }
-# Variables that disable host key checking; if several are set, the last variable counts
+# Variables that disable host key checking; if both are set, the second one counts
 CHECKING = ("ANSIBLE_HOST_KEY_CHECKING", "ANSIBLE_SSH_HOST_KEY_CHECKING")
 CHECKING_IN_FILE = (("defaults", "host_key_checking"), ("ssh_connection", "host_key_checking"))
 
@@ -59,6 +67,8 @@ def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, s
         CHECKING[0]: _checking_in_file()[0] or "true",
         **(changes or {}),
     }
+    if SOCKET_VARIABLE not in wanted and _lacks_sockets():
+        wanted[SOCKET_VARIABLE] = str(socket_folder())
     settings = {
         key: value for key, value in wanted.items() if key not in os.environ and key not in users
     }
@@ -66,6 +76,41 @@ def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, s
     path = f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     short = {"TMPDIR": "/tmp"} if len(tempfile.gettempdir()) > LONGEST_TEMP else {}
     return {**settings, **FORCED, **short, **utf8_locale(), "PATH": path}
+
+
+def _lacks_sockets() -> bool:
+    """Return True if Ansible's default folder has too long a path, and the user set no other."""
+    _, parser = _own_file()
+    names = ("control_path", "control_path_dir")
+    if any(parser.has_option("ssh_connection", name) for name in names):
+        return False
+    default = os.path.realpath(Path(SOCKETS).expanduser())  # as Ansible resolves it
+    return "ANSIBLE_SSH_CONTROL_PATH" not in os.environ and not _fits(default)
+
+
+def _fits(folder: str) -> bool:
+    return len(os.fsencode(folder)) <= LONGEST_SOCKETS
+
+
+def socket_folder() -> Path:
+    """Return a private folder with a short path for the sockets of ssh; create it if it is missing.
+
+    Raises:
+        FtclusterError: another user may open the folder.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    name = f"ftcluster-ssh-{os.geteuid()}"
+    usable = os.access(runtime, os.W_OK) and _fits(f"{os.path.realpath(runtime)}/{name}")
+    folder = Path(runtime if usable else "/tmp", name)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    state = folder.lstat()
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o077:
+        raise FtclusterError(
+            f"{folder}: other users may open this folder, which is for the sockets of ssh",
+            f"remove it, or name a folder with a short path: export {SOCKET_VARIABLE}=DIR",
+        )
+    return folder
 
 
 def for_hosts(count: int) -> dict[str, str]:

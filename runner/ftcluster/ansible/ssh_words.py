@@ -88,12 +88,12 @@ def of_sshd(message: str) -> str:
         return (
             "the jump host or proxy on the way to it closed the connection before the login: it is "
             "off, does not let this user in, does not reach the host, or has too many connections "
-            "at once (raise MaxStartups in its sshd_config, or give --forks 5); ssh by hand says "
-            f"which ({closed[0]})"
+            "at once (raise MaxStartups in its sshd_config, or pass --forks 5); run ssh by hand to "
+            f"see which ({closed[0]})"
         )
     return (
         "sshd, of this host or of a jump host before it, closed the connection before the login: "
-        "it may have too many at once (raise MaxStartups in the jump host's sshd_config, or give "
+        "it may have too many at once (raise MaxStartups in the jump host's sshd_config, or pass "
         f"--forks 5), or refuse this machine's address ({closed[0]})"
         if closed
         else ""

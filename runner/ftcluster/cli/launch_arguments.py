@@ -155,6 +155,26 @@ def add_notify(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_sweep_notify(parser: argparse.ArgumentParser) -> None:
+    """Add --notify and --webhook of a sweep, which this machine notifies about."""
+    group = parser.add_argument_group("notifications")
+    group.add_argument(
+        "--notify",
+        type=not_empty,
+        metavar="COMMAND",
+        help="when the whole sweep is done or has failed, start this command on this machine, "
+        "without a shell; stdin is the JSON of the sweep "
+        f"(default: the variable {NOTIFY_VARIABLE})",
+    )
+    group.add_argument(
+        "--webhook",
+        type=not_empty,
+        metavar="FILE",
+        help="then also post the JSON, with a line `text` for chats, to the address in this file "
+        f"(default: the variable {WEBHOOK_VARIABLE})",
+    )
+
+
 def add_hub_token(parser: argparse.ArgumentParser) -> None:
     """Add --hf-token."""
     parser.add_argument(

@@ -16,6 +16,7 @@ from ftcluster.cli.launch_arguments import (
     add_hub_token,
     add_restarts,
     add_sharing,
+    add_sweep_notify,
     launch_options,
 )
 from ftcluster.cli.output import print_result
@@ -97,6 +98,7 @@ def add_parser(commands: Any) -> None:
     add_cluster(parser)
     add_restarts(parser, default=3)
     add_sharing(parser)
+    add_sweep_notify(parser)
     add_dry_run(parser, "only check all runs and list them")
     add_output(parser, verbose="print plain lines instead of the live view of each run")
     add_options(parser, ("--extra-vars", *CONNECTION))

@@ -12,7 +12,7 @@ from ftcluster.text.plural import counted
 def with_hosts(cluster: Cluster, names: Sequence[str]) -> Cluster:
     """Return the cluster restricted to the named hosts, with the head of their runs first.
 
-    The cluster's head is the head of their runs if it is among them; otherwise the first name is.
+    The head of the runs is the cluster's head if it is named, or else the first named host.
 
     Args:
         names: names of hosts in the inventory; if empty, the cluster is returned unchanged.

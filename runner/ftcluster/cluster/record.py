@@ -129,7 +129,7 @@ def with_bench(measured: MeasuredOn) -> dict[str, Any]:
 
 
 def with_tuning(tuning: Tuning) -> dict[str, Any]:
-    """Return the change that stores a tuning, in place of one for the same recipe and hosts."""
+    """Return the change that stores a tuning and replaces that of the same recipe and hosts."""
     return {"tunings": {key_of(tuning): asdict(tuning)}}
 
 

@@ -73,7 +73,7 @@ class Cluster:
 
     @property
     def known(self) -> dict[str, str]:
-        """The stack, the record's SHA-256 and its host. A launch compares them with the hosts'."""
+        """The saved stack and record's SHA-256, which a launch compares, and the record's host."""
         digest = hashlib.sha256(self.record.encode()).hexdigest()
         return {"stack": self.facts.head.stack, "record": digest, "host": self.head}
 
@@ -88,7 +88,7 @@ class Cluster:
         return self.head != self.facts.head.name
 
     def addressed(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the names of the inventory's hosts through which these hosts are reached."""
+        """Return the inventory's names for these hosts; with Slurm, the only host is localhost."""
         return (LOCALHOST,) if self.slurm_job else tuple(names)
 
     def with_record(self, text: object) -> "Cluster":
@@ -158,8 +158,8 @@ def recall() -> Cluster:
     except _WRONG as error:
         raise FtclusterError(
             f"{_file()} cannot be read: {error!r:.100}",
-            "name the cluster, which writes a new one and keeps this one as "
-            f"{_kept().name}: ftcluster setup INVENTORY",
+            "run ftcluster setup INVENTORY: it writes a new file and renames this one to "
+            f"{_kept().name}",
         ) from error
 
 

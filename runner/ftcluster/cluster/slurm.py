@@ -103,7 +103,7 @@ def allocated(environment: Mapping[str, str], nodes: Sequence[str]) -> Allocatio
         raise UsageError(
             f"job {environment[SLURM_VARIABLE]} is heterogeneous ({' : '.join(parts)}); a "
             "training can only use the nodes of one part",
-            "ask for all nodes at once, without `:` between options and without `#SBATCH hetjob`",
+            "request all nodes at once, without `:` between options and without `#SBATCH hetjob`",
         )
     here = environment.get("SLURMD_NODENAME", "")
     try:
@@ -169,7 +169,7 @@ def repeated(text: str) -> tuple[int, ...]:
     for word in filter(None, text.split(",")):
         match = REPEATED.fullmatch(word)
         if not match or len(numbers) + int(match[2] or "1") > MOST_NODES:
-            raise ValueError(f"not numbers of CPUs as Slurm writes them: {word[:40]!a}")
+            raise ValueError(f"not a list of CPU counts in Slurm's format: {word[:40]!a}")
         numbers += [int(match[1])] * int(match[2] or "1")
     return tuple(numbers)
 
@@ -224,8 +224,8 @@ def gather(job: Allocation, prefix: str) -> tuple[HostFacts, ...]:
     """Return the facts of a job's nodes, in the same form as the facts that preflight gathers.
 
     Raises:
-        FtclusterError: nodes give no valid response, or do not see the same prefix; lists all such
-            nodes.
+        FtclusterError: nodes return no valid response, or do not see the same prefix; lists all of
+            these nodes.
     """
     if not Path(prefix, "current").exists():
         raise FtclusterError(f"{job.nodes[0]}: no stack is set up in {prefix}", SHARED)
@@ -303,7 +303,7 @@ def _facts(srun: list[str], seen: str, command: list[str], prefix: str) -> dict[
         answer = parse_json(done.stdout)["facts"]
     except (ValueError, KeyError, TypeError):
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        return f"it does not run {command[0]}: {lines[0] if lines else 'no output'}"
+        return f"it cannot run {command[0]}: {lines[0] if lines else 'no output'}"
     facts, wrong = known_facts(answer)
     if wrong:
         return "; ".join(wrong)
@@ -316,6 +316,6 @@ def _output(argv: list[str]) -> str:
             argv, capture_output=True, encoding="utf-8", errors="replace", check=True
         ).stdout
     except FileNotFoundError:
-        raise FtclusterError(f"{argv[0]} is not on PATH, in a Slurm job") from None
+        raise FtclusterError(f"{argv[0]} is not on PATH, although this is a Slurm job") from None
     except subprocess.CalledProcessError as error:
         raise FtclusterError(f"{' '.join(argv)} fails: {error.stderr.strip()}") from None

@@ -1,16 +1,19 @@
-"""Read the recipients of a run's notifications: `--notify COMMAND` and `--webhook FILE`.
+"""Read the recipients of notifications: `--notify COMMAND` and `--webhook FILE`.
 
-The supervisor on the head sends the notifications, so they do not need this control node. A
-webhook's address may be a secret. It is therefore read from a file, and no record, command line or
-log contains it.
+The supervisor on the head sends the notifications of a run, so they do not need this control node.
+The control node sends the notifications of a sweep. A webhook's address may be a secret. It is
+therefore read from a file, and no record, command line or log contains it.
 """
 
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ftcluster.errors import UsageError
+from ftcluster_common.delivery import COMMAND, Delivery, deliver
 from ftcluster_common.given_files import GivenFileError, read_given
 
 URL = re.compile(r"https?://[!-z|~]{1,2000}", re.ASCII)  # no blanks and no braces, as in templates
@@ -19,11 +22,11 @@ MOST_BYTES = 4096
 
 @dataclass(frozen=True)
 class Notify:
-    """The recipients of a run's notifications.
+    """The recipients of the notifications about a run or a sweep.
 
     Attributes:
-        command: arguments of the command that the head starts; () for none.
-        webhook: address that the head posts to; "" for none.
+        command: arguments of the command to start; () for none.
+        webhook: address to post to; "" for none.
     """
 
     command: tuple[str, ...] = ()
@@ -31,7 +34,7 @@ class Notify:
 
 
 def read_notify(command: str, webhook: str) -> Notify:
-    """Return the recipients of a run's notifications.
+    """Return the recipients that the two options name.
 
     Args:
         command: command line of `--notify`, without a shell's features; "" for none.
@@ -42,6 +45,20 @@ def read_notify(command: str, webhook: str) -> Notify:
             contains no address.
     """
     return Notify(_read_command(command), _read_webhook(webhook) if webhook else "")
+
+
+def notify_here(notify: Notify, document: Mapping[str, Any]) -> list[str]:
+    """Deliver a notification from this machine, and return a message for each failure.
+
+    Args:
+        document: JSON object for the recipients; `text` is a line for people.
+    """
+    delivery = Delivery(notify.command, notify.webhook, document)
+    return [
+        f"{'--notify' if by == COMMAND else '--webhook'}: the notification has failed: {problem}"
+        for by, problem in deliver(delivery)
+        if problem
+    ]
 
 
 def _read_command(command: str) -> tuple[str, ...]:

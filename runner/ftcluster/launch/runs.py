@@ -109,7 +109,8 @@ def merged_runs(listed: Mapping[str, Sequence[RunState]], head: str) -> list[Run
     """Merge the lists of all hosts, so that each run appears once.
 
     Only the head of a run stores the launch, which names the run's hosts. The other hosts can only
-    report whether processes of the run are active.
+    report whether processes of the run are active or copies for it arrive. Until the launch, the
+    run is running while any host reports this.
 
     Args:
         listed: runs by the name of the host that lists them.
@@ -119,8 +120,9 @@ def merged_runs(listed: Mapping[str, Sequence[RunState]], head: str) -> list[Run
     for host in sorted(listed, key=lambda name: name != head):
         for run in listed[host]:
             before = runs.get(run.run)
-            shown = run.hosts or host == head or run.state == "running"
-            if shown if before is None else run.hosts and not before.hosts:
+            is_running = run.state == "running"
+            shown = run.hosts or host == head or is_running
+            if shown if before is None else not before.hosts and (run.hosts or is_running):
                 runs[run.run] = run
     return list(runs.values())
 

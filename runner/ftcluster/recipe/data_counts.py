@@ -63,7 +63,7 @@ def count_rows(
         for name, table in readable.items()
     ]
     notes = [
-        f"NOT READ, although it holds texts: column {name}"
+        f"NOT READ, although it contains texts: column {name}"
         for name in unread_texts(columns, _rows(next(iter(readable.values()))))
     ]
     notes += recipe.spec.reading_notes(recipe.options, options, columns)

@@ -36,7 +36,7 @@ MakeCheck = Callable[[Sequence[str]], CheckRow]  # makes a check for the columns
 
 
 def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
-    """Check that a file or a folder holds data in the format that the recipe's task needs.
+    """Check that a file or a folder contains data in the format that the recipe's task needs.
 
     Only hosts can read Parquet and Arrow files, so the hosts check their rows.
 
@@ -46,7 +46,7 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
     if not path.exists():
         raise InputError(
             f"data {path} does not exist on this machine",
-            "give a file or a folder with --data; a name of the Hugging Face Hub has the form "
+            "name a file or a folder with --data; a name of the Hugging Face Hub has the form "
             "OWNER/NAME",
         )
     options = recipe.options

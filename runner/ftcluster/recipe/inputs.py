@@ -32,8 +32,8 @@ DATA_ENDINGS = (*TABLES, CONLL, TEXT, ".gz", ".zst", ".zip", ".xz", ".bz2", ".ta
                 ".arrow", ".feather", ".pkl", ".yaml", ".yml", ".xml", ".ndjson")  # fmt: skip
 # hints for a path that does not exist, by the recipe's field
 NEXT_STEP = {
-    "data": "give a file or a folder on this machine, or a data set of the Hub: --data OWNER/NAME",
-    "model": "give a folder on this machine, or a model of the Hub: --model OWNER/NAME",
+    "data": "name a file or a folder on this machine, or a data set of the Hub: --data OWNER/NAME",
+    "model": "name a folder on this machine, or a model of the Hub: --model OWNER/NAME",
 }
 WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt", ".onnx", ".h5", ".zip",
                   ".gz")  # fmt: skip
@@ -58,7 +58,7 @@ def copy_name(path: Path) -> str:
 
     Raises:
         InputError: the folder has entries that cannot be copied, such as a link to a file outside
-            of the folder; lists all such entries.
+            the folder; the message lists all of them.
     """
     digest = hashlib.sha256()
     try:
@@ -134,10 +134,9 @@ def hub_notes(recipe: Recipe) -> list[str]:
     ]
     if not names:
         return []
-    there = "is" if len(names) == 1 else "are"
     return [
-        f"{' and '.join(names)} {there} taken from the Hugging Face Hub, because no file or folder "
-        "here has that name; they have not been read yet"
+        f"from the Hugging Face Hub, because no file or folder here has that name: "
+        f"{', '.join(names)}; only the launch reads and checks Hub contents"
     ]
 
 

@@ -122,7 +122,7 @@ def nearest(name: str, keys: Collection[str]) -> str:
 
 
 def is_argument(name: str, keys: Collection[str]) -> bool:
-    """Return True if `name` is a recipe's key, or an argument of other tools that we know."""
+    """Return True if `name` is a recipe's key, or a supported argument of other tools."""
     return (
         name in keys
         or f"{SECTION}{name}" in keys

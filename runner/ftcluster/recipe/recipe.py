@@ -1,6 +1,6 @@
 """Read training recipes. A recipe is a YAML file that is checked completely before a run starts.
 
-All errors of a recipe are reported at once, with file and line, and with the allowed values.
+A single error lists all problems of a recipe, with file, line and allowed values.
 """
 
 import difflib
@@ -45,10 +45,10 @@ def known_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(bundled("recipes").glob("*.yml"))}
 
 
-# how to give a required field on the command line
+# how to set a required field on the command line
 GIVEN_BY = {
-    "data": "give --data PATH, a file or folder, or OWNER/NAME of the Hub",
-    "model": "give --model DIR, or OWNER/NAME of the Hub",
+    "data": "pass --data PATH, a file or folder, or OWNER/NAME of the Hub",
+    "model": "pass --model DIR, or OWNER/NAME of the Hub",
 }
 
 
@@ -76,9 +76,9 @@ def find_recipe(name: str) -> Path:
     if trainer := TRL_TRAINERS.get(name.lower()):
         raise RecipeError(
             f"unknown recipe '{name}'",
-            f"recipes for language models: {', '.join(_of_generators())}; TRL's {trainer} runs "
-            "unchanged in a script, begin with ftcluster examples sft_trl --to .: ftcluster run "
-            "--requirements requirements.txt -- SCRIPT",
+            f"recipes for language models: {', '.join(_of_generators())}; a script with TRL's "
+            f"{trainer} runs unchanged: ftcluster run --requirements requirements.txt -- SCRIPT; "
+            "for an example: ftcluster examples sft_trl --to .",
         )
     beside = [file for file in (f"{name}.yml", f"{name}.yaml") if Path(file).is_file()]
     task = difflib.get_close_matches(name.lower().replace("_", "-"), RECIPES, n=1)
@@ -469,7 +469,7 @@ def _unknown_key(key: str, schema: Mapping[str, Key]) -> str:
         return f"'{name}' is not supported: {UNSUPPORTED[name]}"
     others = [task for task, spec in TASKS.items() if key in {k.name for k in keys_of(spec.fields)}]
     if others:
-        return f"'{key}' belongs to {', '.join(others)}"
+        return f"'{key}' is a field of {', '.join(others)}"
     guess = nearest(key, schema)
     advice = f"did you mean '{guess}'?" if guess else "ftcluster recipes --fields lists the keys"
     return f"unknown key '{key}'; {advice}"
@@ -519,7 +519,10 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
         yield "model", f"'{recipe.model}' has no weights: it needs from_scratch: true"
     if recipe.spec.needs_teacher(options) != (recipe.teacher is not None):
         what = "text-distillation and the losses mse, cosine_distance and gist of embeddings"
-        yield "teacher", f"{what} need a teacher, and only they: teacher=DIR, or a name on the Hub"
+        yield (
+            "teacher",
+            f"{what} need a teacher, and other tasks have none: teacher=DIR, or a name on the Hub",
+        )
     for field in ("name", "data_config", "license"):
         if not is_plain(getattr(recipe, field) or ""):
             yield field, f"{getattr(recipe, field)[:200]!a} {NOT_TEXT}"
@@ -542,7 +545,10 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
         if recipe.from_scratch:
             yield "lora_r", "adapters of random weights learn nothing: train all weights"
         if recipe.training.shard_optimizer is True:
-            yield "training.shard_optimizer", "adapters are too small for it; remove it"
+            yield (
+                "training.shard_optimizer",
+                "adapters are too small to divide their optimizer among ranks; remove it",
+            )
     yield from adapter_contradictions(options)
     yield from recipe.spec.contradictions(options)
     yield from data_sets.contradictions(recipe)
@@ -582,14 +588,14 @@ def _of_training(
         if recipe.training.sync == "local":
             yield (
                 "training.sync",
-                "the negatives of a query are in the batch of all ranks, so ranks exchange "
+                "each query is compared with the texts of all ranks, so the ranks must exchange "
                 "embeddings in each step: set sync: step",
             )
         if "group_by_length" in given and recipe.training.group_by_length:
             yield (
                 "training.group_by_length",
-                "a batch has random rows, so that its texts differ, and texts of about the same "
-                "length are computed together anyway; remove it",
+                "the texts of a batch must differ, so its rows are chosen at random; texts of "
+                "similar length are already computed together; remove it",
             )
     if recipe.training.label_smoothing_factor and not recipe.spec.smooths_labels(options):
         yield (

@@ -50,7 +50,10 @@ class TrainedFields:
         names = ", ".join(shortened(name) for name in self.ignored[:MOST_NAMES])
         more = len(self.ignored) - MOST_NAMES
         names += f" and {more} more" if more > 0 else ""
-        return f"ignored in {self.file}, as no field of {self.task} or not of its type: {names}"
+        return (
+            f"ignored in {self.file}, because {self.task} lacks the field or its type differs: "
+            f"{names}"
+        )
 
 
 def trained_fields(folder: Path) -> TrainedFields:

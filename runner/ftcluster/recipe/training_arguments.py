@@ -85,7 +85,7 @@ def _saving(training: Training, given: Collection[str]) -> Iterator[Contradictio
             "load_best_model_at_end",
             "load_best_model_at_end needs a checkpoint of each evaluation that can be best: "
             f"save_strategy ({save}) and eval_strategy ({evaluate}) "
-            "have to be the same, or save_strategy best",
+            "must be equal, unless save_strategy is best",
         )
     elif save == "steps":
         every = training.eval_steps or training.logging_steps
@@ -93,8 +93,8 @@ def _saving(training: Training, given: Collection[str]) -> Iterator[Contradictio
             yield (
                 "save_steps" if "save_steps" in given else "load_best_model_at_end",
                 f"with load_best_model_at_end, save_steps ({training.save_steps:g}) has to be a "
-                f"multiple of the steps between evaluations ({every:g}), both of them steps "
-                "or both shares",
+                f"multiple of the steps between evaluations ({every:g}), both as steps "
+                "or both as shares",
             )
 
 
@@ -103,14 +103,14 @@ def _best(training: Training, given: Collection[str]) -> Iterator[Contradiction]
     if stops and training.eval_strategy == "no":
         yield "early_stopping_patience", "early_stopping_patience needs evaluations: eval_strategy"
     if training.early_stopping_threshold and not stops:
-        yield "early_stopping_threshold", "early_stopping_threshold is for early_stopping_patience"
+        yield "early_stopping_threshold", "early_stopping_threshold needs early_stopping_patience"
     chooses = training.load_best_model_at_end or training.save_strategy == "best"
     if not chooses and not stops:
         for name in ("metric_for_best_model", "greater_is_better"):
             if name in given:
                 yield (
                     name,
-                    f"{name} is for load_best_model_at_end: true, for save_strategy: best, or for "
+                    f"{name} needs load_best_model_at_end: true, save_strategy: best or "
                     "early_stopping_patience",
                 )
     # in transformers, a greater value of a metric is better unless the metric's name ends in loss
@@ -120,8 +120,8 @@ def _best(training: Training, given: Collection[str]) -> Iterator[Contradiction]
     ):
         yield (
             "metric_for_best_model",
-            f"of two values of {training.metric_for_best_model} the greater one would count as "
-            "better, as in transformers: set greater_is_better: false",
+            f"a greater {training.metric_for_best_model} would count as better, as in "
+            "transformers: set greater_is_better: false",
         )
 
 
@@ -160,7 +160,10 @@ def with_own_names(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Contr
         value = means[renamed.pop(other)]
         if renamed.setdefault(name, value) != value:
             contradictions.append(
-                (other, f"{name} says the opposite: both names mean the same, set one of them")
+                (
+                    other,
+                    f"{name} has another value, but both names mean one field: set one of them",
+                )
             )
     return renamed, contradictions
 

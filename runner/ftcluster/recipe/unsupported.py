@@ -22,15 +22,15 @@ NAMES_BY_REASON: Mapping[str, str] = {
         "average_tokens_across_devices"
     ),
     # losses and batches of sentence-transformers
-    "use gradient_accumulation_steps: a rank divides its share into this many parts, and their "
-    "texts are still negatives of each other": "mini_batch_size",
+    "use gradient_accumulation_steps: a rank computes its samples in this many parts, and the "
+    "texts of all parts are still in-batch negatives": "mini_batch_size",
     "use scale, which is the inverse: 20 for a temperature of 0.05": "temperature",
-    "the negatives always come from all ranks; remove it": "gather_across_devices",
-    "equal texts of a batch are never negatives of each other; remove it": "batch_sampler",
+    "in-batch negatives always come from all ranks; remove it": "gather_across_devices",
+    "equal texts of a batch are never in-batch negatives; remove it": "batch_sampler",
     "use query_prompt for queries, and text_prompt for all other texts": "prompts",
     # precision and devices
     f"the recipe has a field for it; {PRECISION}": "bf16",
-    f"evaluation has the precision of training; {PRECISION}": "bf16_full_eval fp16_full_eval",
+    f"evaluation uses the precision of training; {PRECISION}": "bf16_full_eval fp16_full_eval",
     f"CPUs train in fp32 or bf16; {PRECISION}": (
         "fp16 fp16_opt_level fp16_backend half_precision_backend mixed_precision"
     ),
@@ -90,13 +90,13 @@ NAMES_BY_REASON: Mapping[str, str] = {
         "train_on_inputs train_on_input completion_only_loss assistant_only_loss"
     ),
     "name a recipe: sft for conversations, dpo for preferences, clm for plain text": "rl stage",
-    "data is one file, folder or name on the Hub, and its columns are found: --data PATH": (
+    "data is one file, folder or name on the Hub, and its columns are detected: --data PATH": (
         "datasets dataset_dir dataset"
     ),
     "samples are padded to the longest one of their batch; remove it": (
         "pad_to_sequence_len pad_to_max_length"
     ),
-    "attention has ftcluster's kernels; remove it": (
+    "attention uses ftcluster's kernels; remove it": (
         "flash_attention flash_attn sdp_attention xformers_attention attn_implementation"
     ),
     "write training.eval_strategy or training.save_strategy: epoch, or steps with eval_steps or "
@@ -151,7 +151,7 @@ NAMES_BY_REASON: Mapping[str, str] = {
     "gradients are averaged without DistributedDataParallel; remove it": (
         "ddp_find_unused_parameters ddp_broadcast_buffers ddp_static_graph ddp_timeout"
     ),
-    "mpirun gives each rank its number; remove it": "local_rank",
+    "mpirun assigns each rank its number; remove it": "local_rank",
     "a recipe is one training, not a hyperparameter search; remove it": "ray_scope",
 }
 

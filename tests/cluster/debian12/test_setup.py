@@ -99,7 +99,7 @@ def test_a_rollback_without_a_previous_stack_says_so(cluster: Cluster) -> None:
     assert refused.returncode == 1
     error = refused.stderr.partition("error: ")[2]
     assert f"{HEAD}, {OTHER}: " in error
-    assert f"there is no previous stack in {PREFIX} to go back to" in error
+    assert f"there is no previous stack in {PREFIX} to return to" in error
     assert "world writable" not in error
 
 

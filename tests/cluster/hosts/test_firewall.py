@@ -39,7 +39,7 @@ def test_a_run_says_where_the_rules_are_gone_and_is_refused_where_they_must_be_t
     control = cluster.control
     run = ("run", *TWO, "--", str(SCRIPTS / "sum.py"))
     required = ("run", *TWO, "-e", "ftcluster_firewall=required", *run[-2:])
-    what = rf"{OTHER}: the firewall's rules that setup has made are not in force.*29500-29999"
+    what = rf"{OTHER}: the firewall's rules that setup has written are not loaded.*29500-29999"
     folders = control.shell(HEAD, "ls /opt/ftcluster/runs")
     gone = {OTHER: ("nft flush ruleset", "systemctl reload-or-restart ftcluster-firewall")}
     with control.changed(gone):

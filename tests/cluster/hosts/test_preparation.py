@@ -137,8 +137,12 @@ def test_a_command_that_was_killed_works_when_it_is_repeated(
         control.bed.shape(OTHER, "off")
     [row] = (row for row in listed(cluster) if row["run"].startswith(name))
     if moment == "copies":
+        assert (row["state"], row["why"]) == ("running", "")  # until the copy is known to be dead
+        later = "-exec touch --date='1 minute ago' {} +"
+        control.shell(OTHER, f"find {prefix}/data/*.new-* {later}")
+        [row] = (row for row in listed(cluster) if row["run"].startswith(name))
         assert row["state"] == "failed"
-        assert row["why"].startswith("it was not launched: its command still copies files, or")
+        assert row["why"].startswith("it was not launched, and no files are being copied for it:")
     elif row["state"] != "running":  # until model and data are prepared
         assert (row["state"], row["doing"]) == ("failed", "interrupted")
     again = control.run(*command, "--json")

@@ -129,7 +129,7 @@ def test_an_operator_without_root_trains_as_the_account(cluster: Cluster, tmp_pa
     assert (drained.returncode, returned.returncode) == (0, 0), drained.stderr + returned.stderr
     runs = {name: control.shell(name, "ls /opt/ftcluster/runs") for name in NAMES}
     assert [found["run"] in runs[name] for name in NAMES] == [True, False, True]
-    assert "whether the firewall's rules are in force is not known" in trained.stderr
+    assert "it is unknown whether the firewall's rules are loaded" in trained.stderr
 
 
 def test_limit_touches_one_host_and_forgets_none(cluster: Cluster) -> None:

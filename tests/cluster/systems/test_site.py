@@ -133,7 +133,7 @@ def test_what_a_site_refuses_is_a_line_before_anything_is_changed(site: Control)
     assert "/opt/ftcluster is on a file system that is mounted noexec" in head
     for text in (head, other):
         assert "the account trainer, which would train, comes from a directory" in text
-        assert "root may not write where Ansible leaves files for it" in text
+        assert "root may not write to the folder for Ansible's files" in text
     assert "root may not write to /opt/ftcluster" in other
     assert "site.conf:3: AuthorizedKeysFile /etc/ssh/keys/%u" in other
     assert site.snapshots() == before

@@ -71,7 +71,7 @@ def test_if_ansible_gives_only_warnings_they_are_shown() -> None:
     warning = "[WARNING]: x is\ndeprecated"
     assert without_warnings(warning) == ""
     assert "deprecated" in failed_without_task("check", warning).message
-    assert "without a reason" in failed_without_task("check", "").message
+    assert "without giving a reason" in failed_without_task("check", "").message
 
 
 @pytest.mark.parametrize(

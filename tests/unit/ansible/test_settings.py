@@ -1,5 +1,10 @@
 import os
+import shutil
+import socket
+import stat
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,11 +16,15 @@ from ansible_runner.config.runner import RunnerConfig
 from ftcluster.ansible.programs import program
 from ftcluster.ansible.settings import (
     CHECKING,
+    LONGEST_SOCKETS,
+    SOCKET_VARIABLE,
     SSH_ARGS,
     ansible_environment,
     for_hosts,
     keys_unchecked_by,
+    socket_folder,
 )
+from ftcluster.errors import FtclusterError
 
 OURS = {
     "ANSIBLE_FORKS": "32", "ANSIBLE_TIMEOUT": "30", "ANSIBLE_PIPELINING": "true",
@@ -59,6 +68,66 @@ def test_a_long_temporary_folder_is_not_ansibles(monkeypatch: pytest.MonkeyPatch
     assert "TMPDIR" not in ansible_environment()
     monkeypatch.setattr("tempfile.tempdir", f"/{'x' * 75}")
     assert ansible_environment()["TMPDIR"] == "/tmp"
+
+
+@pytest.fixture
+def long_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home whose path is too long for ssh's sockets, and a short XDG_RUNTIME_DIR."""
+    home = tmp_path / ("x" * 100)
+    home.mkdir()
+    for name in ("ANSIBLE_CONFIG", SOCKET_VARIABLE, "ANSIBLE_SSH_CONTROL_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    runtime = Path(tempfile.mkdtemp(dir="/tmp"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    yield home
+    shutil.rmtree(runtime)
+
+
+def test_a_long_home_leaves_room_for_the_sockets_of_ssh(
+    long_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(ansible_environment()[SOCKET_VARIABLE])
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    # Ansible's name for a socket, and the longest name that ssh gives it (openssh, mux.c)
+    ssh = connection_loader.get("ssh", class_only=True)
+    path = ssh._create_control_path("h" * 200, 22, "u") % {"directory": folder}
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{path}.{'x' * 16}")
+        with pytest.raises(OSError, match="too long"):
+            listener.bind(f"{long_home}/.ansible/cp/{Path(path).name}.{'x' * 16}")
+    assert ansible_environment()[SOCKET_VARIABLE] == str(folder)  # the next command reuses sockets
+    # the longest home that needs no other folder
+    fits = f"/{'x' * (LONGEST_SOCKETS - len('/.ansible/cp') - 1)}"
+    monkeypatch.setenv("HOME", fits)
+    assert SOCKET_VARIABLE not in ansible_environment()
+    monkeypatch.setenv("HOME", f"{fits}x")
+    assert SOCKET_VARIABLE in ansible_environment()
+
+
+def test_the_users_folder_for_sockets_has_priority(
+    long_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = long_home / "ansible.cfg"
+    config.write_text("[ssh_connection]\ncontrol_path_dir = /run/mine\n")
+    monkeypatch.setenv("ANSIBLE_CONFIG", str(config))
+    assert SOCKET_VARIABLE not in ansible_environment()
+    assert ansible_environment({SOCKET_VARIABLE: "/run/new"})[SOCKET_VARIABLE] == "/run/new"
+    monkeypatch.delenv("ANSIBLE_CONFIG")
+    monkeypatch.setenv(SOCKET_VARIABLE, "/run/mine")
+    assert SOCKET_VARIABLE not in ansible_environment()
+
+
+@pytest.mark.parametrize("kind", ["open", "link"])
+def test_a_folder_for_sockets_that_others_may_open_is_refused(long_home: Path, kind: str) -> None:
+    folder = socket_folder()
+    if kind == "open":
+        folder.chmod(0o755)
+    else:
+        folder.rename(long_home / "else")
+        folder.symlink_to(long_home / "else")
+    with pytest.raises(FtclusterError, match="other users may open this folder"):
+        socket_folder()
 
 
 def test_a_command_changes_what_the_user_has_not_set(monkeypatch: pytest.MonkeyPatch) -> None:

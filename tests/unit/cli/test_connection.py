@@ -88,6 +88,13 @@ def test_a_run_is_listed_once_and_as_its_head_lists_it() -> None:
     assert runs.merged_runs(listed, "node0") == [SECOND, FIRST, prepares]
     # the preparation on the cluster's head failed
     assert runs.merged_runs({"node0": [failed]}, "node0") == [failed]
+    # the head has its copy already, and another host is still getting it
+    copies = replace(failed, state="running")
+    assert runs.merged_runs({"node0": [failed], "node1": [copies]}, "node0") == [copies]
+    killed = replace(FIRST, state="failed")
+    assert runs.merged_runs(
+        {"node0": [killed], "node1": [replace(copies, run=FIRST.run)]}, "node0"
+    ) == [killed]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ REPORT: dict[str, Any] = {
     ],
     "samples": [[{"label": "good", "parts": [["[CLS] so\n", False], ["it is", True]]}]],
 }  # fmt: skip
-NOTICES = ["NOT READ, although it holds texts: column title; the task reads body, label"]
+NOTICES = ["NOT READ, although it contains texts: column title; the task reads body, label"]
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_rows_classes_and_duplicates_without_a_cluster(shell: Shell) -> None:
         {"set": "train", "rows": 3, "classes": {"good": 2, "bad": 1}},
         {"set": "validation", "rows": 2, "classes": {"good": 1, "bad": 1}, "duplicates": 2},
     ]
-    assert found["notes"] == ["NOT READ, although it holds texts: column title"]
+    assert found["notes"] == ["NOT READ, although it contains texts: column title"]
     text = told(shell)
     assert "validation: 2 rows, 2 classes (good 1, bad 1), 2 OF THEM ALSO IN TRAIN" in text
 

@@ -32,7 +32,7 @@ def test_hosts_decisions_and_the_command(shell: Shell) -> None:
     out = shell("plan mrpc precision=fp32 --commands").out
     lines = out.splitlines()
     assert lines.pop(3).startswith(
-        "# note: data nyu-mll/glue and model bert-base-uncased are taken"
+        "# note: from the Hugging Face Hub, because no file or folder here"
     )
     assert lines[:7] == [
         "# train bert-base-uncased (Hugging Face Hub), on nyu-mll/glue, mrpc (Hugging Face Hub)",

@@ -1,5 +1,6 @@
 """The command `sweep` without the trainings themselves."""
 
+import json
 import math
 import re
 import sys
@@ -253,6 +254,52 @@ def test_ctrl_c_leaves_the_runs_and_the_same_command_goes_on(
     hosts.runs[run.id] = (run, replace(state, state="stopped", step=0))
     shell(WORDS)
     assert len(hosts.launched) == 7
+
+
+def test_the_end_of_the_whole_sweep_is_one_notification(
+    shell: Shell, hosts: Hosts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    received = tmp_path / "received"
+    command = [*WORDS, "--json", "--notify", f"/usr/bin/tee -a {received}"]
+    result = shell(command).document
+    [document] = map(json.loads, received.read_text().splitlines())
+    best = f"learning_rate=2e-5 batch_size=32 ({result['best']})"
+    text = f"the sweep of quickstart is done: best loss 0.5, {best}"
+    assert document == {"event": "done", **result, "text": text}
+    assert not any(run.launch.notify for run in hosts.launched)
+    # an error that ends the sweep, with a webhook that does not respond
+    received.unlink()
+    webhook = tmp_path / "webhook"
+    webhook.write_text("http://127.0.0.1:1/s3cret")
+    monkeypatch.setenv("FTCLUSTER_WEBHOOK", str(webhook))
+    monkeypatch.setattr(sweep, "report", refused)
+    failed = shell([*command, "--report", str(tmp_path / "r.html")], 1)
+    [document] = map(json.loads, received.read_text().splitlines())
+    assert (document["event"], document["error"]) == ("failed", "the disk is full")
+    assert len(document["runs"]) == 6
+    assert "--webhook: the notification has failed: the server cannot be reached" in failed.err
+    # the webhook's file disappears during the sweep, and the command fails: both are only notes
+    received.unlink()
+    monkeypatch.setattr(sweep, "report", lambda *_: webhook.unlink())
+    hook = ["--notify", "/usr/bin/false", "--report", str(tmp_path / "r.html")]
+    done = shell([*WORDS, "--json", *hook])
+    assert done.document["state"] == "done"
+    assert "--notify: the notification has failed: exit code 1" in done.err
+    assert "--webhook: the notification has failed: the server cannot be reached" in done.err
+    assert "s3cret" not in done.err + done.out
+    monkeypatch.delenv("FTCLUSTER_WEBHOOK")
+    # Ctrl-C notifies nobody: the user is here
+    monkeypatch.setattr(sweep, "report", interrupted)
+    shell([*command, "--report", str(tmp_path / "r.html")], 130)
+    assert not received.exists()
+
+
+def refused(*_: Any) -> None:
+    raise FtclusterError("the disk is full")
+
+
+def interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_all_runs_are_checked_before_the_first(shell: Shell, hosts: Hosts, said: Said) -> None:

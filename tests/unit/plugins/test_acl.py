@@ -190,7 +190,7 @@ def test_a_prefix_that_others_may_write_to_by_a_list_is_refused(
             assert not result.get("failed"), result
             continue
         assert result["msg"] == (
-            f"{place}: more users than root may write here, and could exchange what root installs; "
+            f"{place}: users other than root may write here, and could replace what root installs; "
             f"choose another folder, or: sudo {fix} {place}"
         )
     place.chmod(0o1777)
@@ -221,7 +221,7 @@ def test_a_python_that_others_may_write_to_by_a_list_is_refused(tmp_path: Path) 
         path.chmod(0o755)
     for path in (program, library):
         plant(path, for_user(STRANGER.pw_uid, WRITES_ALL))
-        with pytest.raises(RefusedPath, match="more users than root may change it") as caught:
+        with pytest.raises(RefusedPath, match="users other than root may change it") as caught:
             given_python(str(program), True, lambda _: (0, "CPython 3.11.7 \n", ""))
         assert caught.value.hint.startswith(f"sudo setfacl -b {path}")
         os.removexattr(path, ACCESS)

@@ -141,7 +141,7 @@ def test_wheels_come_through_a_proxy_from_a_mirror_with_a_ca_of_its_own(
          "no file of certificates /none/ca.pem, which PIP_CERT names", "name the right one"),
         ("expired", 0, {}, "the certificate of mirror.site has expired", "have it renewed"),
         ("other", 0, {}, "the certificate of mirror.site is for another name", "name the mirror"),
-        ("good", 403, {}, "does not lead to mirror.site: 403 Forbidden", "NO_PROXY=mirror.site"),
+        ("good", 403, {}, "does not connect to mirror.site: 403 Forbidden", "NO_PROXY=mirror.site"),
         ("good", 407, {}, "requires a user and a password for mirror.site", "USER:PASSWORD@HOST"),
         ("good", 0, {"HTTPS_PROXY": "http://me:secret@127.0.0.1:1"},
          "the proxy http://****@127.0.0.1:1 does not answer: Connection refused", "start it"),
@@ -222,7 +222,7 @@ def test_hosts_of_one_kind_need_the_same_wheels() -> None:
          "Could not handshake: Error in the certificate verification.",
          "the certificate of mirror.site has expired; have it renewed"),
         (FAILED + "Invalid response from proxy: HTTP/1.0 403 Forbidden  Server: BaseHTTP/0.6",
-         "the proxy http://proxy:3128 does not lead to mirror.site: 403 Forbidden; have it let"),
+         "the proxy http://proxy:3128 does not connect to mirror.site: 403 Forbidden; have it let"),
         (f"{FAILED}Could not connect to 198.18.0.1:9 (198.18.0.1). - connect (111: Connection "
          "refused)",
          "the proxy 198.18.0.1:9 does not answer: Connection refused; start it"),
@@ -264,7 +264,7 @@ SETTINGS = "[main]\ngpgcheck=1\nproxy=http://me:secret@proxy:3128\n"
         (f"{NOT_OK} [SSL: no alternative certificate subject name matches target host name "
          "'mirror.site']", "the certificate of mirror.site is for another name; name the mirror"),
         (f"{FAILURE} [Received HTTP code 403 from proxy after CONNECT]",
-         "the proxy http://****@proxy:3128 does not lead to mirror.site: 403; have it let"),
+         "the proxy http://****@proxy:3128 does not connect to mirror.site: 403; have it let"),
         (f"{FAILURE} [Received HTTP code 407 from proxy after CONNECT]",
          "the proxy http://****@proxy:3128 requires a user and a password for mirror.site; "
          "give them"),
@@ -323,7 +323,7 @@ def test_dnf_through_a_proxy_from_a_mirror_with_a_ca_of_its_own(site: Site, tmp_
         refused[what] = package_sources.dnf_refusal(host)  # type: ignore[arg-type]
     for what, expected in {
         "name": f"the certificate of {NAME} is for another name; name the mirror in /etc/yum",
-        "refused": f"the proxy of dnf's settings does not lead to {NAME}: 403; have it let",
+        "refused": f"the proxy of dnf's settings does not connect to {NAME}: 403; have it let",
         "password": f"the proxy of dnf's settings requires a user and a password for {NAME}; give",
         "off": "the proxy 127.0.0.1:1 does not answer; start it",
         "unknown": "the proxy proxy.invalid does not answer: its name is not known; start it",

@@ -212,7 +212,7 @@ def test_a_file_of_several_names_is_not_given_away(home: Path, canary: Path) -> 
 def test_nothing_waits_for_a_pipe(home: Path) -> None:
     os.mkfifo(home / "pipe")
     for entry in ({"content": "x"}, {}):
-        with pytest.raises(OSError, match=r"remove it|exchanged"):
+        with pytest.raises(OSError, match=r"remove it|replaced"):
             settled(home / "pipe", **entry, **ACCOUNT)
     # a file that is too large to show is removed or replaced
     for name in ("mail", "job.json"):

@@ -222,7 +222,7 @@ def test_a_bundle_is_held_against_the_lock_before_anything_is_changed(
     ("arguments", "words"),
     [
         ({"name": "old", "allow_unverified": False}, "stack old has no lock with the hashes"),
-        ({"name": "none"}, "there is no stack none; there are auto, native, old"),
+        ({"name": "none"}, "there is no stack none; choose one of auto, native, old"),
         ({"name": "auto", "hosts": {"a": {**HOST, "pythons": [{"version": "3.9.2", "path": ""}]}}},
          "no stack fits all hosts: not native, because of a"),
         ({"bundle": "/none.ftbundle"}, "/none.ftbundle: No such file"),
@@ -473,7 +473,7 @@ def test_a_layers_wheel_with_another_hash_is_refused(
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     with path.open("ab") as wheel:
         wheel.write(b"theirs")
-    with pytest.raises(AnsibleActionFail, match=f"{digest} is asked for"):
+    with pytest.raises(AnsibleActionFail, match=f"{digest} is required"):
         install(layer="node", wheels=[str(path)], wheels_sha256=[digest])
     assert there.sent == []
     digest = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -76,7 +76,7 @@ BOTH = host("3.10.12", "3.12.1")
         ("", [NEW], "native", "it is the default"),
         # the stack has a problem, because the request names nothing
         ("", [OLD], "native", "it is the default"),
-        ("intel", [NEW], "intel", "it was asked for"),
+        ("intel", [NEW], "intel", "you requested it"),
         ("auto", [], "native", "it is the default"),
         ("auto", [{}], "native", "it is the default"),
         ("auto", [NEW], "native", "it is the default"),
@@ -118,11 +118,11 @@ def test_where_no_stack_fits_all_hosts_each_is_told_with_its_reason(
 
 def test_an_unknown_stack_names_those_that_are_there() -> None:
     assert refused(StackRequest("nativ"), a=NEW) == (
-        "there is no stack nativ; there are auto, native, intel, listed, yanked, ancient, bare"
+        "there is no stack nativ; choose one of auto, native, intel, listed, yanked, ancient, bare"
     )
     # nor is a stack chosen that is too old for the node package
     message = refused(StackRequest("ancient", allow_yanked=True), a=host("3.9.2"))
-    assert message.startswith("stack ancient ends with Python 3.9, and the package that trai")
+    assert message.startswith("stack ancient supports Python up to 3.9, but the package that")
     assert "needs 3.10" in message
     assert "ftcluster stacks" in message
     # nor is a newer version's stack replaced silently
@@ -248,9 +248,9 @@ def test_a_cpu_without_what_a_stack_needs() -> None:
 def test_a_bundle_says_which_stack() -> None:
     for name in ("", "auto", "intel"):
         choice = chosen(StackRequest(name, bundle("intel")), a=NEW)
-        assert (choice.stack, choice.why) == ("intel", "it is the bundle's")
+        assert (choice.stack, choice.why) == ("intel", "the bundle has it")
     other = chosen(StackRequest(bundle=bundle("native"), present="intel"), host0=host("3.11.2"))
-    assert other.notices[0] == "stack native replaces intel, because it is the bundle's"
+    assert other.notices[0] == "stack native replaces intel, because the bundle has it"
     message = refused(StackRequest("native", bundle("intel")), a=NEW)
     assert message.startswith("the bundle has stack intel, not native; ")
     assert "ftcluster bundle --stack native" in message
@@ -310,7 +310,7 @@ def test_what_auto_takes_of_the_real_ones(pythons: str, flags: list[str], name: 
 def test_each_real_stack_can_be_chosen_or_says_why_not(name: str) -> None:
     wanted, hosts = StackRequest(name, None, True, True), {"a": host("3.10.12", "3.11.2")}
     if REAL["stacks"][name]["python"][1] in ("3.7", "3.9"):
-        with pytest.raises(ChoiceError, match=f"stack {name} ends with Python 3"):
+        with pytest.raises(ChoiceError, match=f"stack {name} supports Python up to 3"):
             choose(REAL["stacks"], REAL["warnings"], wanted, hosts)
     else:
         assert choose(REAL["stacks"], REAL["warnings"], wanted, hosts).problems == {"a": []}
@@ -322,7 +322,7 @@ def test_each_real_stack_can_be_chosen_or_says_why_not(name: str) -> None:
         ("", "intel", "intel", ["intel, because the cluster has it"]),
         ("", "native", "native", []),
         ("", "", "native", []),
-        ("native", "intel", "native", ["native replaces intel, because it was asked for"]),
+        ("native", "intel", "native", ["native replaces intel, because you requested it"]),
         ("auto", "intel", "native", ["native, because", "native replaces intel, because it is"]),
         ("intel", "intel", "intel", []),
     ],

@@ -63,7 +63,7 @@ def test_the_former_stack_and_back_again(tmp_path: Path, run: Any) -> None:
     assert links(tmp_path) == (two, one)
     # a previous stack that is incomplete is reported
     (Path(one) / ".complete").unlink()
-    assert f"{one} is not whole" in run(state="previous")["msg"]
+    assert f"{one} is incomplete" in run(state="previous")["msg"]
     assert links(tmp_path) == (two, one)
 
 

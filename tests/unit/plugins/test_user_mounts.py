@@ -79,7 +79,7 @@ def test_roots_own_things_are_not_where_a_user_has_mounted_something(
     with fuse.mounted(place, lies(canary), STRANGER.pw_uid):
         refusal = run_module(setup_lock.main, prefix=str(place / "prefix"), from_action=ASKS)
         assert refusal["msg"] == (
-            f"{place}: nobody may write here, and could exchange what root installs; choose "
+            f"{place}: nobody may write here, and could replace what root installs; choose "
             f"another folder, or: sudo umount {place}"
         )
         with pytest.raises(RefusedPath, match="nobody may have made"):
@@ -108,7 +108,7 @@ def test_a_file_that_a_user_has_mounted_is_not_roots(tmp_path: Path) -> None:
     with fuse.mounted(program, fuse.file(b"#!/bin/sh\n"), STRANGER.pw_uid):
         state = program.stat()
         assert (state.st_uid, stat.S_IMODE(state.st_mode)) == (0, 0o644)
-        with pytest.raises(RefusedPath, match="others than root may write to it"):
+        with pytest.raises(RefusedPath, match="users other than root may write to it"):
             refuse_unowned(program)
 
 

@@ -92,8 +92,8 @@ def test_what_is_wrong_with_it_is_reported_with_its_place() -> None:
         "most_words=0": "'most_words=0': 'most_words' must be at least 1, got 0",
         "merge_adapters=true": "merge_adapters is for adapters, whose rank is lora_r: 16",
         "training.metric_for_best_model=f1": "not a metric of this task: loss, mean_error",
-        "doc_stride=3": "'doc_stride' belongs to question-answering, token-classification",
-        "teacher=m": "and only they: teacher=DIR",
+        "doc_stride=3": "'doc_stride' is a field of question-answering, token-classification",
+        "teacher=m": "and other tasks have none: teacher=DIR",
         "task=word-counts": "few-shot-classification, word-count, got 'word-counts'",
     }.items():
         with pytest.raises(RecipeError) as caught:

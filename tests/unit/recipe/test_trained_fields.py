@@ -112,7 +112,7 @@ def test_what_the_user_typed_wins_and_differences_are_reported(model: Path) -> N
     assert "as the model was trained (model/ftcluster.json): label_column=kind" in said
     assert re.search("not as the model was trained .*: max_length=32 instead of 64", said)
     assert "text_columns=(none) instead of gone" in said
-    assert r"or not of its type: data, model, regression, \x1b[2J\n" in said
+    assert r"or its type differs: data, model, regression, \x1b[2J\n" in said
     glue = ["classify", "glue_task=stsb"]
     recipe, _ = trained_recipe(glue, "mine.csv", "model", "evaluate")
     assert recipe.options == load_recipe("classify", [*glue[1:], *MINE, "max_length=64",

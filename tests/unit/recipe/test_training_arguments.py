@@ -181,7 +181,7 @@ def test_the_best_checkpoint_is_one_that_was_evaluated(
 
 def test_perplexity_needs_greater_is_better_false() -> None:
     best = ["save_strategy: best", "metric_for_best_model: perplexity"]
-    assert "my.yml:6: of two values of perplexity the greater" in problems_of(*best, text=CLM)
+    assert "my.yml:6: a greater perplexity would count as better" in problems_of(*best, text=CLM)
     overrides = (one.replace(": ", "=") for one in [*best, "greater_is_better: false"])
     assert training_of(*overrides, text=CLM).greater_is_better is False
 

@@ -81,7 +81,7 @@ def test_every_variable_has_a_row() -> None:
 
 
 def test_a_system_that_a_role_was_not_run_on_is_said_to_be_one() -> None:
-    said = "Run on Debian (bookworm). Made for EL (9, 10) too, where it was not run."
+    said = "Tested on Debian (bookworm). Also supports EL (9, 10), but was not tested there."
     assert said in text_of(**SPECS)
 
 
@@ -118,12 +118,13 @@ def test_incomplete_metadata(specs: Any, examples: dict[str, str], said: str) ->
 
 def test_other_entry_points_say_how_to_call_them() -> None:
     text = text_of(**SPECS)
-    assert "### remove\n\nRemoves it.\n\nTakes no variables.\n" in text
+    assert "### remove\n\nRemoves it.\n\nThis entry point has no variables.\n" in text
     some = {"thing_mode": SPECS["main"]["options"]["thing_mode"]}
     part = {**SPECS["remove"], "options": some}
-    assert "Of the variables above takes `thing_mode`." in text_of(main=SPECS["main"], remove=part)
+    only = "Of these variables, this entry point has only: `thing_mode`."
+    assert only in text_of(main=SPECS["main"], remove=part)
     same = {**SPECS["remove"], "options": SPECS["main"]["options"]}
-    assert "Takes the variables above." in text_of(main=SPECS["main"], remove=same)
+    assert "This entry point has the same variables." in text_of(main=SPECS["main"], remove=same)
 
 
 @pytest.fixture

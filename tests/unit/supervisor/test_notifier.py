@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
+from ftcluster_common import delivery
 from ftcluster_common.protocol.launch import TAGS_VARIABLE, WEBHOOK_FILE
 from ftcluster_train.io.processes import is_running
-from ftcluster_train.supervisor import notification
 from tests.programs import wait_for
 from tests.unit.supervisor.test_supervisor import (
     events,
@@ -200,10 +200,10 @@ def test_a_slow_command_delays_neither_the_end_nor_stop(run_dir: Path) -> None:
 
 def test_a_command_has_a_time_limit_and_a_server_too(server: Any) -> None:
     began = time.monotonic()
-    problem = notification.run_command(["sh", "-c", "sleep 60 & wait"], {}, 0.2)
+    problem = delivery.run_command(["sh", "-c", "sleep 60 & wait"], {}, 0.2)
     assert problem == "it has not ended within 0.2 s"
     server.delay = 5.0
-    problem = notification.post(server.url, {"text": ""}, 0.2)
+    problem = delivery.post(server.url, {"text": ""}, 0.2)
     assert problem == "the server does not answer: TimeoutError"
     assert time.monotonic() - began < 4
 
@@ -218,13 +218,13 @@ def test_a_command_has_a_time_limit_and_a_server_too(server: Any) -> None:
     ],
 )
 def test_no_failure_names_the_address(url: str) -> None:
-    problem = notification.post(url, {"text": ""}, 1)
+    problem = delivery.post(url, {"text": ""}, 1)
     assert problem
     assert "s3cret" not in problem
 
 
 def test_chats_read_no_markup_in_the_text(server: Any) -> None:
-    assert notification.post(server.url, {"text": "a <!channel> & b", "why": "<b>"}) == ""
+    assert delivery.post(server.url, {"text": "a <!channel> & b", "why": "<b>"}) == ""
     [body] = server.bodies
     assert (body["text"], body["why"]) == ("a &lt;!channel&gt; &amp; b", "<b>")
 

@@ -99,13 +99,39 @@ def test_a_run_that_was_never_launched_says_so(tmp_path: Path) -> None:
     (path / "events.jsonl").unlink()
     run = read_run(path, alive=False)
     assert (run.state, run.hosts, run.doing) == ("failed", (), "")
-    assert run.why.startswith("it was not launched: its command still copies files, or")
+    assert run.why.startswith("it was not launched, and no files are being copied for it: ")
     assert read_run(path, alive=True).why == "", "it prepares model and data"
     (path / "planned.json").rename(path / "launch.json")
     assert (read_run(path, alive=False).doing, read_run(path, alive=False).why) == (
         "interrupted",
         "",
     )
+
+
+def test_a_run_whose_files_are_being_copied_is_running(tmp_path: Path) -> None:
+    runs, data = tmp_path / "runs", tmp_path / "data/mrpc-4f7d1c0b2a9e"
+    for name in ("killed-20260131-101500-aaaa", RUN):  # both train on the same data
+        path = make_run(runs, name)
+        (path / "launch.json").rename(path / "planned.json")
+        (path / "events.jsonl").unlink()
+        (path / "job.json").write_text(json.dumps({"recipe": {"data": str(data)}}))
+        os.utime(path / "job.json", (100.0 + (name == RUN),) * 2)
+
+    def states() -> list[str]:
+        return [f"{run.run[:6]} {run.state}" for run in list_runs(runs)[0]]
+
+    assert states() == ["quicks failed", "killed failed"]
+    part = data.with_name(f"{data.name}.new-0123abcd")  # as plugins/action/push.py names it
+    part.mkdir(parents=True)
+    (part / "train.jsonl").write_text("{}")
+    assert states() == ["quicks running", "killed failed"]
+    assert remove_runs(runs, [RUN]) == []
+    for path in (part, part / "train.jsonl"):  # the command was killed, or its connection is lost
+        os.utime(path, (time.time() - 60,) * 2)
+    assert states() == ["quicks failed", "killed failed"]
+    (part / "train.jsonl").write_text("{}\n{}")
+    part.rename(data)
+    assert states() == ["quicks failed", "killed failed"]
 
 
 def test_the_newest_run_is_first_and_damage_is_survived(tmp_path: Path) -> None:

@@ -15,12 +15,13 @@ from pathlib import Path
 from shutil import which
 from typing import Any
 
+from ftcluster_common.delivery import LIMIT_SECONDS, Delivery
 from ftcluster_common.protocol.launch import RUN_VARIABLE, WEBHOOK_FILE, Launch
 from ftcluster_common.protocol.run_state import WAITS
 from ftcluster_train.io.events import EventWriter, last_events
 from ftcluster_train.io.processes import signal_group
 from ftcluster_train.supervisor.heartbeats import StopRequest
-from ftcluster_train.supervisor.notification import LIMIT_SECONDS, Delivery, document_of
+from ftcluster_train.supervisor.notification import document_of
 from ftcluster_train.supervisor.rank_environment import ARRIVAL_SECONDS, POLL_SECONDS, host_path
 from ftcluster_train.supervisor.runs import run_there
 

@@ -21,6 +21,7 @@ import os
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,10 @@ WRONG_FORM = (
 DAMAGED = "damaged"  # stands for the recipe of a run with damaged files
 # modules that supervise or prepare a run, by their names in this version and in older ones
 PROGRAM = re.compile(rb"ftcluster_train\.(\w+\.)*(supervisor|prepare)")
-# a run without a launch and without a process here: this head cannot know which
+COPY_SECONDS = 20.0  # a copy has ended or stalled if nothing was written for so long
 NOT_LAUNCHED = (
-    "it was not launched: its command still copies files, or has failed or was killed; in the last "
-    "two cases, start it again"
+    "it was not launched, and no files are being copied for it: its command has failed or was "
+    "killed; start it again"
 )
 CAUSE_CHARACTERS = 300  # longest `cause` of a row, whose page has a limited size
 MOST_JOBS = 20  # most runs listed for an ambiguous beginning
@@ -89,6 +90,7 @@ def list_runs(
     def order(name: str) -> tuple[bool, bool, float, str]:
         return name in beginnings, name in alive, index.made(name), name
 
+    alive |= runs_copied(folder, names)
     names.sort(key=order, reverse=True)
     some = names[skip : skip + most if most else None]
     page = [index.read(name, name in alive) for name in some]
@@ -252,6 +254,41 @@ def runs_alive() -> set[str]:
     return runs
 
 
+def runs_copied(folder: Path, names: Sequence[str]) -> set[str]:
+    """Return the runs for which a command copies files to this host before the launch.
+
+    The action plugin `push` copies into a folder NAME.new-DIGITS and renames it at the end. A copy
+    belongs to the newest run whose job.json contains the path of NAME.
+
+    Args:
+        folder: folder of all runs.
+        names: ids of the runs.
+    """
+    copies = Counter(
+        part.with_name(part.name.rpartition(".new-")[0])
+        for cache in ("data", "models")
+        for part in (folder.parent / cache).glob("*.new-*")
+        if time.time() - _last_write(part) < COPY_SECONDS
+    )
+    runs = set()
+    for name in sorted(names, key=lambda name: _made(folder / name), reverse=True) * bool(copies):
+        with contextlib.suppress(OSError):
+            job = (folder / name / "job.json").read_text("utf-8", errors="replace")
+            if targets := [path for path, count in copies.items() if count and _is_in(job, path)]:
+                copies.subtract(targets)
+                runs.add(name)
+    return runs
+
+
+def _last_write(folder: Path) -> float:
+    """Return the time of the last write to a folder or a file in it, in seconds since 1970."""
+    times = [0.0]
+    for path in (folder, *folder.rglob("*")):
+        with contextlib.suppress(OSError):  # the copy has just ended
+            times.append(path.stat().st_mtime)
+    return max(times)
+
+
 def in_slurm(path: Path) -> bool:
     """Return True if a run has not ended and belongs to a Slurm job that is active on any host.
 
@@ -265,7 +302,7 @@ def in_slurm(path: Path) -> bool:
 
 def remove_runs(folder: Path, runs: Sequence[str]) -> list[str]:
     """Remove the folders of ended runs; return the ids of the removed runs."""
-    alive, removed = runs_alive(), []
+    alive, removed = runs_alive() | runs_copied(folder, runs), []
     for run in runs:
         path = folder / run
         if is_run_id(run) and run not in alive and path.is_dir() and not in_slurm(path):

@@ -14,6 +14,7 @@ from typing import Any
 from ftcluster.errors import ClusterChanged, Detached, FtclusterError, Interrupted, UsageError
 from ftcluster.launch import follow, training_run
 from ftcluster.launch.hub_token import find_token
+from ftcluster.launch.notify import notify_here, read_notify
 from ftcluster.launch.record import end_of, read_record
 from ftcluster.launch.runs import fetch_model, list_runs
 from ftcluster.launch.tags import is_tag
@@ -21,7 +22,7 @@ from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.connection import cluster_of
 from ftcluster.operations.runs.report import ReportRequest, report
 from ftcluster.operations.search.sweep_request import Part, SweepRequest, name_of, parts_of
-from ftcluster.operations.search.sweep_result import SweepResult
+from ftcluster.operations.search.sweep_result import SweepResult, notification_of
 from ftcluster.operations.train.head_access import ensure_head_access
 from ftcluster.progress.view import View
 from ftcluster.search.engine import search
@@ -48,7 +49,8 @@ def dry_run(request: SweepRequest, view: View) -> SweepResult:
 def sweep(request: SweepRequest, view: View, steps_view: View) -> SweepResult:
     """Train each combination that has not been trained yet, and compare all combinations.
 
-    If a run fails, the other runs continue.
+    If a run fails, the other runs continue. `--notify` and `--webhook` get one notification, when
+    the sweep is done or has failed.
 
     Args:
         steps_view: view for the progress of a single run, used if the runs are sequential.
@@ -65,7 +67,7 @@ def sweep(request: SweepRequest, view: View, steps_view: View) -> SweepResult:
         raise FtclusterError(f"--fetch: {path} is not empty", "name another folder")
     try:
         state.search()
-        return state.completed()
+        result = state.completed()
     except (Interrupted, KeyboardInterrupt) as error:
         active = [row.run for row in state.rows if row.state == "running"]
         running = f"; still running: {', '.join(active)}" if active else ""
@@ -78,6 +80,13 @@ def sweep(request: SweepRequest, view: View, steps_view: View) -> SweepResult:
         if isinstance(error, Detached):
             interrupted.exit_code = error.exit_code
         raise interrupted from None
+    except ClusterChanged:
+        raise
+    except FtclusterError as error:
+        state.notify(state.result, error)
+        raise
+    state.notify(result)
+    return result
 
 
 class _Sweep:
@@ -89,6 +98,8 @@ class _Sweep:
 
     def __init__(self, request: SweepRequest, view: View, steps_view: View) -> None:
         self._request, self._view = request, view
+        # read now, because the webhook's file may disappear while the sweep runs
+        self._recipients = read_notify(request.launch.notify, request.launch.webhook)
         cluster = cluster_of(request.connection, view)
         self._parts = parts_of(
             cluster, request.hosts, request.nodes, request.connection.to(cluster)
@@ -100,6 +111,7 @@ class _Sweep:
         self._contents: dict[str, str] = {}
         prepared, _ = self._add(self._strategy.ask())
         first = prepared[0].recipe
+        self._recipe_name = first.name
         user_metrics = declared_metrics(prepared[0].code.metrics)
         self._aim = aim_of(first, request.metric, request.fields, user_metrics)
         # both by the part's index: consecutive failed launches, and the active run
@@ -157,6 +169,16 @@ class _Sweep:
     def result(self) -> SweepResult:
         """The current state of the sweep."""
         return SweepResult(self.rows, self._aim, len(self._parts))
+
+    def notify(self, result: SweepResult, error: FtclusterError | None = None) -> None:
+        """Notify the user from this machine, and print a note for each failed notification.
+
+        Args:
+            error: the error that ended the sweep; None if it ended by itself.
+        """
+        document = notification_of(self._recipe_name, result, error)
+        for note in notify_here(self._recipients, document):
+            self._view.say(note)
 
     def find(self) -> None:
         """Find the combinations that any user has already trained or is training.
@@ -259,7 +281,7 @@ class _Sweep:
         request = self._request.with_settings(row.settings, row.name)
         launch = self._request.launch
         tags = filter(is_tag, row.label.split())  # `ftcluster ps` shows tags
-        launch = replace(launch, tags=(*tags, *launch.tags))
+        launch = replace(launch, tags=(*tags, *launch.tags), notify="", webhook="")
         run = launch.applied_to(request.prepared(part.cluster))
         if name_of(self._request, row.settings, {}) != row.name:
             raise FtclusterError(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ftcluster.errors import FtclusterError
 from ftcluster.progress.format import duration
 from ftcluster.search.repeats import RepeatedSetting, may_be_chance, repeated_settings
 from ftcluster.search.rows import NOT_STARTED, WAITING, Aim, SweepRun
@@ -152,3 +153,26 @@ class SweepResult:
         why = f"{row.run}  {row.reason[:REASON_LENGTH]}".strip() if row.reason else row.run
         time = duration(row.seconds) if row.seconds else "-"
         return (*(row.settings.get(name, "-") for name in names), shown, time, why)
+
+
+def notification_of(
+    recipe: str, result: SweepResult, error: FtclusterError | None = None
+) -> dict[str, Any]:
+    """Return the document of the notification that a sweep has ended.
+
+    The document has the keys of `sweep --json`, the key `event` and a line `text` for people.
+
+    Args:
+        recipe: name of the recipe.
+        error: the error that ended the sweep; None if it ended by itself.
+    """
+    document = {**result.document(), **(error.to_dict() if error else {})}
+    event = "done" if document["state"] == "done" else "failed"
+    text = f"the sweep of {recipe} {'is done' if event == 'done' else 'failed'}"
+    if error:
+        text += f": {error.message}"
+    elif best := result.best:
+        value = result.aim.of(best.metrics)[1]
+        text += f": best {result.metric} {value:.4g}, {best.label} ({best.run})"
+    text = "".join(letter if letter.isprintable() else " " for letter in text)
+    return {"event": event, **document, "text": text}

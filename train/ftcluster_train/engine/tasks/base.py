@@ -420,7 +420,7 @@ class Task(ABC):
                 notices.append(
                     f"{data_set}: "
                     * bool(data_set)
-                    + f"NOT READ, although it holds texts: column {', '.join(unread)}; the task "
+                    + f"NOT READ, although it contains texts: column {', '.join(unread)}; the task "
                     f"reads {', '.join(read)}"
                 )
         return [*notices, *self.reader.notices()]
