@@ -7,6 +7,7 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from ftcluster_common import NEXT_RELEASE
 from tests.programs import CONTROL, ROOT
 
 
@@ -82,7 +83,7 @@ def install(folder: Path) -> Installed:
     galaxy = ("ansible-galaxy", "collection")
     run(collections, *galaxy, "build", str(clone), "--output-path", str(folder))
     tarball = next(folder.glob("*.tar.gz"))
-    assert tarball.name == "ftcluster-cluster-0.1.0.tar.gz"
+    assert tarball.name == f"ftcluster-cluster-{NEXT_RELEASE}.tar.gz"
     run(collections, *galaxy, "install", "--offline", "-p", str(collections), str(tarball))
     with tarfile.open(tarball) as tar:
         return Installed(clone, collections, tar.getnames())

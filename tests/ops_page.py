@@ -91,6 +91,29 @@ def roles_used(playbook: str) -> list[RoleUse]:
     return list(uses(plays, {}))
 
 
+def undoing(playbook: str) -> str:
+    """Return a playbook that removes what a playbook's roles made, as docs/single-roles.md says.
+
+    It runs the roles' entry points `remove` with the same variables, the last role first.
+    """
+    plays = []
+    for play in yaml.safe_load(playbook):
+        tasks = [
+            {
+                "name": f"Remove what {use.role} made",
+                "ansible.builtin.import_role": {
+                    "name": f"{COLLECTION}{use.role}", "tasks_from": "remove.yml",
+                },
+                "vars": use.variables,
+            }
+            for use in reversed([*uses([play], {})])
+            if "remove" in options_of(use.role)
+        ]  # fmt: skip
+        kept = {key: value for key, value in play.items() if key not in ("roles", "tasks")}
+        plays.append({**kept, "tasks": tasks})
+    return yaml.safe_dump(plays, sort_keys=False)
+
+
 def examples(role: str, page: str) -> list[Example]:
     """Return the playbooks on a role's page, whose sections are named after entry points."""
     found = []

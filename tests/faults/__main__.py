@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.cluster.control import NAMES, bare_hosts
 from tests.faults import operations, table
-from tests.faults.campaign import Campaign, carry_out, problems, survived
+from tests.faults.campaign import Campaign, carry_out, planned_faults, problems, survived
 from tests.faults.injections import FAULTS, HOST_CLOCK, install_clock
 from tests.faults.places import Hosts, Localhost, Place
 from tests.programs import ROOT, Home
@@ -31,14 +31,15 @@ DISK_MEGABYTES = 600  # size of a disk for runs, which a fault can fill
 
 
 @contextmanager
-def localhost(folder: Path) -> Iterator[Place]:
+def localhost(folder: Path, sets_clock: bool) -> Iterator[Place]:
     """Set up this machine in a folder; its runs have a separate disk."""
     home = Home(folder, folder / "ftcluster")
     runs = home.prefix / "runs"
     done = home.run("setup", "localhost", "-e", f"ftcluster_prefix={home.prefix}")
     assert done.returncode == 0, done.stderr
     runs.mkdir(exist_ok=True)
-    install_clock(home.prefix)
+    if sets_clock:
+        install_clock(home.prefix)
     size = f"size={DISK_MEGABYTES}m"
     subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(runs)], check=True)
     try:
@@ -49,16 +50,17 @@ def localhost(folder: Path) -> Iterator[Place]:
 
 def on_testbed(
     name: str, names: tuple[str, ...], ranks_per_host: int
-) -> Callable[[Path], AbstractContextManager[Place]]:
+) -> Callable[[Path, bool], AbstractContextManager[Place]]:
     """Set up hosts of the testbed."""
 
     @contextmanager
-    def place(folder: Path) -> Iterator[Place]:
+    def place(folder: Path, sets_clock: bool) -> Iterator[Place]:
         with bare_hosts("bookworm", folder, names) as control:
             done = control.run("setup", control.inventory("inventory.ini", names))
             assert done.returncode == 0, done.stderr
-            for host in names:
-                control.shell(host, HOST_CLOCK)
+            if sets_clock:
+                for host in names:
+                    control.shell(host, HOST_CLOCK)
             if ranks_per_host > 1:
                 plan_with_cores(folder / "state/ftcluster/cluster.json", ranks_per_host)
             yield Hosts(control, name, ranks_per_host)
@@ -86,7 +88,7 @@ PLACES = {
 
 def tried(results: list[dict[str, Any]], place: str) -> list[dict[str, Any]]:
     """Return the faults that were tried at a place."""
-    return [one for one in results if (one["kind"], one.get("place")) == ("fault", place)]
+    return [line for line in results if (line["kind"], line.get("place")) == ("fault", place)]
 
 
 def main() -> int:
@@ -111,7 +113,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     before = table.read(options.results) if options.results.exists() else []
-    results = [one for one in before if one.get("seed") == options.seed]
+    results = [line for line in before if line.get("seed") == options.seed]
 
     def write(result: dict[str, Any]) -> None:
         results.append(result)
@@ -129,24 +131,26 @@ def main() -> int:
         return 0 if all(result["passed"] for result in tried_now) else 1
     for name in options.place or PLACES:
         done = len(tried(results, name))
-        if done >= options.faults:
+        faults = planned_faults(options.seed, name, options.only, options.faults, done)
+        if not faults:
             continue
         if (machine := {"kind": "machine", **table.machine()}) not in (*before, *results):
             write(machine)
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
-            place = stack.enter_context(PLACES[name](folder))
+            sets_clock = any(FAULTS[fault].sets_clock for fault in faults)
+            place = stack.enter_context(PLACES[name](folder, sets_clock))
             campaign = Campaign(
                 place, folder / "logs", options.seed, options.faults, options.steps,
                 save_steps=max(5, options.steps // 20), pause_seconds=options.pause,
                 only=tuple(options.only), recipe=tuple(options.recipe), done=done,
             )  # fmt: skip
             carry_out(campaign, write)
-    faults = [one for name in options.place or PLACES for one in tried(results, name)]
-    print(f"{sum(map(survived, faults))} of {len(faults)} faults of this seed were survived")
-    found = problems(results)
-    print("\n".join(found) or "everything as it has to be", file=sys.stderr)
-    return 1 if found else 0
+    outcomes = [fault for name in options.place or PLACES for fault in tried(results, name)]
+    print(f"{sum(map(survived, outcomes))} of {len(outcomes)} faults of this seed were survived")
+    wrong = problems(results)
+    print("\n".join(wrong) or "everything as it has to be", file=sys.stderr)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults import observe
-from tests.faults.injections import FAULTS
+from tests.faults.injections import FAULTS, NoTarget
 from tests.faults.ledger import Order, by_pass, compare
 from tests.faults.places import Hosts, Place
 from tests.faults.training import Training
@@ -143,6 +143,18 @@ def drawn_faults(seed: int, place: str, only: Sequence[str]) -> Iterator[str]:
         yield from draw.sample(names, len(names))
 
 
+def planned_faults(
+    seed: int, place: str, only: Sequence[str], faults: int, done: int = 0
+) -> list[str]:
+    """Return the names of a campaign's faults that were not tried yet, in order.
+
+    Args:
+        faults: number of faults, including the faults that were tried before.
+        done: number of faults that were tried before.
+    """
+    return [*itertools.islice(drawn_faults(seed, place, only), done, faults)]
+
+
 def wait_for_steps(training: Training, steps: int, last: int) -> bool:
     """Wait for `steps` further steps; return True if the training has not reached `last`."""
     wanted = training.step() + steps
@@ -189,10 +201,13 @@ class Campaign:
 
 
 def carry_out(campaign: Campaign, write: Callable[[dict[str, Any]], None]) -> None:
-    """Inject faults into trainings, and pass each result to `write`."""
+    """Inject faults into trainings, and pass each result to `write`.
+
+    Raises:
+        NoTarget: a fault cannot strike a new training.
+    """
     place, done = campaign.place, campaign.done
-    names = drawn_faults(campaign.seed, place.name, campaign.only)
-    names = itertools.islice(names, done, None)
+    names = planned_faults(campaign.seed, place.name, campaign.only, campaign.faults, campaign.done)
     campaign.folder.mkdir(parents=True, exist_ok=True)
     reference = undisturbed(campaign.training()) if campaign.compare else None
     while done < campaign.faults:
@@ -205,8 +220,13 @@ def carry_out(campaign: Campaign, write: Callable[[dict[str, Any]], None]) -> No
         try:
             first = done
             while done < campaign.faults and _is_time(training, campaign, draw):
+                try:
+                    result = one_fault(training, names[done - campaign.done], draw)
+                except NoTarget:
+                    if done == first:
+                        raise
+                    break  # the next training is the target
                 done += 1
-                result = one_fault(training, next(names), draw)
                 write({"seed": campaign.seed, "number": done, **result})
                 if not survived_alone(result):
                     training.launch()

@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,20 @@ systemctl restart ssh
 """
 TESTBED = ("hosts", "16 ranks")
 STEP_SECONDS = 60.0  # seconds of a clock step, longer than any timeout of a run that continues
+HOST_BYTES = 4 * 10**9  # memory of a host that runs out of it
+# a program on a host that takes memory until the kernel kills another program, and keeps it
+HOG = """
+import mmap, time
+open("/proc/self/oom_score_adj", "w").write("-1000")
+def kills():
+    return next(line for line in open("/proc/vmstat") if line.startswith("oom_kill "))
+before, areas = kills(), []
+while kills() == before:
+    areas.append(mmap.mmap(-1, 1 << 24))
+    for page in range(0, 1 << 24, mmap.PAGESIZE):
+        areas[-1][page] = 1
+time.sleep(600)
+"""
 LOSS_PERCENT = 2
 DELAY_MS = 100.0  # milliseconds in each direction
 # sitecustomize.py for a stack whose clock can be set; it affects only times that Python code reads
@@ -57,6 +72,10 @@ NO_FAKE_STAT=1
 END
 """
 REAL_CLOCK = f"mv /root/environment-of-clock /etc/environment && rm -f {OFFSET}"
+
+
+class NoTarget(Exception):
+    """A training has nothing left that a fault could strike; a new training has."""
 
 
 def nothing() -> None:
@@ -90,12 +109,15 @@ class Fault:
 
     Attributes:
         ends: whether it is right that the run ends; None: it may end or continue.
+        sets_clock: True if the programs of the place must take their time from a clock that can
+            be set. On slow hosts, libfaketime stalls waits of all programs.
     """
 
     title: str
     strike: Callable[[Training, random.Random], Struck]
     places: tuple[str, ...] = ("localhost", *TESTBED)
     ends: bool | None = False
+    sets_clock: bool = False
 
 
 def pick(training: Training, draw: random.Random, kind: str) -> Process:
@@ -134,17 +156,38 @@ def out_of_memory(training: Training, draw: random.Random) -> Struck:
     return Struck(at, process.host, process.rank, "out of memory", heal, 15.0)
 
 
+def host_out_of_memory(training: Training, draw: random.Random) -> Struck:
+    """Start another program that takes all memory of a host; the kernel kills the largest rank."""
+    bed, host = bed_of(training).bed, draw.choice(training.place.hosts[1:])
+    bed.memory(host, HOST_BYTES)
+    at = time.time()
+    hog = subprocess.Popen(bed.exec_argv(host, ["python3", "-c", HOG]))
+
+    def heal() -> None:
+        hog.kill()
+        hog.wait()
+        bed.memory(host, None)
+
+    return Struck(at, host, None, "out of memory", heal, draw.uniform(*CUT_SECONDS))
+
+
 def session_killed(training: Training, draw: random.Random) -> Struck:
     """Kill the SSH session in which mpirun started the ranks of a host that is not the head.
 
     The ranks and mpirun have connections of their own by then.
+
+    Raises:
+        NoTarget: the sessions of all hosts were killed before.
     """
     ranks = [process for process in training.processes() if process.kind == "rank"]
-    rank = draw.choice(sorted((r for r in ranks if r.host != training.head), key=lambda r: r.pid))
-    session = sshd_above(rank.pid)
+    ranks = sorted((rank for rank in ranks if rank.host != training.head), key=lambda r: r.pid)
+    sessions = [(rank.host, pid) for rank in ranks if (pid := sshd_above(rank.pid)) is not None]
+    if not sessions:
+        raise NoTarget
+    host, session = draw.choice(sessions)
     at = time.time()
     os.kill(session, signal.SIGKILL)
-    return Struck(at, rank.host, None, "")
+    return Struck(at, host, None, "")
 
 
 def follower_sessions_killed(training: Training, _draw: random.Random) -> Struck:
@@ -407,22 +450,27 @@ FAULTS = {
     "term-rank": Fault("SIGTERM of a rank", asked_to_end("rank"), ends=True),
     "term-supervisor": Fault("SIGTERM of the supervisor", asked_to_end("supervisor"), ends=True),
     "oom": Fault("a rank is out of memory", out_of_memory),
+    "host-oom": Fault("another program takes all memory of a host", host_out_of_memory, TESTBED),
     "control-gone": Fault("the control node vanishes, another one attaches", control_gone),
     "second-run": Fault("a second run on the same hosts", second_run),
     "full-disk": Fault("disk full during a checkpoint", full_disk, ("localhost",)),
     # near the last step the model cannot be saved, so the run ends
     "full-of-logs": Fault("disk full to the last byte", full_of_logs, ("localhost",), ends=None),
     "rotated": Fault("logs are rotated while somebody follows them", rotated),
-    "clock-steps": Fault("the clock goes a minute forward, then back", clock_steps, ("localhost",)),
+    "clock-steps": Fault(
+        "the clock goes a minute forward, then back", clock_steps, ("localhost",), sets_clock=True
+    ),
     "kill-session": Fault(
         "SIGKILL of the SSH session with a host's ranks", session_killed, TESTBED
     ),
     "kill-followers": Fault(
         "SIGKILL of the control node's SSH sessions on the head", follower_sessions_killed, TESTBED
     ),
-    "clock-jumps": Fault("a host's clock jumps an hour ahead, then back", clock_jumps(1), TESTBED),
+    "clock-jumps": Fault(
+        "a host's clock jumps an hour ahead, then back", clock_jumps(1), TESTBED, sets_clock=True
+    ),
     "head-clock-jumps": Fault(
-        "the head's clock jumps an hour ahead, then back", clock_jumps(0), TESTBED
+        "the head's clock jumps an hour ahead, then back", clock_jumps(0), TESTBED, sets_clock=True
     ),
     "worker-off": Fault("a host loses its power, and is back", lost_host(1), TESTBED),
     "head-off": Fault("the head loses its power, and is back", lost_host(0), TESTBED),

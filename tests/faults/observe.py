@@ -90,15 +90,16 @@ def _process(folder: Path, run: str) -> Iterator[Process]:
     )
 
 
-def sshd_above(pid: int) -> int:
-    """Return the process of sshd's session that a process belongs to.
+def sshd_above(pid: int) -> int | None:
+    """Return the process of the SSH session that started a process; None if there is none.
 
-    Raises:
-        FileNotFoundError: the process has no such parent.
+    When a session is killed, its processes continue as children of the host's process 1.
     """
-    while not Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):
+    while pid:
+        if Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):
+            return pid
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return pid
+    return None
 
 
 def mounts(init: int) -> set[str]:

@@ -1,5 +1,7 @@
 """The playbooks of docs/single-roles.md and of the roles' pages, on bare hosts."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests import ops_page
@@ -17,6 +19,24 @@ ROLES = ("account", "firewall", "os_package", "ssh_mesh", "tcmalloc", "tuning", 
 @pytest.fixture(scope="module")
 def empty(bare: Control, tmp_path_factory: pytest.TempPathFactory) -> Empty:
     return empty_folder(bare, HOSTS, tmp_path_factory.mktemp("examples"))
+
+
+@pytest.fixture
+def undone(empty: Empty) -> Iterator[None]:
+    """Undo the playbooks of docs/single-roles.md at the end, as its last section says."""
+    before = empty.control.snapshots()
+    yield
+    playbooks = [*reversed(ops_page.playbooks(ops_page.read_single_roles()))]
+    names = [
+        empty.write(f"undo-{number}.yml", ops_page.undoing(playbook.text))
+        for number, playbook in enumerate(playbooks)
+    ]
+    done = empty.play(*names, **ADVISED)
+    for name in HOSTS:
+        empty.control.shell(name, "rm -rf /opt/markdown-it")
+    empty.control.purge_packages()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert empty.control.snapshots() == before
 
 
 def test_the_roles_pages(empty: Empty) -> None:
@@ -67,6 +87,7 @@ def test_all_roles_work_in_check_mode_on_bare_hosts(empty: Empty) -> None:
     assert control.snapshots() == before
 
 
+@pytest.mark.usefixtures("undone")
 def test_the_page_for_ops_teams_does_what_it_says(empty: Empty) -> None:
     control = empty.control
     for number, playbook in enumerate(ops_page.playbooks(ops_page.read_single_roles())):
