@@ -34,7 +34,7 @@ INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "SHELL", "TMPDIR", "TZ", "USER
 
 @dataclass(frozen=True)
 class Delivery:
-    """A notification, and where it goes.
+    """A notification and its recipients.
 
     Attributes:
         command: arguments of the user's command; empty for none.
@@ -148,7 +148,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def post(url: str, document: Mapping[str, Any], limit_seconds: float = LIMIT_SECONDS) -> str:
-    """Post the document to a webhook; return why that failed, or "". The reason has no address."""
+    """Post the document to a webhook; return why that failed, without the address, or ""."""
     # chat servers read &, < and > in `text` as markup
     text = str(document["text"])
     for mark, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
@@ -167,7 +167,8 @@ def post(url: str, document: Mapping[str, Any], limit_seconds: float = LIMIT_SEC
         reason = error.reason
         cause = reason.strerror if isinstance(reason, OSError) else ""
         return f"the server cannot be reached: {cause or type(reason).__name__}"
-    except (OSError, http.client.HTTPException, ValueError) as error:  # messages may have the URL
+    # the exception's message may contain the URL
+    except (OSError, http.client.HTTPException, ValueError) as error:
         return f"the server does not answer: {type(error).__name__}"
 
 
