@@ -33,11 +33,10 @@ class Testbed:
         ...     bed.run("ansible", "-i", "inventory.ini", "nodes", "-m", "ping", check=True)
         ...     bed.kill("node1")
 
-    There is one testbed a machine and FTCLUSTER_TESTBED_NAME: two objects of this class speak of
-    the same one.
+    A machine has one testbed per FTCLUSTER_TESTBED_NAME, which all objects of this class share.
 
     Raises:
-        TestbedError: from every method, when it cannot do what it is asked; the text says why.
+        TestbedError: raised by every method that fails; the message has the cause.
     """
 
     __test__ = False  # its name starts with Test, but pytest must not collect it
@@ -56,8 +55,7 @@ class Testbed:
     def up(self, nodes: int | None = None) -> None:
         """Start the first `nodes` hosts: build what is missing, boot, wait until ssh answers.
 
-        Hosts that run already are left alone, so a testbed can grow, and hosts that are off are
-        switched on.
+        Running hosts stay unchanged, so a testbed can grow, and hosts that are off are switched on.
         """
         if nodes is not None and not 1 <= nodes <= MAX_NODES:
             raise TestbedError(f"{nodes} hosts: want 1 to {MAX_NODES}")
@@ -91,7 +89,7 @@ class Testbed:
     def down(self, purge: bool = False) -> None:
         """Remove every host and everything from `up` except the cache; `purge` removes it too.
 
-        The cache is that of testbeds of all names.
+        Testbeds of all names share the cache.
         """
         with _alone():
             if purge and (used := host.other_disks()):
@@ -195,8 +193,8 @@ class Testbed:
     ) -> Completed:  # fmt: skip
         """Run a command of this machine on the control host: in the cluster's network.
 
-        `env` adds to our own environment; the rest is as with subprocess.run, whose exceptions
-        `check` and `timeout` raise.
+        `env` adds variables to this process's environment. The other arguments and the exceptions
+        are those of subprocess.run.
         """
         argv = self.run_argv([str(word) for word in cmd])
         env = {**self.connections, **(env or {})}

@@ -90,7 +90,7 @@ class Group:
         return ["sh", "-c", JOIN, "sh", self.procs_files(subgroup), *cmd]
 
     def kill(self) -> None:
-        """End every process in it and remove it.
+        """Kill every process in the group and remove the group.
 
         cgroup.kill, because a host's processes outlive a kill -9 of the nspawn that started them.
         """

@@ -3,7 +3,7 @@
     python delay.py plain INTERFACE             have it send frames that are whole, with checksums
     python delay.py relay SECONDS ONE OTHER     carry the frames of two interfaces to each other
 
-Standard library only, and nothing of the testbed: it is started in other network namespaces.
+Imports only the standard library, because it is started in other network namespaces.
 """
 
 import contextlib

@@ -157,9 +157,9 @@ def lose(node: Node, percent: int) -> None:
 
 # ---------------------------------------------------------------- delay
 def delay(node: Node, milliseconds: float) -> None:
-    """Have all frames to and from a host arrive later, each way; 0: as soon as they can.
+    """Delay all frames to and from a host, in each direction; 0 removes the delay.
 
-    Its port leaves the switch, and a process carries the frames to another port.
+    The host's port leaves the switch, and a process forwards the frames to another port.
     """
     far, port = f"{node.name}-f", f"{node.name}-p"
     ip("link", "del", far, check=False)  # this also ends the previous process

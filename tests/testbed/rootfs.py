@@ -1,7 +1,7 @@
 """The root file system under every host's disk: built once by mmdebstrap, then cached.
 
-There is one for each set of suite, packages and registry settings. It has an operator account
-and what Ansible needs on a host, and nothing of the project.
+The cache has a root file system for each set of suite, packages and registry settings. It contains
+an operator account and the packages that Ansible needs on a host, and no files of the project.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def cached(
     adapt: Callable[[Path], None],
     mirror: str = "",
 ) -> Path:
-    """A root file system of the cache that begins with a name; built if there is none.
+    """Return the cached root file system whose name has this beginning; build it if necessary.
 
     Args:
         sources: files of apt sources, by name.
-        adapt: changes the fresh one.
-        mirror: Ubuntu's, where it is Ubuntu.
+        adapt: function that changes the new root file system.
+        mirror: mirror of Ubuntu, if the root file system is Ubuntu's.
     """
     done = settings.cache / f"{name}-{_key(packages, sources)}"
     settings.cache.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -28,8 +28,8 @@ class Shared:
     """The kernel settings that running testbeds have changed.
 
     Attributes:
-        before: the settings' values before the first of them, by name.
-        nodes: the number of hosts of each, by its network namespace.
+        before: values of the settings before the first testbed changed them, by name.
+        nodes: number of hosts of each testbed, by its network namespace.
     """
 
     before: dict[str, str] = field(default_factory=dict)
