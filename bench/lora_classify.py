@@ -99,7 +99,7 @@ def trained(
     bench: Bench, run_dir: Path, name: str, model: Path, site: Path | None,
     recipe: tuple[str, ...] = (), **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the facts of a training of a variant."""
+    """Train a variant once; return the measurements."""
     overrides, engine = VARIANTS[name]
     bench.prepare(run_dir, ("mrpc", f"model={model}", "data={data}/mrpc", *recipe, *overrides))
     variables = environment(bench.threads, tcmalloc=True, site=site)
@@ -107,7 +107,7 @@ def trained(
 
 
 def summary(turns: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Return the medians of each variant, and its ratios to the first one in the same turn."""
+    """Return each variant's medians, and its ratios to the first variant in the same turn."""
     first = next(iter(turns.values()))
     found: dict[str, dict[str, Any]] = {}
     for name, runs in turns.items():

@@ -172,7 +172,7 @@ def apart_from(data: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def flat(tensors: Tensors) -> torch.Tensor:
-    """Return all elements one after the other."""
+    """Return the elements of all tensors as one flat tensor."""
     return torch.cat([contiguous(tensor).view(-1) for tensor in tensors])
 
 

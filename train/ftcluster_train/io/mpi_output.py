@@ -28,7 +28,7 @@ BACKEND_MARKER = "FTCLUSTER-BACKEND "
 MARKERS = (END_MARKER.encode(), BACKEND_MARKER.encode(), MARKER.encode())
 FLUSH_SECONDS = 0.2  # rank 0's output is passed on at this interval, not write by write
 FLUSH_CHARACTERS = 65536
-LAST_BYTES = 8192  # kept for each rank for `last_lines`
+LAST_BYTES = 8192  # bytes of each rank's last output that are kept for `last_lines`
 LAST_LINES = 15
 LOG_BYTES = 32 << 20  # size limit of a log; the previous log is kept as NAME.1
 # mpirun's message about a rank that was killed together with the process that started it

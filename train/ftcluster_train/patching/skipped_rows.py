@@ -1,7 +1,7 @@
 """Rows of a padded batch that nothing reads in an encoder, so no layer needs to compute them.
 
-Attention masks padding, so nothing reads its keys and values. In a classifier that reads the first
-token of each sample:
+Attention masks padding, so nothing reads the padding's keys and values. In a classifier that reads
+the first token of each sample:
 
 - Nothing reads padding at all, because tokens interact only in attention.
 - After the last layer's attention only the first token is read.

@@ -82,7 +82,7 @@ def listen_at_one_address() -> None:
         *more: Any, **options: Any,
     ) -> Any:  # fmt: skip
         if is_master:
-            with contextlib.suppress(OSError):  # torch then reports the error
+            with contextlib.suppress(OSError):  # torch tries to listen too, and reports the error
                 options["master_listen_fd"] = listen(host_name, port, world_size or 1).detach()
         return store(host_name, port, world_size, is_master, *more, **options)
 
