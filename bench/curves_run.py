@@ -95,7 +95,7 @@ def main() -> int:
 def train_plainly(
     job: Job, task: Task, model: Any, train_set: Samples, bf16: bool
 ) -> Iterator[float]:
-    """A plain loop of torch and transformers; yields the loss of each step.
+    """Train by a plain loop of torch and transformers; yield the loss of each step.
 
     Batches and the loss function are the engine's.
     """

@@ -2,8 +2,8 @@
 
     PYTHON -m bench.distilbert ENCODER
 
-writes it with the tokenizer into ENCODER/distilbert. DistilBERT has no token types: the vector of
-the first type is added to all vectors of positions, as if all tokens had this type.
+writes the model and the tokenizer into ENCODER/distilbert. DistilBERT has no token types: the
+vector of the first type is added to all vectors of positions, as if all tokens had this type.
 """
 
 import sys

@@ -12,14 +12,14 @@ all-MiniLM-L6-v2. --site is a folder with sentence-transformers for the stack's 
     pip install --target DIR --no-deps sentence-transformers accelerate psutil scikit-learn scipy
         joblib threadpoolctl cloudpickle narwhals
 
-Both train the same model on the same pairs with the same loss, batch, length and rate: embeddings
-with MultipleNegativesRankingLoss, scale 20; a reranker (CrossEncoderTrainer) with
-BinaryCrossEntropyLoss, each question with its own context, 1, and with another one, 0. Each run is
-a process, runs are interleaved, numbers are medians. `stock` has bf16, where --precision is not
-fp32, and of embeddings the batch sampler NO_DUPLICATES; `stock, fp32` is the same without bf16, and
-`tuned` with the allocator of planned runs, which `ours` has too. --seeds also trains an epoch with
-ours and with stock in turns, measures both models with the same code, and measures the speed of the
-whole epoch. --turns 0 skips everything else.
+Both train the same model on the same pairs with the same loss, batch, length and learning rate.
+Embeddings use MultipleNegativesRankingLoss with scale 20. A reranker (CrossEncoderTrainer) uses
+BinaryCrossEntropyLoss: the label is 1 for a question with its own context, and 0 with another
+context. Each run is a process, runs are interleaved, and results are medians. `stock` uses bf16
+unless --precision is fp32, and for embeddings the batch sampler NO_DUPLICATES. `stock, fp32` is the
+same without bf16. `tuned` adds the allocator of planned runs, which `ours` uses too. --seeds also
+trains an epoch with ours and with stock in turns, measures both models with the same code, and
+measures the speed of the whole epoch. --turns 0 skips everything else.
 """
 
 import json

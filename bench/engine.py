@@ -4,19 +4,19 @@
         [--precision fp32] [--ablation] [--profile] [--threads N] [--prefix DIR] [--results FILE]
 
 from the repository's root, with the Python of the stack under --prefix and the code of this
-checkout. DIR has the folders mrpc, squad and shakespeare; ner learns which words of mrpc's
-sentences have capital letters, mlm the texts of shakespeare. --encoder is a small BERT with its
+checkout. DIR has the folders mrpc, squad and shakespeare; ner predicts which words of mrpc's
+sentences have capital letters, and mlm trains on shakespeare. --encoder is a small BERT with its
 tokenizer, such as all-MiniLM-L6-v2.
 
-All train the same model from the same weights on the same samples with two threads; each run is a
-process, runs are interleaved, numbers are medians. `stock` is Trainer with the defaults of
-run_glue, run_ner, run_qa, run_mlm and run_clm: padded to the maximum. `tuned` is Trainer as far as
-its own options go: batches padded to their longest sample and grouped by length, and tcmalloc. Both
-have fused AdamW, and bf16 where the CPU has instructions for it. `ours` runs with tcmalloc, as
-planned runs do. If batches differ in length, each speed is converted to an epoch's mean batch
-(`length_share`). --ablation also measures ours without each optimization and with each alone, and
-`tuned` in fp32; --profile the time by kind of work and its serial share. `--turns 1 --steps 6`
-takes minutes.
+All variants train the same model from the same weights on the same samples with two threads. Each
+run is a process, runs are interleaved, and results are medians. `stock` is Trainer with the
+defaults of run_glue, run_ner, run_qa, run_mlm and run_clm, which pad to the maximum. `tuned` is
+Trainer with its best options: batches padded to their longest sample and grouped by length, and
+tcmalloc. Both use fused AdamW, and bf16 if the CPU has instructions for it. `ours` runs with
+tcmalloc, as planned runs do. If batches differ in length, each speed is converted to an epoch's
+mean batch (`length_share`). --ablation also measures ours without each optimization and with each
+alone, and `tuned` in fp32. --profile also measures the time by kind of work and its serial share.
+`--turns 1 --steps 6` takes minutes.
 """
 
 import json

@@ -74,8 +74,8 @@ class Clock(ProgressLog, TrainerCallback):
     """A recorder of the end of each step, of the engine or of Trainer.
 
     Attributes:
-        times: when it ended.
-        begins: when the next one began.
+        times: end of each step.
+        begins: beginning of each next step.
         cpu_times, cpu_begins: CPU time of this process at these moments, which other programs on
             the machine hardly change.
     """
@@ -175,7 +175,7 @@ def counted_seconds(begins: list[float], ends: list[float]) -> float:
     """Return the time of the steps after the warm-up.
 
     Args:
-        begins: when the step after each one began.
+        begins: beginning of the step after each step.
         ends: times at which steps end.
     """
     steps = zip(begins[WARM_UP - 1 :], ends[WARM_UP:], strict=False)
@@ -227,11 +227,11 @@ def products(shapes: list[tuple[int, int, int]], dtype: torch.dtype) -> float:
 
 
 class Limit:
-    """Products of these shapes, forward only, between the steps of a training.
+    """Matmuls of these shapes, forward only, between the steps of a training.
 
-    Where others use the machine as well, their rate moves by a tenth within minutes; so it is
-    measured in the same seconds as the steps. Of torch's kernels, MKL and oneDNN in fp32, the
-    faster one for each shape counts.
+    On a shared machine the matmuls' rate changes by a tenth within minutes, so it is measured in
+    the same seconds as the steps. In fp32 torch has the kernels of MKL and oneDNN, and the faster
+    kernel for each shape counts.
 
     Args:
         shapes: rows, inner size and columns.
@@ -320,7 +320,7 @@ def batch_tokens(
 
     Args:
         lengths: lengths of the samples, in tokens.
-        unpadded: whether padding does not count.
+        unpadded: True to exclude padding.
     """
     sampler = BatchSampler(lengths, recipe.batch_size, recipe.training, grouped)
     of_epoch = replace(recipe.training, max_steps=sampler.steps_per_epoch)

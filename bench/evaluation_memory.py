@@ -148,7 +148,7 @@ def peak() -> int:
 
 
 def samples(folder: Path, count: int, options: argparse.Namespace) -> Samples:
-    """Random blocks."""
+    """Return random blocks."""
     writer = SampleWriter(folder, {"input_ids": "i", "kinds": "b"})
     for _ in range(count):
         sample = {"input_ids": torch.randint(options.vocabulary, (options.tokens,)).tolist()}

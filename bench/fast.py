@@ -7,14 +7,14 @@ from the repository's root, after `ftcluster setup localhost`. --scripts has run
 with its two modules and run_clm.py, of the version of transformers in the stack or the one before;
 --data and --encoder are the same as for bench.engine.
 
-The scripts run as they are, with --bf16 where the CPU has instructions for it: each run is a
-process of bench.fast_run, runs are interleaved, numbers are medians. `alone` is python SCRIPT;
-`allocator` has tcmalloc, which `ftcluster run` brings by itself; `fast` has it and our kernels.
-`tuned` and `tuned, fast` are the last two of a script that was told to pad batches to their longest
-sample and to group them by length, where it can. CPU seconds are given as well: with one thread
-other programs on the machine change them less. The rate of the model's products is measured in each
-turn. --seeds fine-tunes the encoder by run_glue with and without our kernels, and compares the
-metrics.
+The scripts run unchanged, with --bf16 if the CPU has instructions for it. Each run is a process of
+bench.fast_run, runs are interleaved, and results are medians. `alone` is python SCRIPT. `allocator`
+adds tcmalloc, which `ftcluster run` always uses, and `fast` adds tcmalloc and our kernels. `tuned`
+and `tuned, fast` are the same as `allocator` and `fast`, but the script pads batches to their
+longest sample and groups them by length if it has such options. CPU seconds are printed too,
+because with one thread other programs on the machine change them less. The rate of the model's
+matmuls is measured in each turn. --seeds fine-tunes the encoder by run_glue with and without our
+kernels, and compares the metrics.
 """
 
 import json
@@ -46,7 +46,7 @@ class Case:
     """A script with its arguments, whose files are in the current folder.
 
     Attributes:
-        tuned: further arguments that its users can give it.
+        tuned: further arguments of the script that make it faster.
     """
 
     script: str

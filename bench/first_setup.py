@@ -6,10 +6,9 @@ from the repository's root.
 
 Boots bare hosts with tests/testbed, and times `ftcluster setup` for one host and for N hosts,
 interleaved, always on new hosts and with the wheels downloaded before. All hosts and the control
-node share the cores of this machine. So that N hosts have N times the processor of one host, as
-real ones do, each can be held to a share of a core (--cpu 40); with --cpu 0 there is no limit, and
-N hosts compete for the cores that one host has alone. A second run on the same hosts is timed as
-well.
+node share the cores of this machine. --cpu 40 limits each host to a share of a core, so that N
+hosts have N times the CPU time of one host, like real hosts. With --cpu 0 there is no limit, and N
+hosts compete for the cores that one host has alone. A second run on the same hosts is timed too.
 """
 
 import argparse

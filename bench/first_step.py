@@ -8,9 +8,9 @@ a small BERT with its tokenizer, such as all-MiniLM-L6-v2.
 
 Plain Python imports torch and transformers, loads the model and does one step. `ftcluster train`
 does one step of the recipe mrpc with the same model: `first` with a recipe that the cluster has not
-seen, `again` as every later one. In turns, medians of seconds. A run's events say when ranks were
-started, had torch, and had model and data. `predict` (40 rows), `plan`, `train --dry-run` and `ps`
-are timed whole.
+seen, `again` with a recipe that it has. Runs alternate, and results are medians in seconds. A run's
+events report when ranks were started, had torch, and had model and data. `predict` (40 rows),
+`plan`, `train --dry-run` and `ps` are timed as a whole.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def seconds(command: Sequence[str | Path]) -> float:
     """Return the seconds of a program.
 
     Raises:
-        SystemExit: it failed.
+        SystemExit: the program failed.
     """
     began = time.monotonic()
     done = subprocess.run(

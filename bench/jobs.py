@@ -130,10 +130,10 @@ class Job:
 
     Attributes:
         recipe, fields: recipe and fields of the command.
-        rows: makes its data; None: Shakespeare's text.
-        model: --model: the encoder, the model of another job, or "" for the recipe's.
+        rows: function that makes the job's data; None for Shakespeare's text.
+        model: value of --model: the encoder, the model of another job, or "" for the recipe's.
         metric: metric of the validation set.
-        equal: the test that compares it with the peer's own numbers.
+        equal: test that compares the task with the results of another library.
     """
 
     recipe: str
@@ -209,7 +209,7 @@ def run(name: str, home: Home, data: Path, models: dict[str, str], folder: Path)
     """Run a job's command; return its seconds and its metrics.
 
     Raises:
-        SystemExit: it fails.
+        SystemExit: the command fails.
     """
     job = JOBS[name]
     words = ["train", job.recipe, "--data", str(folder_of(job, data, folder / "data"))]

@@ -4,12 +4,12 @@
 
 from the repository's root, after `scripts/environment control`; the FILE keeps results for other
 numbers of hosts. For each number of hosts tests/testbed boots containers with systemd and sshd of
-their own. Measured are the first setup; each stage of a second one, which changes nothing; and a
-run of a script that computes nothing (`bench.light_rank`), with real SSH and mpirun: how long it
-takes to start, what the supervisor uses, how long until a rank that hangs and a host that loses its
-power are named and the ranks are started again, and to stop. The stack is installed once, on this
-machine, and lies below each host's disk: what is measured is what grows with the hosts. All of them
-share this machine's cores, as real hosts do not.
+their own. The program measures the first setup, and each stage of a second setup, which changes
+nothing. It also measures a run of a script that computes nothing (`bench.light_rank`), with real
+SSH and mpirun: the time to start, the supervisor's resources, the time until a hanging rank and a
+host without power are reported and the ranks are restarted, and the time to stop. The stack is
+installed once, on this machine, and is a layer below each host's disk, so only costs that grow with
+the number of hosts are measured. Unlike real hosts, all hosts share this machine's cores.
 """
 
 import argparse
@@ -69,7 +69,7 @@ class Hosts:
         return done
 
     def setup(self, *options: str) -> float:
-        """Set the hosts up, and return the seconds that it took."""
+        """Set the hosts up, and return the seconds that the setup took."""
         began = time.monotonic()
         self.run("setup", str(self.inventory), "-e", f"ftcluster_prefix={PREFIX}", *options)
         return round(time.monotonic() - began, 1)

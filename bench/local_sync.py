@@ -9,9 +9,9 @@ squad; --encoder is a small BERT with its tokenizer, such as all-MiniLM-L6-v2.
 Two ranks of one thread, each of them a worker, fine-tune the encoder in a separate network
 namespace. The first seed uses gloo, so the traffic of the loopback interface is the traffic of the
 ranks. The other seeds use impi, which needs less of the shared cores. With --rates, each way also
-trains some steps over a loopback that carries twice as many megabits a second, as much as two hosts
-of that speed send at once. Every training adds a line to FILE and is not repeated when the command
-is started again.
+trains some steps over a loopback interface with twice the given rate in Mbit/s, because two hosts
+send at the same time. Every training adds a line to FILE and is not repeated when the command is
+started again.
 """
 
 import json

@@ -6,8 +6,8 @@
 from the repository's root, with the Python of the stack under --prefix and the code of this
 checkout. DIR of --data has the folder mrpc; --encoder is a small BERT with its tokenizer, such as
 all-MiniLM-L6-v2. Speed and memory are measured with BERT-base's shape and random weights, in
-batches of 32 pairs; turns of all variants alternate, numbers are medians, and ratios are to all
-weights trained by the engine. With --epochs the encoder itself is trained too, and evaluated.
+batches of 32 pairs. Turns of all variants alternate, results are medians, and ratios are relative
+to full fine-tuning by the engine. With --epochs the encoder itself is trained too, and evaluated.
 Variants of peft need --site, a folder with peft beside the stack's torch, and train by Trainer with
 batches grouped by length. Each training is a process of `engine_run`.
 """
@@ -99,7 +99,7 @@ def trained(
     bench: Bench, run_dir: Path, name: str, model: Path, site: Path | None,
     recipe: tuple[str, ...] = (), **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the facts of a training of a variant."""
+    """Train a variant once; return the measurements."""
     overrides, engine = VARIANTS[name]
     bench.prepare(run_dir, ("mrpc", f"model={model}", "data={data}/mrpc", *recipe, *overrides))
     variables = environment(bench.threads, tcmalloc=True, site=site)
@@ -107,7 +107,7 @@ def trained(
 
 
 def summary(turns: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Return the medians of each variant, and its ratios to the first one in the same turn."""
+    """Return each variant's medians, and its ratios to the first variant in the same turn."""
     first = next(iter(turns.values()))
     found: dict[str, dict[str, Any]] = {}
     for name, runs in turns.items():

@@ -5,8 +5,8 @@
 
 from the repository's root. The weights are random, in bf16, and never in fp32. Prints one JSON
 object: the peak of the process, and the plan's estimate. Run it alone, because 8 billion weights
-    need 16 GB and more. With --folder the model is loaded from DIR, as a training loads it; another
-process writes it there first.
+need 16 GB and more. With --folder the model is loaded from DIR, as a training loads it; another
+process writes the model there first.
 """
 
 import argparse

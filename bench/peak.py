@@ -3,11 +3,11 @@
     PYTHONPATH=.:train:common PREFIX/current/bin/python -m bench.peak [--threads N] [--turns N]
         [--results FILE]
 
-from the repository's root, with the Python of a stack. A row for each instruction set: a loop in C
-of registers that wait for nothing (native/peak.c), and torch's products of the shapes of MRPC's
-DistilBERT; also by loops of our own, tiles with AMX and multiply-adds. The best of all turns: other
-work and the CPU's clock only take away. CPUs compute slower while tiles are new to them, so each is
-warmed up.
+from the repository's root, with the Python of a stack. The table has a row for each instruction
+set: a C loop over registers without stalls (native/peak.c), torch's matmuls with the shapes of
+MRPC's DistilBERT, and the same matmuls by our own loops on AMX tiles and multiply-adds. The best of
+all turns counts, because other work and a lower clock only make a turn slower. Each loop is warmed
+up, because CPUs are slower when they begin to use tiles.
 """
 
 import argparse

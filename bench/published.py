@@ -27,7 +27,7 @@ class Published:
         cores: cores of a host.
         minutes: published minutes; None if not published.
         ours: True if the case's mean length is also the mean length of these samples. Trainer pads
-            all to the maximum, so its time does not depend on that.
+            all samples to the maximum, so its time does not depend on their mean length.
     """
 
     work: str

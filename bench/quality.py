@@ -143,7 +143,7 @@ def summary(runs: list[Run]) -> list[Run]:
 
 
 def table(found: list[Run]) -> str:
-    """Format means and deviations over the seeds, and if they agree, as Markdown."""
+    """Format means and deviations over the seeds, and whether the means agree, as Markdown."""
     lines = ["| case | seeds | metric | trainer | ours | ours - trainer | |", "|---" * 7 + "|"]
     for one in found:
         seeds = " and ".join(str(count) for count in {len(one[w]) for w in WAYS if w in one})

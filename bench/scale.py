@@ -4,11 +4,11 @@
 
 from the repository's root; the FILE keeps results for other numbers. For each number of ranks (8 a
 host) the real supervisor starts real guardians on this machine, with ranks that compute nothing
-(`bench.scale_ranks`), and of the other hosts only their leases are stand-ins. Measured are the time
-until all guardians are greeted, which connect at the same moment; CPU time, memory and files of the
-supervisor; how long it takes to name the middle one, which hangs, and one that is stopped; to start
-all again; and to stop the run. With --lines one process sends what so many guardians send: only the
-supervisor is measured. All share this machine's cores, where a cluster has those of each host.
+(`bench.scale_ranks`); only the leases of the other hosts are stand-ins. The program measures the
+time until all guardians, which connect at the same moment, are greeted; CPU time, memory and files
+of the supervisor; the time to report a hanging rank and a stopped rank; the time to restart all
+ranks; and the time to stop the run. With --lines one process sends the messages of so many
+guardians, and only the supervisor is measured. All processes share this machine's cores.
 """
 
 import argparse

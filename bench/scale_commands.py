@@ -4,8 +4,8 @@
 
 from the repository's root, after `bench.scale`, whose FILE this adds to; `scripts/environment
 control` before. This machine is set up in a folder (with --home: in DIR, and kept), as head and
-control node. Measured are wall time, CPU time and the largest process of each command as its user
-calls it: with RUNS ended runs there, all known here too, and with a run of EVENTS events whose
+control node. The program measures wall time, CPU time and the largest process of each command: with
+RUNS ended runs on the head and in the control node's state, and with a run of EVENTS events whose
 ranks' log has LOG_BYTES.
 """
 
@@ -110,7 +110,7 @@ def call(home: Home, *words: str, program: Path = FTCLUSTER) -> dict[str, Any]:
     """Return the fastest of several calls of a command on the control node.
 
     Raises:
-        SystemExit: it failed; says how.
+        SystemExit: the command failed; the message has its output.
     """
     found = []
     for _ in range(AGAIN):

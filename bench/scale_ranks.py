@@ -4,10 +4,10 @@
     python -m bench.scale_ranks mpirun RANKS        what the supervisor starts
     python -m bench.scale_ranks lines RANKS         the same without guardians: their connections
 
-The guardians are the real ones, forked from one process that has imported them, and all connect at
-the same moment. A rank only reports its steps; on SIGUSR1 the middle one hangs, and the others wait
-for it in an all-reduce. Each writes when it begins to RUN_DIR/ranks, a line with its rank, its
-process and the time.
+The guardians are real, forked from one process that has imported their module, and all connect at
+the same moment. A rank only reports its steps. On SIGUSR1 the middle rank hangs, and the others
+wait for it in an all-reduce. When a rank begins, it writes a line to RUN_DIR/ranks with its rank,
+its process and the time.
 """
 
 import contextlib

@@ -2,10 +2,10 @@
 
     PYTHONPATH=. PYTHON -m bench.serve MODEL [--words N] [--seconds N] [--results FILE]
 
-with a Python that has the example's packages. MODEL is a folder of `ftcluster export-model`, of a
-classifier or an embedder. Four clients each send the next request when the last one is answered: of
-one text, and of 32. Beside the wall clock stands the server's CPU time, which other work on the
-machine changes less: texts per second and core.
+with a Python that has the example's packages. MODEL is a classifier or an embedder, exported by
+`ftcluster export-model`. Four clients send requests of one text, then of 32 texts; each client
+sends the next request after the previous response. Texts per second are measured by wall time, and
+per core by the server's CPU time, which other work on the machine changes less.
 """
 
 import argparse

@@ -154,7 +154,7 @@ def flop_per_token(model: PreTrainedModel, train_set: Samples, frozen: bool) -> 
     """Return the operations per token in matmuls with weights, without the adapters' matmuls.
 
     Args:
-        frozen: whether weights have no gradients, only the layers' inputs.
+        frozen: True if only the layers' inputs have gradients, and weights have none.
     """
     head = model.get_output_embeddings().weight.numel()
     target_share = sum(train_set.lengths("targets")) / sum(train_set.lengths("input_ids"))

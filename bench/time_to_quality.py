@@ -7,10 +7,11 @@ from the repository's root, after `ftcluster setup localhost`. DIR has the folde
 and qqp; --encoder is a small BERT with its tokenizer, such as all-MiniLM-L6-v2. The engine is this
 checkout's.
 
-Each training is a process of one rank, in turns, and its metric is that at the end of its
-schedule. It adds a line to FILE and is not repeated when the command is started again. CPU time
-and seconds are of the training loop, without evaluations; other programs change the seconds,
-the CPU time less. The shorter schedules were chosen with other seeds than those measured here.
+Each training is a process of one rank, trainings alternate, and the metric is measured at the end
+of the schedule. A training adds a line to FILE and is not repeated when the command is started
+again. CPU time and seconds are those of the training loop, without evaluations. Other programs
+change the seconds more than the CPU time. The shorter schedules were chosen with other seeds than
+the seeds measured here.
 """
 
 import json

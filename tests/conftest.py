@@ -17,8 +17,7 @@ from hypothesis import settings
 
 from tests import skips
 
-# Use the same cases in each run, few enough for CI. On demand, use more cases, other ones each
-# time.
+# By default, use the same few cases in each run. On demand, use more cases, which differ each time.
 MORE = int(os.environ.get("FTCLUSTER_TEST_EXAMPLES", "0"))
 settings.register_profile(
     "ftcluster", deadline=None, database=None, derandomize=not MORE, max_examples=MORE or 100

@@ -1,7 +1,7 @@
-"""Build hook of the hosts' package: compiles its C files, for the hosts' CPUs; adds its version.
+"""Build hook of the hosts' package: compiles the C files for the hosts' CPUs, and adds the version.
 
-The libraries need no other one and no version of the C library, so they are files like any other:
-the wheel is for all systems, and on those where they do not load, torch's functions are used.
+The compiled libraries depend on no other library, not even the C library, so the wheel is tagged
+for all systems. On systems where the libraries do not load, torch's functions are used.
 """
 
 import shutil
@@ -23,10 +23,10 @@ ALONE = ("-shared", "-fPIC", "-fvisibility=hidden", "-nostdlib")
 
 
 class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Puts the libraries into the wheel, where there is a C compiler for x86-64."""
+    """Adds the libraries to the wheel if this machine has a C compiler for x86-64."""
 
     def initialize(self, _version: str, build_data: dict[str, Any]) -> None:
-        """Called by hatchling before the wheel is put together."""
+        """Compile the libraries; hatchling calls this before it builds the wheel."""
         self._scratch = tempfile.TemporaryDirectory(prefix="ftcluster-version-")
         module = Path(self._scratch.name) / "_version.py"
         module.write_text(f'__version__ = "{self.metadata.version}"\n', encoding="utf-8")

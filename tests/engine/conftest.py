@@ -15,7 +15,7 @@ os.environ |= {
     "XDG_CACHE_HOME": HOME,
     "HF_HOME": HOME,
     "HF_HUB_OFFLINE": "1",
-    # with more threads, models this small only wait, longer on a busy machine
+    # with more threads, such small models would only wait for threads
     "OMP_NUM_THREADS": "1",
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
 }
@@ -50,7 +50,7 @@ def seed() -> None:
 
 @pytest.fixture(autouse=True)
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip tests of AMX where the CPU has none."""
+    """Skip tests of AMX if the CPU has no AMX."""
     needed = {right for mark in request.node.iter_markers("needs") for right in mark.args}
     if "amx" in needed and not rights.has_flag("amx_bf16"):
         amx.emulate(monkeypatch)

@@ -4,9 +4,9 @@
     .venv-dev/bin/python -m tests.faults --place hosts training.ddp_backend=impi
 
 Needs root, and `scripts/environment control` before. Each fault and each training adds a line to
-the results (JSON), and at the end it says how many faults were survived. The same seed gives the
-same faults in the same order; faults that are in the results are not repeated, so the same command
-continues an interrupted campaign. `python -m bench.figures` writes the pages of the results.
+the results (JSON), and the program finally prints how many faults the trainings have survived. The
+same seed gives the same faults in the same order. Faults that are in the results are not repeated,
+so the same command continues an interrupted campaign. `python -m bench.figures` writes the pages.
 """
 
 import argparse

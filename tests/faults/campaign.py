@@ -174,12 +174,12 @@ class Campaign:
         faults: number of faults, with the finished ones.
         done: number of faults that were tried before.
         steps: steps of each training; there are as many trainings as the faults need.
-        save_steps: between two checkpoints.
+        save_steps: number of steps between two checkpoints.
         pause_seconds: longest pause between two faults, besides some steps.
         only: names of faults; () for all that are possible at the place.
-        compare: whether an undisturbed training is carried out first, to compare with.
-        launch: more options of `ftcluster train`.
-        recipe: more of the recipe, `key=value`.
+        compare: True to run an undisturbed training first, as a reference.
+        launch: further options of `ftcluster train`.
+        recipe: further overrides of the recipe, `key=value`.
     """
 
     place: Place
@@ -309,7 +309,7 @@ def problems(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def survived(one: dict[str, Any]) -> bool:
-    """Return True if a training has survived a fault as it should."""
+    """Return True if a training has survived a fault in the expected way."""
     ends, ended = FAULTS[one["fault"]].ends, one["state"] == "ended"
     return ended if ends else survived_alone(one) or (ends is None and ended)
 

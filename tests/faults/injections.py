@@ -87,7 +87,7 @@ class Struck:
     """A fault that has been injected.
 
     Attributes:
-        at: when, in seconds since the epoch.
+        at: time of the fault, in seconds since 1970.
         host: the host of the fault; "" if no host has to be named.
         rank: the rank of the fault; None if it strikes more than one or none.
         cause: regular expression for the message that the run must print; "" if the run must not
@@ -108,7 +108,7 @@ class Fault:
     """A kind of fault.
 
     Attributes:
-        ends: whether it is right that the run ends; None: it may end or continue.
+        ends: True if the run must end, False if it must continue, None if both are right.
         sets_clock: True if the programs of the place must take their time from a clock that can
             be set. On slow hosts, libfaketime stalls waits of all programs.
     """

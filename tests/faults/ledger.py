@@ -29,7 +29,7 @@ def read_log(text: str, run: int = 0) -> list[Taken]:
 
 
 def counted(taken: Iterable[Taken]) -> Order:
-    """The samples that count, by step."""
+    """Return the samples that count, by step."""
     last: dict[int, tuple[int, int]] = {}
     order: dict[int, Counter[int]] = {}
     for one in sorted(taken, key=lambda one: one.attempt):

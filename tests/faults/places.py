@@ -29,8 +29,8 @@ class Place(ABC):
     Attributes:
         name: localhost or hosts.
         hosts: names of its hosts, the head first.
-        launch: options of `ftcluster train` that say on which hosts and ranks.
-        patience_seconds: without a step, an error or an end, after a fault was undone.
+        launch: options of `ftcluster train` that select hosts and ranks.
+        patience_seconds: longest time without a step, an error or an end, after a fault was undone.
     """
 
     name: str

@@ -26,7 +26,7 @@ START_SECONDS = 180.0
 
 
 class LaunchError(Exception):
-    """A training could not be started."""
+    """An error that kept a training from starting."""
 
 
 @dataclass
@@ -34,10 +34,10 @@ class Training:
     """A training that a command of the control node follows; resumed, it is a chain of runs.
 
     Attributes:
-        save_steps: between two checkpoints.
-        options: more of `ftcluster train`.
-        recipe: more of the recipe, `key=value`.
-        runs: the chain's ids.
+        save_steps: number of steps between two checkpoints.
+        options: further options of `ftcluster train`.
+        recipe: further overrides of the recipe, `key=value`.
+        runs: ids of the runs in the chain.
     """
 
     place: Place

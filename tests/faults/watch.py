@@ -22,11 +22,11 @@ class Outcome:
 
     Attributes:
         state: undisturbed, continued, ended (with its cause), died (without) or stuck.
-        noticed: until the run said so.
-        moving: until the next step was done.
-        resumed: the step that it was resumed after.
-        steps_lost: steps that were done a second time.
-        named: whether that is the right cause on the right host, and rank.
+        noticed: time until the run reported the fault.
+        moving: time until the next step was done.
+        resumed: step after which the training was resumed.
+        steps_lost: number of steps that were done a second time.
+        named: True if the report has the right cause, host and rank.
         left: remains a minute later.
     """
 

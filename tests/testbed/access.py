@@ -26,7 +26,7 @@ def make_key(settings: Settings) -> None:
 
 
 def write_known_hosts(settings: Settings) -> None:
-    """Write known_hosts from the testbed's own keys, so none is trusted at first sight."""
+    """Write known_hosts from the hosts' keys, so that no key is trusted on first use."""
     made = [node for node in settings.all_nodes() if node.host_key.exists()]
     lines = [f"{node.name},{node.address} {node.host_key.read_text()}" for node in made]
     known_hosts(settings).write_text("".join(lines))

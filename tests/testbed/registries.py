@@ -41,7 +41,7 @@ def codename() -> str:
 
 
 def apt_sources(suite: str) -> dict[str, str]:
-    """This machine's Debian mirrors as apt source files (name: text), pointed at `suite`.
+    """Return this machine's Debian mirrors as apt source files (name: text) for `suite`.
 
     Sources of other distributors are skipped. The result is empty if this machine has no Debian
     sources; then mmdebstrap uses Debian's own mirror.

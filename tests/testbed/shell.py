@@ -29,7 +29,7 @@ TOOLS = {
 
 
 class TestbedError(Exception):
-    """An error that the user can fix; the text says how."""
+    """An error that the user can fix; the message explains how."""
 
     __test__ = False  # its name starts with Test, but pytest must not collect it
 
@@ -80,7 +80,7 @@ def require_tools() -> None:
     """Check that all required programs are installed.
 
     Raises:
-        TestbedError: names what is missing and the apt-get line that installs it.
+        TestbedError: programs are missing; the message has the apt-get line that installs them.
     """
     path = environment()["PATH"]
     missing = [tool for tool in TOOLS if not shutil.which(tool, path=path)]

@@ -1,6 +1,6 @@
 """Linear layers with a frozen weight in NF4 (QLoRA, Dettmers et al. 2023), by bitsandbytes.
 
-Such a weight is an `Nf4Weight`, a parameter whose bytes hold two values each. Each matmul
+Such a weight is an `Nf4Weight`, a parameter whose bytes contain two values each. Each matmul
 dequantizes its weight again, so the values of only one layer are in memory.
 """
 

@@ -1,6 +1,6 @@
 """LayerNorm and RMSNorm in one pass over memory.
 
-If matmuls are computed in bf16, a norm reads fp32 residuals, and the layers behind it need bf16. So
+If matmuls are computed in bf16, a norm reads fp32 residuals, and the layers after it need bf16. So
 in training a norm also writes a bf16 copy of its output in the same pass, see `RoundedCopies`.
 """
 

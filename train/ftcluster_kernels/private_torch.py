@@ -77,10 +77,10 @@ def _ordinary_keys() -> frozenset[int]:
 
 
 def is_ordinary(tensor: torch.Tensor) -> bool:
-    """Return True for a dense tensor in this CPU's memory that holds its own values.
+    """Return True for a dense tensor whose values are in this CPU's memory, unchanged.
 
     Sparse, nested, quantized, meta, batched and fake tensors have other dispatch keys, and so do
-    views that negate or conjugate what is in memory.
+    views that negate or conjugate the values in memory.
     """
     return torch._C._dispatch_keys(tensor).raw_repr() in _ordinary_keys()
 

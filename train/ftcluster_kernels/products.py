@@ -42,7 +42,7 @@ torch_linear = functional.linear  # `ftcluster_train.fast` may have replaced it
 
 @cache
 def has_amx() -> bool:
-    """Return True if the CPU has AMX tiles; ask the kernel for permission to use them.
+    """Return True if the CPU has AMX tiles and Linux permits this process to use them.
 
     A limit that is set for oneDNN also applies here.
     """
@@ -50,8 +50,8 @@ def has_amx() -> bool:
         return False
     if not _knows_bf16():
         return False
-    words = map(ctypes.c_long, (ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA))
-    return int(ctypes.CDLL(None).syscall(*words)) == 0
+    arguments = map(ctypes.c_long, (ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA))
+    return int(ctypes.CDLL(None).syscall(*arguments)) == 0
 
 
 @cache
@@ -105,13 +105,13 @@ def weight_gradient_(
     # because 1 is no multiple of 32.
     turned = outputs == 1 or not gradient.is_contiguous()
     packed_size = inputs * min(PACKED_ROWS, -(-rows // 32) * 32)
-    own_size = TILES * simd.threads_for(gradient)
+    panels_size = TILES * simd.threads_for(gradient)
     bf16, factor = torch.bfloat16, gradient.T if turned else gradient
-    packed, own = (simd.empty(size, dtype=bf16) for size in (packed_size, own_size))
+    packed, panels = (simd.empty(size, dtype=bf16) for size in (packed_size, panels_size))
     simd.call("weight_gradient", gradient, simd.address(factor, bf16, rows * outputs),
               simd.address(input, bf16, rows * inputs), simd.fp32(sums, outputs * inputs),
               rows, outputs, inputs, simd.address(packed, bf16, packed_size),
-              simd.address(own, bf16, own_size), adds, turned)  # fmt: skip
+              simd.address(panels, bf16, panels_size), adds, turned)  # fmt: skip
 
 
 def product_by_fma(
@@ -143,9 +143,9 @@ def product_by_fma(
     assert library is not None
     space = library.fma_product_space
     space.restype = ctypes.c_int64
-    packed, own = (
-        simd.empty(threads * int(space(*map(ctypes.c_int64, (*sizes, of_own)))))
-        for of_own, threads in ((False, 1), (True, simd.threads_for(left)))
+    packed, panels = (
+        simd.empty(threads * int(space(*map(ctypes.c_int64, (*sizes, per_thread)))))
+        for per_thread, threads in ((False, 1), (True, simd.threads_for(left)))
     )
     # if a dimension is 1, both orders are the same, and only this one supports an odd depth
     turned = left.T.is_contiguous(), not right.is_contiguous()
@@ -157,7 +157,7 @@ def product_by_fma(
               None if bias is None else simd.address(bias, output.dtype, columns),
               simd.address(output, left.dtype if sums is None else torch.float32, rows * columns),
               rows, depth, columns, *turned, sums is not None, adds,
-              *(simd.fp32(x, x.numel()) for x in (packed, own)), types=(kind,))  # fmt: skip
+              *(simd.fp32(x, x.numel()) for x in (packed, panels)), types=(kind,))  # fmt: skip
     return output
 
 
@@ -194,16 +194,16 @@ def product_on_tiles(
     (rows, depth), columns = left.shape, right.shape[1]
     turned, rank = not right.is_contiguous(), 0 if added is None else added.up.shape[0]
     group = min(columns, max(GROUP // (depth + rank), MULTIPLE)) * (depth + rank)
-    own = max(PANEL, PANEL_ROWS * (depth + rank)) * simd.threads_for(left)
+    scratch_size = max(PANEL, PANEL_ROWS * (depth + rank)) * simd.threads_for(left)
     bf16 = torch.bfloat16
     output, packed, scratch = (
         simd.empty(*sizes, dtype=bf16)
-        for sizes in ((rows, columns), (group + depth * rank,), (own,))
+        for sizes in ((rows, columns), (group + depth * rank,), (scratch_size,))
     )
     down, up, scale, low = added or (None, None, 1.0, None)
     factors = [x.T if turned and x is not None else x for x in (right, down, up)]
     sizes = (rows * depth, depth * columns, columns, rows * columns, depth * rank, rank * columns,
-             rows * rank, packed.numel(), own)  # fmt: skip
+             rows * rank, packed.numel(), scratch_size)  # fmt: skip
     tensors = (left, factors[0], bias, output, *factors[1:], low, packed, scratch)
     addresses = [
         None if x is None else simd.address(x, bf16, size)

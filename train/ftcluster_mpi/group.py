@@ -54,16 +54,16 @@ from ftcluster_mpi.work import MpiWork, Operation
 Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]  # destination, source
 
 
-def told(method: Callable[..., MpiWork]) -> Callable[..., MpiWork]:
-    """Decorate a collective: wrong arguments on one rank raise an error on all ranks."""
+def shares_errors(method: Callable[..., MpiWork]) -> Callable[..., MpiWork]:
+    """Decorate a collective so that wrong arguments on one rank raise an error on all ranks."""
 
     @wraps(method)
     def checked(self: "MpiGroup", *args: Any, **kwargs: Any) -> MpiWork:
         try:
             return method(self, *args, **kwargs)
         except ValueError as error:
-            if not hasattr(error, "told"):  # no inner collective has informed the others
-                error.told = True  # type: ignore[attr-defined]
+            if not hasattr(error, "is_shared"):  # no inner collective has informed the others
+                error.is_shared = True  # type: ignore[attr-defined]
                 self._operation(REFUSED, lambda _: None, (), signature(REFUSED))
             raise
 
@@ -71,7 +71,7 @@ def told(method: Callable[..., MpiWork]) -> Callable[..., MpiWork]:
 
 
 class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
-    """One rank's member of a group: it joins, runs collectives in MPI's thread, and leaves.
+    """One rank's membership in a group: it joins, runs collectives in MPI's thread, and leaves.
 
     The methods have the names and arguments that torch calls. Tensors may have any layout; tensors
     that are not contiguous are copied.
@@ -88,7 +88,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
-        self._own, self._ranks, self._timeout = rank, size, timeout
+        self._this_rank, self._ranks, self._timeout = rank, size, timeout
         self._channel = open_channel(store, rank, size, timeout)
         here, ranks = ranks_here()
         self.segment = SEGMENT if here == ranks else SEGMENT_BETWEEN_HOSTS
@@ -179,7 +179,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
 
         limit = getattr(opts, "timeout", None)
         seconds = (limit if limit and limit > timedelta(0) else self._timeout).total_seconds()
-        one = Operation(
+        operation = Operation(
             describe(values) if values else name,
             begin,
             finish,
@@ -188,20 +188,20 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
             deadline=time.monotonic() + seconds,
         )
         self._collectives += bool(values)
-        work = MpiWork([one], outputs)
+        work = MpiWork([operation], outputs)
         if torch.autograd._profiler_enabled():
             with record_function(
                 f"{NAME}:{CALLS[values[0]] if values else name.split()[0]}"
             ) as event:
                 work.profile(event)  # first: the event ends in another thread
-        progress().submit(self._channel, one)
+        progress().submit(self._channel, operation)
         if self._together is not None:
             self._together.append(work)
         return work
 
     # reductions
 
-    @told
+    @shares_errors
     def allreduce(self, tensors: Tensors, opts: Any = None) -> MpiWork:
         opts = opts or dist.AllreduceOptions()
         return MpiWork.joined(
@@ -235,17 +235,17 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Gather all ranks' elements and add them up, as gloo does; wait for the result."""
         if kind_of(opts.reduceOp) not in (SUM, AVG):
             raise ValueError("sparse tensors can only be added up")
-        own = tensor.detach().coalesce()
-        count = own._nnz()
-        sizes = torch.tensor([count, own.sparse_dim(), *own.shape], dtype=torch.int64)
+        summand = tensor.detach().coalesce()
+        count = summand._nnz()
+        sizes = torch.tensor([count, summand.sparse_dim(), *summand.shape], dtype=torch.int64)
         shapes = self._gathered(sizes, opts).tolist()
         counts = counts_of_sparse(shapes)
         parts = []
-        for data in (own.indices().t(), own.values()):
+        for data in (summand.indices().t(), summand.values()):
             padded = data.new_zeros(max(counts), *data.shape[1:])
             padded[:count] = data
             gathered = self._gathered(padded, opts)
-            parts.append(torch.cat([one[:n] for one, n in zip(gathered, counts, strict=True)]))
+            parts.append(torch.cat([part[:n] for part, n in zip(gathered, counts, strict=True)]))
         set_sparse(tensor, parts[0], parts[1], self._ranks if kind_of(opts.reduceOp) == AVG else 1)
         return MpiWork([], [tensor])
 
@@ -254,12 +254,12 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
         self.all_gather_single(whole := data.new_empty(self._ranks, *data.shape), data, opts).wait()
         return whole
 
-    @told
+    @shares_errors
     def reduce(self, tensors: Tensors, opts: Any) -> MpiWork:
         (tensor,), root = tensors, opts.rootRank
         data, kind = contiguous(tensor), kind_of(opts.reduceOp)
         op = operator_of(kind, data.dtype)
-        here = self._own == root
+        here = self._this_rank == root
         return self._operation(
             "reduce",
             lambda comm: comm.Ireduce(
@@ -275,7 +275,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
             divide=data if kind == AVG and here else None,
         )
 
-    @told
+    @shares_errors
     def reduce_scatter_single(
         self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
     ) -> MpiWork:
@@ -298,7 +298,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     _reduce_scatter_base = reduce_scatter_single
 
-    @told
+    @shares_errors
     def reduce_scatter(
         self, outputs: Tensors, sources: Sequence[Tensors], opts: Any = None
     ) -> MpiWork:
@@ -337,7 +337,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     # moves
 
-    @told
+    @shares_errors
     def broadcast(self, tensors: Tensors, opts: Any = None) -> MpiWork:
         (tensor,), root = tensors, opts.rootRank if opts else 0
         data = contiguous(tensor)
@@ -350,7 +350,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
             opts,
         )
 
-    @told
+    @shares_errors
     def all_gather_single(
         self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
     ) -> MpiWork:
@@ -370,7 +370,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    @told
+    @shares_errors
     def allgather(self, outputs: Sequence[Tensors], sources: Tensors, opts: Any = None) -> MpiWork:
         works = []
         for tensors, source in zip(outputs, sources, strict=True):
@@ -395,20 +395,22 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
     ) -> MpiWork:
         data = contiguous(source)
         # FSDP gathers in place
-        own = data.data_ptr() == result.data_ptr() + self._own * data.nbytes
+        in_place = data.data_ptr() == result.data_ptr() + self._this_rank * data.nbytes
         return self._operation(
             "all_gather",
-            lambda comm: comm.Iallgather(MPI.IN_PLACE if own else as_bytes(data), as_bytes(result)),
+            lambda comm: comm.Iallgather(
+                MPI.IN_PLACE if in_place else as_bytes(data), as_bytes(result)
+            ),
             outputs,
             signature("all_gather", data),
             copies,
             opts,
         )
 
-    @told
+    @shares_errors
     def gather(self, outputs: Sequence[Tensors], sources: Tensors, opts: Any) -> MpiWork:
         (source,), root = sources, opts.rootRank
-        data, here = contiguous(source), self._own == root
+        data, here = contiguous(source), self._this_rank == root
         tensors = outputs[0] if here else ()
         result = source.new_empty(self._ranks, source.numel()) if here else None
         return self._operation(
@@ -422,10 +424,10 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
             opts,
         )
 
-    @told
+    @shares_errors
     def scatter(self, outputs: Tensors, sources: Sequence[Tensors], opts: Any) -> MpiWork:
         (output,), root = outputs, opts.rootRank
-        result, data = empty_for(output), flat(sources[0]) if self._own == root else None
+        result, data = empty_for(output), flat(sources[0]) if self._this_rank == root else None
         return self._operation(
             "scatter",
             lambda comm: comm.Iscatter(
@@ -437,7 +439,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
             opts,
         )
 
-    @told
+    @shares_errors
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -455,7 +457,7 @@ class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     alltoall_base = all_to_all_single
 
-    @told
+    @shares_errors
     def alltoall(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> MpiWork:
         receives = [tensor.numel() for tensor in outputs]
         sends = [tensor.numel() for tensor in sources]

@@ -23,7 +23,7 @@ from ftcluster_mpi.progress import Channel, Progress
 from ftcluster_mpi.types import MPI, check_bfloat16
 from ftcluster_mpi.work import Operation
 
-# shared memory that each rank needs: 8 ranks took 6 MB for 100 MB (Intel MPI 2021.18)
+# shared memory that each rank needs: 8 ranks used 6 MB for messages of 100 MB (Intel MPI 2021.18)
 SHARED_BYTES = 2 << 20
 # All-reduce algorithms between hosts, by message size. Intel MPI's own choice takes 1.4 times as
 # long at 4 KiB and 1.25 times at 25 MiB. Small messages use recursive doubling (1). Large ones use
@@ -38,7 +38,7 @@ PRINT_SECONDS = 1.0  # time for other ranks to print their errors after this ran
 _progress: Progress | None = None
 _lock = threading.Lock()
 _open: dict[Channel, Callable[[], Operation]] = {}  # for each group, the call that leaves it
-_left: list[Operation] = []
+_leaving: list[Operation] = []
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ def meet(store: dist.Store, rank: int, size: int, timeout: timedelta) -> list[Me
     versions = {name: importlib.metadata.version(name) for name in ("torch", "mpi4py")}
     versions["ftcluster_mpi"] = _own_version()
     versions["MPI"] = MPI.Get_library_version().split("\n")[0].strip("\0 ")
-    own = Member(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, socket.gethostname(), versions)
-    store.set(f"member/{rank}", json.dumps(asdict(own)))
+    member = Member(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, socket.gethostname(), versions)
+    store.set(f"member/{rank}", json.dumps(asdict(member)))
     keys = [f"member/{other}" for other in range(size)]
     try:
         store.wait(keys, timeout)
@@ -178,8 +178,10 @@ def track(channel: Channel, leaving: Callable[[], Operation]) -> None:
 def leave(channel: Channel) -> None:
     """Leave a group; do nothing if this rank has already left it."""
     if channel in _open:
-        _left[:] = [leaving for leaving in _left if leaving.error or not leaving.done.is_set()]
-        _left.append(_open.pop(channel)())
+        _leaving[:] = [
+            leaving for leaving in _leaving if leaving.error or not leaving.done.is_set()
+        ]
+        _leaving.append(_open.pop(channel)())
 
 
 def abandon() -> None:
@@ -197,9 +199,9 @@ def finalize() -> None:
         return
     for channel in list(_open):
         leave(channel)
-    for operation in _left:
+    for operation in _leaving:
         operation.done.wait()
-    failed = next((operation.error for operation in _left if operation.error), None)
+    failed = next((operation.error for operation in _leaving if operation.error), None)
     if failed:
         registration.report_lost(f"{LOST}: {failed}", "groups of gloo can be left after a timeout")
         time.sleep(PRINT_SECONDS)  # mpirun ends the other ranks when this one ends

@@ -21,9 +21,9 @@ import torch.distributed as dist
 from ftcluster_mpi.types import MPI, describe
 from ftcluster_mpi.work import Operation, Transfer, callback_threads, timed_out
 
-# Seconds between two polls: a fraction of the wait so far, up to LONGEST. A long wait uses a
-# smaller fraction of it, up to PATIENT: a rank that waits for a hung rank must not seem to compute
-# (see rank_life.IDLE_CPU). A poll takes 2 us, and several times as long if it moves data.
+# Seconds between two polls: a fraction of the wait so far, up to LONGEST. After a long wait the
+# fraction is smaller and the limit is PATIENT, because a rank that waits for a hung rank must not
+# seem to compute (see rank_life.IDLE_CPU). A poll takes 2 us, and longer if it moves data.
 SHORTEST, LONGEST, PART_OF_WAIT = 10e-6, 500e-6, 0.125
 PATIENT, PART_OF_LONG_WAIT = 50e-3, 0.02
 # MPI needs several polls for a message, and the shortest sleep takes longer than a message between
@@ -98,28 +98,28 @@ class Channel:
                 self.moving.append(self._collective)
                 self._advance_moving()
             now = time.monotonic()
-            for one in self.all():
-                if not one.told and now > one.called + TOLD_AFTER:
-                    self._tell(one)
-                if now > one.deadline:
-                    raise self._timed_out(one)
+            for operation in self.all():
+                if not operation.is_reported and now > operation.called + TOLD_AFTER:
+                    self._tell(operation)
+                if now > operation.deadline:
+                    raise self._timed_out(operation)
         except Exception as error:
             self._break(error)
 
     def _advance_moving(self) -> None:
         for transfer in list(self.moving):
-            one = transfer.operation
+            operation = transfer.operation
             try:
                 complete = transfer.advance()
             except MPI.Exception as error:
-                raise dist.DistBackendError(f"{one.name}: {error}") from error
+                raise dist.DistBackendError(f"{operation.name}: {error}") from error
             if complete:
                 with torch.inference_mode():  # the caller's tensors may be inference tensors
-                    one.finish()
+                    operation.finish()
                 self.moving.remove(transfer)
                 if transfer is self._collective:
                     self._collective = None
-                one.end()
+                operation.end()
 
     def _agreed(self) -> bool:
         """Return True if all ranks have called the first operation of the queue."""
@@ -134,24 +134,29 @@ class Channel:
             self.queue.popleft().end(dist.DistBackendError(str(error)))
         return False
 
-    def _agree(self, one: Operation) -> Iterator[None]:
+    def _agree(self, operation: Operation) -> Iterator[None]:
         """Yield until all ranks have made the same call.
 
         Raises:
             ValueError: the ranks have made different calls.
         """
-        for compare, values in ((self._compare, one.signature), (self._compare_splits, one.splits)):
+        for compare, values in (
+            (self._compare, operation.signature),
+            (self._compare_splits, operation.splits),
+        ):
             if values:
-                own = array("q", values)
-                table = array("q", bytes(own.itemsize * len(own) * self.comm.size))
-                request = self._agreements.Iallgather([own, MPI.BYTE], [table, MPI.BYTE])
+                row = array("q", values)
+                table = array("q", bytes(row.itemsize * len(row) * self.comm.size))
+                request = self._agreements.Iallgather([row, MPI.BYTE], [table, MPI.BYTE])
                 while not request.Test():
                     yield
-                if compare == self._compare_splits or table != own * self.comm.size:
-                    size = len(own)
-                    compare(one, [list(table[n : n + size]) for n in range(0, len(table), size)])
+                if compare == self._compare_splits or table != row * self.comm.size:
+                    size = len(row)
+                    compare(
+                        operation, [list(table[n : n + size]) for n in range(0, len(table), size)]
+                    )
 
-    def _compare(self, one: Operation, table: list[list[int]]) -> None:
+    def _compare(self, operation: Operation, table: list[list[int]]) -> None:
         by_call: dict[tuple[int, ...], list[int]] = {}
         for rank, values in enumerate(table):
             by_call.setdefault(tuple(values), []).append(rank)
@@ -159,16 +164,16 @@ class Channel:
             calls = "; ".join(
                 f"{self._names(ranks)}: {describe(values)}" for values, ranks in by_call.items()
             )
-            raise ValueError(f"the ranks differ in call {one.number} of their group: {calls}")
+            raise ValueError(f"the ranks differ in call {operation.number} of their group: {calls}")
 
-    def _compare_splits(self, one: Operation, table: list[list[int]]) -> None:
+    def _compare_splits(self, operation: Operation, table: list[list[int]]) -> None:
         size = self.comm.size
         for sender, row in enumerate(table):
             for receiver in range(size):
                 sent, expected = row[receiver], table[receiver][size + sender]
                 if sent != expected:
                     raise ValueError(
-                        f"{one.name}: {self._names([sender])} sends {sent} elements to "
+                        f"{operation.name}: {self._names([sender])} sends {sent} elements to "
                         f"{self._names([receiver])}, which expects {expected}"
                     )
 
@@ -177,34 +182,36 @@ class Channel:
         what = "rank" if len(ranks) == 1 else "ranks"
         return f"{what} {', '.join(map(str, ranks))} ({hosts})"
 
-    def _tell(self, one: Operation) -> None:
+    def _tell(self, operation: Operation) -> None:
         """Report to the store that this rank waits.
 
         The report runs in another thread, because the store is blocked while a script's thread
         waits for a key.
         """
-        one.told = True
+        operation.is_reported = True
 
         def tell() -> None:
             with contextlib.suppress(RuntimeError):  # the store's host is gone
-                self._store.set(self._key(one, self.comm.rank), "")
+                self._store.set(self._key(operation, self.comm.rank), "")
 
-        if one.signature:
+        if operation.signature:
             callback_threads.run([tell])
 
-    def _key(self, one: Operation, rank: int) -> str:
-        return f"waits/{one.number}/{rank}"
+    def _key(self, operation: Operation, rank: int) -> str:
+        return f"waits/{operation.number}/{rank}"
 
-    def _timed_out(self, one: Operation) -> dist.DistBackendError:
-        text = timed_out(one.name, one.deadline - one.called, self._names([self.comm.rank]))
-        if not one.signature:
+    def _timed_out(self, operation: Operation) -> dist.DistBackendError:
+        text = timed_out(
+            operation.name, operation.deadline - operation.called, self._names([self.comm.rank])
+        )
+        if not operation.signature:
             return dist.DistBackendError(text)
-        self._tell(one)
+        self._tell(operation)
         absent: list[int] = []
 
         def ask() -> None:
             others = [rank for rank in range(self.comm.size) if rank != self.comm.rank]
-            absent.extend(r for r in others if not self._store.check([self._key(one, r)]))
+            absent.extend(r for r in others if not self._store.check([self._key(operation, r)]))
 
         time.sleep(TOLD_AFTER)  # the other ranks time out a little later
         asking = threading.Thread(target=ask, daemon=True)
@@ -236,8 +243,8 @@ class Channel:
         failed = self.all()
         for operations in (self.moving, self._messages, self._agreed_on, self.queue):
             operations.clear()
-        for one in failed:
-            one.end(error)
+        for operation in failed:
+            operation.end(error)
 
 
 class Progress:
@@ -314,4 +321,4 @@ class Progress:
 
 
 def _waited_for(channels: Sequence[Channel]) -> bool:
-    return any(one.waited_for for channel in channels for one in channel.all())
+    return any(operation.waited_for for channel in channels for operation in channel.all())

@@ -172,7 +172,7 @@ def apart_from(data: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def flat(tensors: Tensors) -> torch.Tensor:
-    """Return all elements one after the other."""
+    """Return the elements of all tensors as one flat tensor."""
     return torch.cat([contiguous(tensor).view(-1) for tensor in tensors])
 
 
@@ -210,20 +210,20 @@ def require_equal(what: str, elements: int, other: str, expected: int) -> None:
         raise ValueError(f"the {what} has {elements} elements, the {other} are {expected}")
 
 
-def counts_of_sparse(said: Sequence[Sequence[int]]) -> list[int]:
+def counts_of_sparse(headers: Sequence[Sequence[int]]) -> list[int]:
     """Return the number of elements of each rank's sparse tensor.
 
     Args:
-        said: element count, number of sparse dimensions, and shape of the tensor on each rank.
+        headers: element count, number of sparse dimensions, and shape of the tensor on each rank.
 
     Raises:
         DistBackendError: the tensors differ in more than the number of elements.
     """
-    if any(numbers[1:] != said[0][1:] for numbers in said):
+    if any(numbers[1:] != headers[0][1:] for numbers in headers):
         raise dist.DistBackendError(
-            f"the ranks differ in the elements, sparse dimensions and shape of a tensor: {said}"
+            f"the ranks differ in the elements, sparse dimensions and shape of a tensor: {headers}"
         )
-    return [numbers[0] for numbers in said]
+    return [numbers[0] for numbers in headers]
 
 
 def set_sparse(

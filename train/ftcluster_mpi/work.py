@@ -79,7 +79,7 @@ class Operation:
         number: number of this call in the group; 0 for a message between two ranks.
         source: rank that sent a message.
         waited_for: True if a thread waits for the operation.
-        told: True if other ranks were informed that this rank waits.
+        is_reported: True if this rank has reported to the store that it waits.
         done: event that is set when the operation is complete or has failed with `error`.
     """
 
@@ -95,7 +95,7 @@ class Operation:
     source: int = -1
     done: threading.Event = field(default_factory=threading.Event)
     called: float = field(default_factory=time.monotonic)
-    told: bool = False
+    is_reported: bool = False
     callbacks: list[Callable[[], None]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -109,7 +109,7 @@ class Operation:
             callback_threads.run(self.callbacks)
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once the operation is done; at once if it already is."""
+        """Call `callback` once the operation is done, or at once if it already is."""
         with self._lock:
             if not self.done.is_set():
                 self.callbacks.append(callback)
@@ -156,7 +156,7 @@ class MpiWork(dist.Work):  # type: ignore[misc]
         """Return one handle for several works."""
         operations = [operation for work in works for operation in work.operations]
         work = cls(operations, [tensor for work in works for tensor in work.outputs])
-        work._events = [event for one in works for event in one._events]
+        work._events = [event for part in works for event in part._events]
         return work
 
     def is_completed(self) -> bool:
@@ -201,8 +201,8 @@ class MpiWork(dist.Work):  # type: ignore[misc]
         if self._future is None:
             done = [torch.futures.Future() for _ in self.operations]
             self._future = torch.futures.collect_all(done).then(lambda _: self._value())
-            for one, future in zip(self.operations, done, strict=True):
-                one.when_done(partial(future.set_result, None))
+            for operation, future in zip(self.operations, done, strict=True):
+                operation.when_done(partial(future.set_result, None))
         return self._future
 
     def _value(self) -> list[torch.Tensor]:

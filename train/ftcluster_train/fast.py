@@ -24,15 +24,15 @@ from ftcluster_train.patching.script_models import (
 from ftcluster_train.rank.startup_hooks import after_import
 
 __all__ = ["enable", "kernels_in_use"]
-MODELS = "transformers.modeling_utils"  # a script may set what transformers reads at its import
+MODELS = "transformers.modeling_utils"  # imported late: a script may first set its variables
 
 
 def enable(model: Any = None) -> None:
-    """Use our kernels for training from now on; another call has no effect.
+    """Use our kernels for training from now on; functions are replaced only once.
 
     Args:
-        model: existing model. Its modules are replaced, and computations that nothing reads are
-            skipped. Unsupported modules are reported, see `patching.script_models`.
+        model: existing model. Its modules are replaced, and computations whose results nothing
+            reads are skipped. Unsupported modules are reported, see `patching.script_models`.
     """
     if replace_functions():
         after_import(MODELS, patch_transformers)

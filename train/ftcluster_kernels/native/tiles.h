@@ -2,9 +2,9 @@
  * volume 1, chapter 18).
  *
  * A tile register has 16 rows of 64 bytes. C = A B is computed in blocks of 48 x 32 elements of C, which stay in six
- * tile registers. A and B are packed tile by tile before:
+ * tile registers. A and B are packed tile by tile beforehand:
  *
- *   A tile: 16 rows of C x 32 of the depth       B tile: 32 of the depth x 16 columns of C, each two rows interleaved
+ *   A tile: 16 rows of C x 32 of the depth       B tile: 32 of the depth x 16 columns of C, pairs of rows interleaved
  *
  *             depth 0 1 2 ... 31                           column   0     1    ...   15
  *   row  0        a a a ...  a                   depth  0, 1       b b   b b        b b
@@ -13,7 +13,7 @@
  *   row 15        a a a ...  a                   depth 30, 31      b b   b b        b b
  *
  * A block loads five tiles from L2 for six tile multiplications, see `multiply_tiles`. A block of 32 x 32 elements would
- * load four for four, and L2 would be the limit. Meanwhile the elements of the block before are written.
+ * load four tiles for four multiplications, and L2 would be the limit. Meanwhile the previous block is written.
  *
  * Threads take the next piece of work when they have finished one. With equal shares, all would wait for the slowest
  * thread, for instance if another virtual machine uses half of its core. An element of C does not depend on the thread
@@ -34,7 +34,7 @@ INLINE void load_rows(const bf16 *matrix, int64_t row_stride, int64_t rows, __m5
         registers[i] = i < rows ? _mm512_loadu_si512(matrix + i * row_stride) : _mm512_setzero_si512();
 }
 
-/* Load 32 rows of 16 elements, a register for each two rows: elements of the same column are side by side. Rows from
+/* Load 32 rows of 16 elements, a register for each pair of rows: elements of a column are side by side. Rows from
  * `rows` on are zeros. */
 INLINE void pair_rows(const bf16 *matrix, int64_t row_stride, int64_t rows, __m512i pairs[16]) {
     for (int i = 0; i < 16; i++) {
@@ -66,7 +66,7 @@ INLINE void pack_rows(const bf16 *matrix, int64_t row_stride, int64_t rows, int6
 
 /* Pack up to 32 rows of a matrix whose columns lie along the depth: B, or the transposed A.
  *
- * Each tile has 16 columns of the matrix, with each two rows interleaved; rows from `rows` on are zeros. With
+ * Each tile has 16 columns of the matrix, with pairs of rows interleaved; rows from `rows` on are zeros. With
  * `transposed` the tiles are those of A. `tile_stride`: tiles from one packed tile to the next. */
 INLINE void pack_pairs(const bf16 *matrix, int64_t row_stride, int64_t rows, int64_t tile_columns, int64_t tile_stride,
                        int transposed, bf16 *packed_tiles) {
@@ -178,7 +178,7 @@ AMX INLINE void store_sums(float *sums, int64_t row_stride) {
 
 /* Compute a block of 48 x 32 elements over `depth_tiles` tiles, and meanwhile write the previous block and prefetch the
  * next tiles of B into L2, `prefetch_lines` cache lines with each step. `a_stride`: tiles from one row of tiles to the
- * next. Returns how far B is prefetched. */
+ * next. Returns the end of the prefetched part of B. */
 AMX INLINE const char *multiply_block(const bf16 *a_tiles, int64_t a_stride, const bf16 *b_tiles, int64_t depth_tiles,
                                       const char *prefetched, int64_t prefetch_lines, float *sums,
                                       PendingBlock *previous, int kind) {
@@ -208,7 +208,7 @@ AMX INLINE void configure_tiles(void) {
 typedef struct {
     float sums[2][1024 / 2 * BLOCK_TILES] __attribute__((aligned(64)));
     PendingBlock previous; /* the block that is not written yet */
-    int current;           /* which of `sums` the next block takes */
+    int current;           /* index in `sums` for the next block */
 } Blocks;
 
 /* Compute `tile_rows` x `tile_columns` tiles of C from packed tiles of A and B, over `depth_tiles` tiles. `output` is the

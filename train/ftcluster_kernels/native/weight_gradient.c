@@ -1,9 +1,8 @@
 #include "vectors.h"
 
 /* The gradient of a linear layer's weight: the transposed gradient of the output times the input. oneDNN copies the
- * transposed matrix element by element, and takes twice as long as for the layer's other matrix multiplications. Here
- * registers transpose 16 x 16 pairs of elements. The result in fp32 goes to the optimizer's memory without a tensor in
- * between. */
+ * transposed matrix element by element, and takes twice as long as for the layer's other matrix multiplications. These
+ * loops transpose 16 x 16 pairs of elements in registers, and write the fp32 result directly to the optimizer's memory. */
 
 #ifdef WITH_AMX
 
@@ -94,7 +93,7 @@ AMX INLINE void multiply_slices(const Product *args, Blocks *blocks, bf16 *gradi
     write_rows(&blocks->previous, 16 * BLOCK_TILES, kind);
 }
 
-/* Each piece of work is one slice of the inputs of a panel of PANEL_TILES tiles of outputs. */
+/* Each piece of work is one panel of outputs (PANEL_TILES tiles) times one slice of the inputs. */
 AMX static void multiply_pieces(const void *pointer, int64_t begin, int64_t end, int thread) {
     const Product *args = pointer;
     bf16 *gradient_tiles = args->gradient_packed + thread * PANEL_TILES * DEPTH_TILES * TILE;

@@ -27,7 +27,7 @@ def all_reduce_bf16(tensor: torch.Tensor, group: dist.ProcessGroup | None = None
 
 
 class Bf16AllReduces:
-    """All-reduces that run during the backward pass; each rank creates this at the same time.
+    """All-reduces that run during the backward pass; all ranks create this at the same time.
 
     An all-reduce consists of two collectives. If several all-reduces ran at once, their collectives
     would mix in another order on each rank. So the all-reduces run one after the other, in a thread

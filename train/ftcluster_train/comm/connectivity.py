@@ -44,10 +44,10 @@ def check_connections(store: Any, rank: int, addresses: Sequence[str]) -> list[l
         store.set(f"unreached/{rank}", json.dumps(unreached))
         answers = _read_all(store, "unreached", everyone)
     return [
-        json.loads(answers[one])
-        if one in answers
-        else [other for other in everyone if other != one]
-        for one in everyone
+        json.loads(answers[each])
+        if each in answers
+        else [other for other in everyone if other != each]
+        for each in everyone
     ]
 
 
@@ -98,7 +98,7 @@ def listen(address: str, port: int, callers: int) -> socket.socket:
 
 
 def _read_all(store: Any, key: str, ranks: Sequence[int]) -> dict[int, str]:
-    """Return the values that ranks have stored in time, by rank; each has its own key."""
+    """Return the values that ranks have stored in time, by rank; each rank has its own key."""
     keys = [f"{key}/{rank}" for rank in ranks]
     try:
         store.wait(keys, timedelta(seconds=WAIT_SECONDS))
@@ -111,9 +111,9 @@ def _read_all(store: Any, key: str, ranks: Sequence[int]) -> dict[int, str]:
 def answer_pairs(address: str) -> None:
     """Listen at this host's address, and try to connect to the hosts that stdin names.
 
-    Prints the port. Reads a line with a JSON object: [address, port] by the host's name. Tries all
-    of them, and prints a JSON object with the error for each host that it does not reach. Listens
-    until stdin ends, because the other hosts may still be trying.
+    Prints the port. Reads a line with a JSON object that maps each host's name to [address, port].
+    Tries to connect to all of them, and prints a JSON object with the error for each host that it
+    does not reach. Listens until stdin ends, because the other hosts may still be trying.
     """
     signal.alarm(PAIRS_SECONDS)
     with listen(address, 0, BACKLOG) as listener:

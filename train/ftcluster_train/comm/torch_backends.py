@@ -6,7 +6,7 @@ The supervisor therefore sources this file before mpirun starts the ranks (torch
 This is not tested with the binding itself: the machines that ftcluster is tested on cannot reach
 the index with its wheels. The tests use a substitute.
 
-Standard library only: the supervisor uses it.
+Standard library only.
 """
 
 import importlib
@@ -29,7 +29,8 @@ HINT = (
     "train with the backend gloo: training.ddp_backend=gloo; or set up a stack that has "
     "oneccl_bind_pt (for a list: ftcluster stacks)"
 )
-# Sourced without arguments, because setvars.sh passes its first one on. Its output goes to stderr.
+# The file is sourced without arguments, because setvars.sh would forward the first argument. Its
+# output goes to stderr.
 SCRIPT = 'file=$1; shift; . "$file" >&2 && exec env -0'
 
 
@@ -100,7 +101,7 @@ def import_ccl() -> None:
     """
     try:
         importlib.import_module(ONECCL)
-    except (ImportError, OSError, RuntimeError) as error:  # the import loads its libraries
+    except (ImportError, OSError, RuntimeError) as error:  # the import loads shared libraries
         raise TrainError(f"{ONECCL} cannot be imported: {error}", HINT) from error
 
 
@@ -122,7 +123,7 @@ def _print_error_line(message: str, hint: str) -> None:
 
 
 def _explain_ccl(*_: Any) -> Any:
-    """Raise the error for a script that asks for "ccl" on a stack without oneccl_bind_pt."""
+    """Raise the error for a script that requests "ccl" on a stack without oneccl_bind_pt."""
     import torch.distributed as dist
 
     raise dist.DistBackendError(

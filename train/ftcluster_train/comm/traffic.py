@@ -11,9 +11,9 @@ class Traffic:
         waited: seconds in which collectives on gradients and weights blocked the rank, including
             waits for slower ranks. Communication that overlaps with computing is excluded.
         sent: minimum number of bytes that a rank must send for these collectives. An all-reduce of
-            S bytes over n ranks takes 2 (n - 1) / n S, a reduce-scatter or all-gather half as many
-            (Thakur, Rabenseifner and Gropp 2005, Optimization of Collective Communication
-            Operations in MPICH).
+            S bytes over n ranks takes 2 (n - 1) / n S, and a reduce-scatter or all-gather takes
+            half of that (Thakur, Rabenseifner and Gropp 2005, Optimization of Collective
+            Communication Operations in MPICH).
         collectives: number of collectives; an all-reduce in bf16 counts as two.
     """
 

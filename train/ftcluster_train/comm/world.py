@@ -157,7 +157,7 @@ def leave_world() -> None:
 
 
 def abandon_world() -> None:
-    """End without the other ranks, which may wait for this one."""
+    """Leave the process group without the other ranks, which may wait for this rank."""
     if dist.is_initialized() and dist.get_backend() == IMPI:
         from ftcluster_mpi.job import abandon  # loads MPI
 

@@ -106,13 +106,13 @@ def measure(backends: Mapping[str, Reduce], sizes: Sequence[int], limit: float) 
         turns = turns_of(seconds, limit / len(rows))
         of_ranks = gather_over_ranks([one_turn(backends, tensor) for _ in range(turns)])
         slowest = {
-            backend: [max(one[backend] for one in turn) for turn in zip(*of_ranks, strict=True)]
+            backend: [max(rank[backend] for rank in turn) for turn in zip(*of_ranks, strict=True)]
             for backend in backends
         }
-        milliseconds = {backend: 1000 * median(some) for backend, some in slowest.items()}
+        milliseconds = {backend: 1000 * median(times) for backend, times in slowest.items()}
         if size >= PACE_BYTES:
             pace[name] = sum(milliseconds.values()) / 1000 / size
-        spread = {backend: _spread(some) for backend, some in slowest.items()}
+        spread = {backend: _spread(times) for backend, times in slowest.items()}
         yield Times(size, name, turns, milliseconds, spread=spread, load=load)
 
 
@@ -143,7 +143,7 @@ def one_turn(backends: Mapping[str, Reduce], tensor: Any, check: bool = False) -
         seconds[backend] = time.perf_counter() - began
         if check:
             right = bool(tensor.min() == tensor.max() == dist.get_world_size())
-            wrong = [rank for rank, one in enumerate(gather_over_ranks(right)) if not one]
+            wrong = [rank for rank, equal in enumerate(gather_over_ranks(right)) if not equal]
             if wrong:
                 raise TrainError(f"the sum of {backend} is wrong on ranks {wrong}")
     return seconds
@@ -165,8 +165,7 @@ class AllReduceMeasurement:
 
 
 def run(run_dir: Path, request: AllReduceMeasurement) -> None:
-    """Measure the network between the hosts, and all-reduces of all sizes; all ranks must call
-    this.
+    """Measure the hosts' network and all-reduces of all sizes; every rank must call this.
 
     Raises:
         TrainError: the ranks cannot connect, a backend cannot be loaded, or a sum is wrong.

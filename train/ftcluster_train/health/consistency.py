@@ -81,18 +81,18 @@ def unconnected_hosts(
     )
     return [
         Finding(
-            hosts[one].name,
-            f"no TCP connection between it and {hosts[other].name}",
+            hosts[lower].name,
+            f"no TCP connection between it and {hosts[higher].name}",
             "; ".join(
                 (
                     f"let them connect to each other by TCP, ports {PORTS} (firewall, security "
                     "group, switch)",
-                    *firewall_advice((hosts[one], hosts[other]), hosts, firewalls),
+                    *firewall_advice((hosts[lower], hosts[higher]), hosts, firewalls),
                 )
             ),
             "network",
         )
-        for one, other in sorted(unconnected_pairs(unreached))
+        for lower, higher in sorted(unconnected_pairs(unreached))
     ]
 
 

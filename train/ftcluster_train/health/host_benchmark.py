@@ -99,14 +99,14 @@ def gflops(dtype: Any) -> float:
     """Return the best rate of several windows, in 1e9 operations per second."""
     import torch
 
-    one, other = torch.randn(ROWS, INNER).to(dtype), torch.randn(INNER, COLUMNS).to(dtype)
+    inputs, weights = torch.randn(ROWS, INNER).to(dtype), torch.randn(INNER, COLUMNS).to(dtype)
     result = torch.empty(ROWS, COLUMNS, dtype=dtype)
-    torch.mm(one, other, out=result)  # generates the kernel
+    torch.mm(inputs, weights, out=result)  # generates the kernel
     best, end = 0.0, time.perf_counter() + ALL_SECONDS
     while time.perf_counter() < end:
         began, matmuls, seconds = time.perf_counter(), 0, 0.0
         while seconds < WINDOW_SECONDS:
-            torch.mm(one, other, out=result)
+            torch.mm(inputs, weights, out=result)
             matmuls += 1
             seconds = time.perf_counter() - began
         best = max(best, matmuls * 2e-9 * ROWS * INNER * COLUMNS / seconds)
@@ -185,7 +185,7 @@ def kernel_used(bf16: bool) -> str:
         if bf16:
             matrix = matrix.bfloat16()
             matrix @ matrix
-        else:  # MKL computes fp32 matmuls, oneDNN convolutions; on one thread only wide ones
+        else:  # torch computes fp32 matmuls with MKL, and wide convolutions with oneDNN
             torch.nn.functional.conv1d(matrix[None], matrix[:, :, None].repeat(1, 1, 3))
     text = log.read_text(errors="replace")
     log.unlink()
@@ -231,7 +231,7 @@ def matmul_shapes(model: Any) -> Counter[tuple[int, int]]:
 
 def weights_of(shapes: Mapping[tuple[int, int], int]) -> int:
     """Return the number of elements of all these weights."""
-    return sum(one * other * count for (one, other), count in shapes.items())
+    return sum(rows * columns * count for (rows, columns), count in shapes.items())
 
 
 def matmul_gflops(shapes: Mapping[tuple[int, int], int], tokens: int, dtype: Any) -> float:
@@ -250,12 +250,12 @@ def matmul_gflops(shapes: Mapping[tuple[int, int], int], tokens: int, dtype: Any
     operations = seconds = 0.0
     with torch.inference_mode():
         for inner, columns in largest:
-            left = torch.ones(rows, inner, dtype=dtype)
-            right = torch.ones(inner, columns, dtype=dtype)
-            torch.mm(left, right)
+            inputs = torch.ones(rows, inner, dtype=dtype)
+            weights = torch.ones(inner, columns, dtype=dtype)
+            torch.mm(inputs, weights)
             best, end = math.inf, time.perf_counter() + SHAPE_SECONDS
             while (began := time.perf_counter()) < end:
-                torch.mm(left, right)
+                torch.mm(inputs, weights)
                 best = min(best, time.perf_counter() - began)
             count = shapes[inner, columns]
             operations += count * 2e-9 * rows * inner * columns

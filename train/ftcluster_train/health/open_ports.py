@@ -85,7 +85,7 @@ def accept_connections(ports: Sequence[int]) -> Iterator[IncomingConnections]:
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
         for port in ports:
-            with contextlib.suppress(OSError):  # another program has it
+            with contextlib.suppress(OSError):  # another program uses the port
                 listener = stack.enter_context(_listen(port))
                 listener.setblocking(False)
                 selector.register(listener, selectors.EVENT_READ, port)
@@ -101,12 +101,12 @@ def accept_connections(ports: Sequence[int]) -> Iterator[IncomingConnections]:
 
 
 def _accept(
-    selector: selectors.BaseSelector, found: IncomingConnections, stop: threading.Event
+    selector: selectors.BaseSelector, connections: IncomingConnections, stop: threading.Event
 ) -> None:
     while not stop.wait(POLL_SECONDS):
         for key, _ in selector.select(0):
             assert isinstance(key.fileobj, socket.socket)
-            _accept_all(key.fileobj, found.came[key.data])
+            _accept_all(key.fileobj, connections.came[key.data])
 
 
 def _accept_all(listener: socket.socket, came: list[str]) -> None:

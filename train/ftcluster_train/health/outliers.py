@@ -9,11 +9,11 @@ from ftcluster_common.protocol.finding import Finding
 SLOW_HOST = 0.8  # fraction of the median of hosts with the same CPU
 SLOW_OF_PEAK = 0.6  # fraction of the fp32 peak; 0.8 to 0.95 is usual
 SLOW_DISK = 0.5  # fraction of the median of the other hosts
-LOW_CPU_SHARE = 0.85  # fraction of the CPU time that the threads asked for
+LOW_CPU_SHARE = 0.85  # fraction of the CPU time that the threads could have used
 HIGH_LOAD = 0.5  # load average per thread, before the measurement
 STOLEN_SHARE = 0.03  # fraction of CPU time taken by the hypervisor
 LOW_FREQUENCY = 0.9  # fraction of the other hosts' frequency
-SLOW_LINK = 2.0  # times worse than usual
+SLOW_LINK = 2.0  # factor by which a slow link is worse than the usual link
 IGNORED_LATENCY_US = 500.0  # extra latency that is harmless: collectives take milliseconds
 SLOW_SHARE_OF_NOMINAL = 0.5
 STREAM_MBITS = 10_000  # upper limit of one TCP stream
@@ -187,10 +187,10 @@ def slow_links(links: Sequence[Row], mbits: Mapping[str, int | None]) -> list[Fi
     bad = sorted((link for link in links if badness(link) > 1), key=badness, reverse=True)
     usual = f"usual here are {_mb(speed)} and {latency:.0f} us"
 
-    def compared(some: Sequence[Row]) -> str:
-        """Return a text with the rates of these links, worst first, and the expected rates."""
-        expected = [_promised(some[0], mbits), "" if len(some) == len(links) else usual]
-        return "; ".join([_range(some), *filter(None, expected)])
+    def compared(slow: Sequence[Row]) -> str:
+        """Return a text with the rates of slow links, worst first, and the expected rates."""
+        expected = [_promised(slow[0], mbits), "" if len(slow) == len(links) else usual]
+        return "; ".join([_range(slow), *filter(None, expected)])
 
     if len(bad) == len(links) > 1:  # no link is as fast as usual
         worst = " to ".join(bad[0]["hosts"])
@@ -199,14 +199,14 @@ def slow_links(links: Sequence[Row], mbits: Mapping[str, int | None]) -> list[Fi
     findings = []
     whole = [host for host in hosts if len(of[host]) > 1 and all(link in bad for link in of[host])]
     for host in whole:
-        own = [link for link in bad if host in link["hosts"]]
-        what = f"all of its links are slow: {compared(own)}"
+        of_host = [link for link in bad if host in link["hosts"]]
+        what = f"all of its links are slow: {compared(of_host)}"
         findings.append(Finding(host, what, CHECK_LINK, "link"))
     rest = [link for link in bad if not any(host in link["hosts"] for host in whole)]
     for link in rest[:MAX_LINKS]:
-        one, other = link["hosts"]
+        first, other = link["hosts"]
         what = f"its link to {other} is slow: {compared([link])}"
-        findings.append(Finding(one, what, CHECK_LINK, "link"))
+        findings.append(Finding(first, what, CHECK_LINK, "link"))
     if len(rest) > MAX_LINKS:
         what = f"{len(rest) - MAX_LINKS} more links of {len(links)} are slow"
         findings.append(Finding("", what, CHECK_LINK, "link"))

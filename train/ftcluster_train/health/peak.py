@@ -52,7 +52,7 @@ def instruction_sets() -> list[str]:
 
 
 def peak_rate(name: str, threads: int, seconds: float) -> float:
-    """Return a loop's operations per second on `threads` threads: the best of `seconds`.
+    """Return a loop's operations per second on `threads` threads, the best rate in `seconds`.
 
     The first rounds rarely count, because a CPU is slower when it starts to use AMX tiles.
     """
@@ -60,8 +60,10 @@ def peak_rate(name: str, threads: int, seconds: float) -> float:
 
     loop = LOOPS[name]
     library, openmp = ctypes.CDLL(str(KERNELS / loop.library)), ctypes.CDLL(None)
-    library.use_openmp(*(ctypes.cast(getattr(openmp, one), ctypes.c_void_p) for one in simd.OPENMP))
-    numbers, sums = torch.randn(1024), torch.empty(1024 * threads)  # zeros take less power
+    functions = (getattr(openmp, function) for function in simd.OPENMP)
+    library.use_openmp(*(ctypes.cast(function, ctypes.c_void_p) for function in functions))
+    # random values, because a CPU runs faster on zeros, which take less power
+    numbers, sums = torch.randn(1024), torch.empty(1024 * threads)
 
     def turn() -> None:
         library.peak(

@@ -3,7 +3,7 @@
     mpirun ... python -m ftcluster_train.health.probe
 
 Reads its request from the environment. Prints one JSON document in pieces and exits with 0, even
-after an error: if a rank fails, mpirun ends the others before they have printed theirs.
+after an error: if a rank fails, mpirun ends the others before they have printed their documents.
 """
 
 import contextlib
@@ -90,11 +90,11 @@ class ProbeRequest:
     @classmethod
     def read(cls, text: str) -> "ProbeRequest":
         """Read a request from JSON; ignore fields of a later version of the control node."""
-        names = {one.name for one in fields(cls)}
+        names = {attribute.name for attribute in fields(cls)}
         data = {key: value for key, value in json.loads(text).items() if key in names}
         firewalls = {
-            name: HostFirewall(one["program"], tuple(one["ports"]))
-            for name, one in data.get("firewalls", {}).items()
+            name: HostFirewall(firewall["program"], tuple(firewall["ports"]))
+            for name, firewall in data.get("firewalls", {}).items()
         }
         hosts = tuple(Host(**host) for host in data["hosts"])
         guarded = tuple(data.get("guarded", ()))
@@ -102,7 +102,7 @@ class ProbeRequest:
 
 
 def examine(request: ProbeRequest, rank: int, answer: dict[str, Any]) -> None:
-    """Fill the answer step by step, so that an error keeps the results so far."""
+    """Add results to `answer` step by step, so that an error does not lose earlier results."""
     addresses = [host.address for host in request.hosts]
     cores = request.cores.get(request.hosts[rank].name, 0)
     answer |= describe_host(addresses[rank])
@@ -261,8 +261,8 @@ def time_backends(answer: dict[str, Any]) -> tuple[dict[str, float], dict[str, f
         answer["impi_error"] = first_line(error)
     times = {GLOO: gloo} | ({IMPI: impi} if all(gather_over_ranks(bool(impi))) else {})
     return (
-        {name: of[0] for name, of in times.items()},
-        {name: of[1] for name, of in times.items() if len(sizes) > 1},
+        {name: milliseconds[0] for name, milliseconds in times.items()},
+        {name: milliseconds[1] for name, milliseconds in times.items() if len(sizes) > 1},
     )
 
 
@@ -319,7 +319,8 @@ def main() -> int:
     for line in pieces(rank, answer):
         sys.stdout.write(line)
         sys.stdout.flush()  # one write per line, so that the lines of several ranks do not mix
-    if IMPI not in answer.get("backends", [IMPI]):  # mpirun ends the others when one ends
+    # without MPI, mpirun ends all other ranks as soon as a rank ends
+    if IMPI not in answer.get("backends", [IMPI]):
         time.sleep(PRINT_SECONDS)
     return 0
 

@@ -1,8 +1,8 @@
 """A check that hosts can train together: `python -m ftcluster_train.health.verify < request.json`.
 
-Runs on the head. Connects to every host over SSH, starts one rank on each with the stack's own
-mpirun, and compares their answers: addresses, versions, the instruction set of their matrix
-multiplications, and a sum over all of them. On request it also measures the compute speed of each
+Runs on the head. Connects to every host over SSH, starts one rank on each host with the stack's
+mpirun, and compares the ranks' answers: addresses, versions, the instruction set of matrix
+multiplications, and a sum over all ranks. On request it also measures the compute speed of each
 host and the network between each pair of hosts. A host that fails is reported, and the check
 continues without it. Prints one JSON document; exits with 1 if there are problems.
 """

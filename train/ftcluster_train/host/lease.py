@@ -1,7 +1,7 @@
 """Start `ftcluster_train.supervisor.lease` by the name that control nodes and published pages use.
 
-Control nodes and hosts may have different versions of ftcluster, so the names of the programs that
-one starts on the other stay the same.
+Control nodes and hosts may have different versions of ftcluster, so a program that a control node
+starts on a host never changes its name.
 """
 
 import sys

@@ -1,7 +1,6 @@
 """The activity of a rank's processes, and host conditions that may slow a training down.
 
-The conditions are clock, heat, hypervisor, swap and other programs. Standard library only: a rank's
-guardian uses it.
+The conditions are clock, heat, hypervisor, swap and other programs. Standard library only.
 """
 
 import contextlib
@@ -22,8 +21,8 @@ INET_DIAG_INFO = 2  # the attribute with struct tcp_info
 INODE, ATTRIBUTES = 68, 72  # in struct inet_diag_msg
 BYTES_ACKED, BYTES_RECEIVED = 120, 128  # in struct tcp_info
 REPLY_SECONDS = 0.5
-# Processes that have used more CPU seconds than this are busy. Their connections then need no
-# check; that check takes longest.
+# Processes that have used more CPU seconds than this since the previous call are busy. Then their
+# connections are not read, because that takes longest.
 BUSY_SECONDS = 0.1
 NOTHING: Mapping[str, Any] = {}
 SOCKET = re.compile(r"socket:\[(\d+)\]")
@@ -39,7 +38,7 @@ def activity(
     """Return the activity of a process's descendants.
 
     Args:
-        main: descendants that do the rank's work; if one is stopped, the rank is.
+        main: descendants that do the rank's work; if one is stopped, the rank counts as stopped.
         before: result of the previous call.
 
     Returns:
@@ -52,7 +51,7 @@ def activity(
         wire: bytes over open TCP connections, including local ones; while the processes are busy,
             the previous value.
     """
-    pids = {*main, *descendants(root)}  # a kernel may not list descendants
+    pids = {*main, *descendants(root)}  # some kernels do not list descendants
     processes = {pid: process for pid in pids if (process := process_state(pid))}
     if not processes:
         return {}
@@ -226,7 +225,7 @@ class HostCondition:
             for (pid, name), ticks in programs.items()
             if (before := self._programs.get((pid, name), 0)) < ticks
         ]
-        used.sort(key=lambda one: -one[2])
+        used.sort(key=lambda program: -program[2])
         condition = {
             "mhz": megahertz(os.sched_getaffinity(0)),
             "throttled": after.throttled - self._counters.throttled,

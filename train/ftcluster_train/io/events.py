@@ -21,8 +21,8 @@ END = "end"
 KIND = re.compile(rb'\{"event": "(\w+)"')
 LAST_SECOND = 1e11  # in the year 5138; seconds since 1970
 TAIL_BYTES = 64 << 10  # read at each end of a file, or more if events are long
-LEAST_LINES, MOST_TAIL_BYTES = 8, 4 << 20  # `communication` has 27 bytes per rank
-MOST_BYTES = 4 << 20  # read at once; of longer files only both ends are read
+LEAST_LINES, MOST_TAIL_BYTES = 8, 4 << 20  # an event `communication` has 27 bytes per rank
+MOST_BYTES = 4 << 20  # most new bytes that are read; of more, only the two ends are read
 
 
 def event_line(event: str, **fields: Any) -> bytes:
@@ -81,7 +81,7 @@ class EventWriter:
             if written < len(data):
                 os.ftruncate(descriptor, size)
                 raise OSError(28, "No space left on device", str(self._path))
-            if event == END:  # a run without an end would be restarted
+            if event == END:  # after a crash, a run without this event would be restarted
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)

@@ -38,7 +38,7 @@ def write_atomically(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.rename(path)
-    except OSError:  # a full disk, say
+    except OSError:  # for example a full disk
         partial.unlink(missing_ok=True)
         raise
     sync(path.parent)
@@ -48,8 +48,8 @@ def write_atomically(path: Path, text: str) -> None:
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder; rename it to `folder` after its content is on the disk.
 
-    An existing folder of that name is replaced: it is either damaged, or has the same content from
-    ranks that were restarted afterwards.
+    An existing folder of that name is replaced: it is damaged, or restarted ranks have repeated the
+    steps and write the same content.
     """
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -66,7 +66,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes have left in a folder: partial and half-removed folders."""
+    """Remove partial and half-removed folders that killed processes have left in a folder."""
     for path in (*folder.glob("*.partial"), *folder.glob(".*.removed")):
         shutil.rmtree(path, ignore_errors=True)
 

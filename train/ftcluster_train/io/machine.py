@@ -18,7 +18,7 @@ FILES = (
 
 @dataclass(frozen=True)
 class Counters:
-    """Counters of the kernel since it started.
+    """Counters that the kernel has kept since its start.
 
     Attributes:
         stolen: clock ticks that the hypervisor gave to other virtual machines, over all CPUs.
@@ -131,6 +131,6 @@ def _cgroups(controller: str, read: Read) -> Iterator[Path]:
 
 
 def _fields(text: str) -> dict[str, int]:
-    """Return the number behind each name; lines without a number are skipped."""
-    words = [line.split() for line in text.splitlines()]
-    return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdigit()}
+    """Return the number after each name; lines without a number are skipped."""
+    rows = [line.split() for line in text.splitlines()]
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}

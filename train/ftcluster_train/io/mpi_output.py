@@ -3,8 +3,8 @@
 mpirun reads the ranks' output in pieces, and labels each piece and each line in it. Therefore
 labels also occur in the middle of lines, and one line may have pieces of several ranks. MPICH's
 Hydra, which Intel MPI's mpirun is based on, does so for -l and for -prepend-pattern (seen with
-Intel MPI 2021.18). The label has the run's id, so a script's own `[1] ` is not mistaken for a
-label. Standard library only.
+Intel MPI 2021.18). The label contains the run's id, so the text `[1] ` of a script is not mistaken
+for a label. Standard library only.
 """
 
 import codecs
@@ -28,7 +28,7 @@ BACKEND_MARKER = "FTCLUSTER-BACKEND "
 MARKERS = (END_MARKER.encode(), BACKEND_MARKER.encode(), MARKER.encode())
 FLUSH_SECONDS = 0.2  # rank 0's output is passed on at this interval, not write by write
 FLUSH_CHARACTERS = 65536
-LAST_BYTES = 8192  # kept for each rank for `last_lines`
+LAST_BYTES = 8192  # bytes of each rank's last output that are kept for `last_lines`
 LAST_LINES = 15
 LOG_BYTES = 32 << 20  # size limit of a log; the previous log is kept as NAME.1
 # mpirun's message about a rank that was killed together with the process that started it
@@ -53,7 +53,7 @@ def append_to_log(path: Path, data: bytes, limit_bytes: int = LOG_BYTES) -> None
 
 @dataclass(frozen=True)
 class PythonFrame:
-    """A line of a Python program."""
+    """A position in a Python program."""
 
     path: str
     line: int
@@ -151,20 +151,20 @@ class MarkedLines:
     def feed(self, data: bytes) -> tuple[bytes, list[str]]:
         """Return the rank's other output, and the whole lines for the supervisor."""
         data = self._held + data
-        own, lines = b"", []
+        output, lines = b"", []
         while True:
             starts = [at for marker in MARKERS if (at := data.find(marker)) >= 0]
             start = min(starts, default=-1)
             end = data.find(b"\n", start) + 1 if starts else 0
             if not end:
                 break
-            own += data[:start]
+            output += data[:start]
             lines.append(data[start:end].decode(errors="replace"))
             data = data[end:]
         keep = len(data) - start if starts else max(_overlap(data, marker) for marker in MARKERS)
         cut = len(data) - keep
         self._held = data[cut:]
-        return own + data[:cut], lines
+        return output + data[:cut], lines
 
     def close(self) -> bytes:
         """Return the text that was held back."""
@@ -288,8 +288,8 @@ class RankOutput:
         for rank, data in pieces:
             gathered[rank] = gathered.get(rank, b"") + data
         for rank, data in gathered.items():
-            own, lines = self._marked.setdefault((rank, stream), MarkedLines()).feed(data)
-            self._log(rank, stream, own)
+            output, lines = self._marked.setdefault((rank, stream), MarkedLines()).feed(data)
+            self._log(rank, stream, output)
             self.ends += filter(None, map(read_end, lines))
             self.errors += filter(None, map(read_error_line, lines))
             for line in lines:

@@ -20,8 +20,8 @@ GONE_SECONDS = 10.0  # longest wait for the end of processes after SIGKILL
 def processes_of(run: str) -> list[int]:
     """Return the ids of a run's processes on this host, except this process.
 
-    A variable of their environment names the run. Hydra's proxies and ranks are in sessions of
-    their own, so mpirun's process group lacks them.
+    An environment variable of each process names the run. mpirun's process group would not suffice,
+    because Hydra's proxies and the ranks have sessions of their own.
     """
     pids = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -82,7 +82,7 @@ def signal_group(process: "subprocess.Popen[bytes]", number: int) -> None:
 
 
 def wait_for_end(run: str) -> None:
-    """Wait a grace period for the run's processes; mpirun itself does not wait for them."""
+    """Wait up to GRACE_SECONDS for the end of the run's processes, because mpirun does not."""
     deadline = time.monotonic() + GRACE_SECONDS
     while time.monotonic() < deadline and any(map(is_running, processes_of(run))):
         time.sleep(0.1)

@@ -49,7 +49,7 @@ def read_report(line: bytes) -> dict[str, Any]:
     """Return the known fields in a line of JSON from a rank or its guardian.
 
     Raises:
-        ValueError: the line is no report, or a field has another form.
+        ValueError: the line is no report, or a field has an unexpected type or size.
     """
     try:
         report = json.loads(line)
@@ -95,7 +95,7 @@ def _sleep(value: Any) -> bool:
 def _programs(value: Any) -> bool:
     forms = (_text, _count, _number)
     return isinstance(value, list) and all(
-        isinstance(one, list) and len(one) == 3 and _each(one, forms) for one in value
+        isinstance(row, list) and len(row) == 3 and _each(row, forms) for row in value
     )
 
 
@@ -185,7 +185,7 @@ def write_stacks_on_signal() -> None:
 
 
 def ask_for_stacks(pid: int) -> bool:
-    """Ask a process for its stacks, unless the signal would end it; return True if it was asked."""
+    """Request a process's stacks, unless the signal would end it; return True if it was sent."""
     with contextlib.suppress(OSError):  # the process has ended
         status = Path(f"/proc/{pid}/status").read_text()
         caught = re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)

@@ -1,7 +1,8 @@
 """Temporary folders beside the entries of a cache.
 
 A process that is killed, by the kernel for lack of memory for example, cannot remove its folder.
-The kernel frees the folder's lock, so the next process on this host can. Standard library only.
+The kernel frees the folder's lock, so the next process on this host can remove the folder. Standard
+library only.
 """
 
 import fcntl
@@ -28,7 +29,7 @@ def scratch_folder(cache: Path, name: str) -> Iterator[Path]:
     parent = os.open(cache, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):  # a file system without locks
-            fcntl.flock(parent, fcntl.LOCK_SH)  # nobody takes the folder before it is locked
+            fcntl.flock(parent, fcntl.LOCK_SH)  # so nobody removes the folder before it is locked
         folder = Path(tempfile.mkdtemp(SUFFIX, f".{name}.{_host()}.", cache))
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         with suppress(OSError):
@@ -45,7 +46,7 @@ def scratch_folder(cache: Path, name: str) -> Iterator[Path]:
 def remove_abandoned(cache: Path) -> None:
     """Remove the temporary folders of a cache whose processes on this host have ended.
 
-    Locks may not work between the hosts of a shared folder, so those of other hosts stay.
+    Locks may not work between the hosts that share a cache, so folders of other hosts stay.
     """
     try:
         parent = os.open(cache, os.O_RDONLY | os.O_DIRECTORY)

@@ -14,8 +14,8 @@ UNKNOWN = ("", "unknown", "offline")  # see `is-system-running` in systemctl(1)
 def is_stopping() -> bool | None:
     """Return True if this host is shutting down, or None if its systemd does not answer.
 
-    The bus that systemctl uses ends before the last processes do. A host without systemd counts as
-    running.
+    The bus that systemctl uses ends before the last processes do, so the function first reads the
+    name of process 1. A host without systemd counts as running.
     """
     if not SYSTEMD.is_dir():
         return False

@@ -48,7 +48,7 @@ class Received:
 
     @property
     def by_shutdown(self) -> bool:
-        """True if the shutdown of the host sent the signal; also if systemd cannot be asked."""
+        """True if a shutdown of the host has sent the signal, or may have sent it."""
         return self.pid == INIT and self.stopping is not False
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,7 +61,8 @@ class Received:
 def take_signals(numbers: Collection[int], take: Callable[[Received], None]) -> None:
     """Call a function in the main thread for each signal, like a signal handler.
 
-    Call this in the main thread, before others are started. Children inherit the blocked signals.
+    Call this in the main thread, before it starts other threads. Child processes inherit the
+    blocked signals.
     """
     arrived: deque[Received] = deque()
     main, ancestors = threading.get_ident(), ancestors_of(os.getpid())
@@ -81,14 +82,14 @@ def take_signals(numbers: Collection[int], take: Callable[[Received], None]) -> 
             take(arrived.popleft())
 
     signal.signal(WAKE_SIGNAL, wake)
-    for number in numbers:  # a thread that a library has started may not block it
+    for number in numbers:  # a thread that a library has started may not block the signals
         signal.signal(number, lambda number, _frame: take(Received(number)))
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     threading.Thread(target=wait, daemon=True).start()
 
 
 def read_sender(info: Any, ancestors: Collection[int]) -> Received:
-    """Return a signal with what /proc reports about its sender.
+    """Return a signal with the facts about its sender in /proc.
 
     Args:
         info: result of `signal.sigwaitinfo`.

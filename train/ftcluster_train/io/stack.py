@@ -1,7 +1,8 @@
 """The stack that a run uses: a shared lock on its folder, and a list of its packages.
 
 Setup takes the lock exclusively before it changes or removes a stack. The kernel releases the lock
-when the last process that holds it has ended. Standard library only: it delays every rank.
+when the last process that holds it has ended. Standard library only, because every rank waits for
+these imports.
 
 This command prints the packages that a script's own requirements must be compatible with, as JSON:
 
@@ -64,7 +65,7 @@ def stack_packages() -> dict[str, Any]:
     For each package only the requirements of its extras are listed, because its other requirements
     are in the stack already.
     """
-    import importlib.metadata  # here, because `hold_stack` delays every rank
+    import importlib.metadata  # not above, because every rank imports this module
     import platform
     import sysconfig
 

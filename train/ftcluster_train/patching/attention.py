@@ -1,6 +1,6 @@
 """Redirection of calls of torch's attention to the kernel, and conversion of their arguments.
 
-A row may hold packed sequences: a token does not attend to tokens of other sequences, see
+A row may contain packed sequences, whose tokens attend only to tokens of the same sequence, see
 `ftcluster_kernels.documents`. The mask of such a row is a `DocumentMask` with the lengths of the
 sequences.
 """
@@ -94,7 +94,7 @@ class Attention:
     def guard(self, *args: Any, **kwargs: Any) -> str | None:
         """Accept training calls with four dimensions, in fp32 or bf16, within the maximum length.
 
-        This includes a checkpoint's first pass, which keeps no graph.
+        This includes the first pass of a gradient checkpoint, which keeps no graph.
         """
         query, key, value, mask, dropout_p, causal, _, shared = _Call(*args, **kwargs)
         trained = query.requires_grad or key.requires_grad or value.requires_grad
@@ -138,9 +138,9 @@ class Attention:
         # all queries may share a head of keys (Falcon's multi_query), or a batch of keys
         key, value = (x.expand(*query.shape[:2], -1, -1) for x in (key, value))
         # another thread may replace `_last`
-        self._last = known = masked(mask, query, key.shape[2], self._last)
+        self._last = converted = masked(mask, query, key.shape[2], self._last)
         return attention(
-            query, key, value, mask=known, causal=causal, scale=scale, p=p,
+            query, key, value, mask=converted, causal=causal, scale=scale, p=p,
             exact=self._exact_dropout,
         )  # fmt: skip
 
@@ -188,11 +188,11 @@ class Attention:
         outputs = []
         for group, q, k, v in zip(layout.groups, *parts, strict=True):
             bias = None if causal else _bias_of(group, q.dtype)
-            known = NO_MASK if bias is None else Masked(None, (), bias, None, None)
+            converted = NO_MASK if bias is None else Masked(None, (), bias, None, None)
             of_a_head = q[:, :, : k.shape[2]]  # the first queries, as many as keys
             if self.guard(of_a_head, k, v, dropout_p=p) is None:
                 outputs.append(
-                    attention(q, k, v, mask=known, causal=causal, scale=scale, p=p, exact=exact)
+                    attention(q, k, v, mask=converted, causal=causal, scale=scale, p=p, exact=exact)
                 )
             else:
                 q = q.unflatten(2, (-1, per_key)).permute(0, 3, 1, 2, 4)
@@ -207,9 +207,9 @@ class Attention:
 
 def takes_documents() -> bool:
     """Return True if torch's function is replaced by one that supports document masks."""
-    one = torch.zeros(1, 1, 1, 1, dtype=torch.float32, device="cpu")
+    x = torch.zeros(1, 1, 1, 1, dtype=torch.float32, device="cpu")
     try:
-        functional.scaled_dot_product_attention(one, one, one, document_mask([1], causal=False))
+        functional.scaled_dot_product_attention(x, x, x, document_mask([1], causal=False))
     except RuntimeError:
         return False
     return True
@@ -227,7 +227,7 @@ def _fits(
 
     All tensors have four dimensions. Keys and values have the batch size and heads of the queries,
     or size 1 there. If `shared`, several heads of queries may also share a head of keys. A mask
-    holds values to add, or is boolean.
+    contains values to add, or is boolean.
     """
     batch, heads, queries, size = query.shape
     keys = key.shape[2]
@@ -235,8 +235,8 @@ def _fits(
         return False
     if mask is not None:
         whole = zip(mask.shape, (batch, heads, queries, keys), strict=True)
-        known = mask.dtype is torch.bool or mask.dtype in DTYPES
-        if causal or not known or any(n not in (1, most) for n, most in whole):
+        has_dtype = mask.dtype is torch.bool or mask.dtype in DTYPES
+        if causal or not has_dtype or any(n not in (1, most) for n, most in whole):
             return False
     if shared:
         few = key.shape[1]

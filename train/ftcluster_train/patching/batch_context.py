@@ -27,7 +27,7 @@ RowGradients = list[tuple[torch.Tensor, torch.Tensor]]  # indices of rows, and f
 
 @dataclass(frozen=True)
 class GradientSinks:
-    """The places where gradients of parameters go, instead of the attribute `grad`.
+    """The destinations of parameters' gradients, instead of the attribute `grad`.
 
     Attributes:
         sums: memory that the matmul of a weight's gradient adds to, for each weight.
@@ -80,7 +80,7 @@ class _Entered(threading.local):
 
 
 _entered = _Entered()
-NOTHING = BatchContext()  # stands for no context; its mappings stay empty
+NOTHING = BatchContext()  # used where there is no context; its mappings stay empty
 
 
 def current_context() -> BatchContext | None:

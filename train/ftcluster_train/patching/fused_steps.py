@@ -44,7 +44,7 @@ def _open_groups(optimizer: torch.optim.Optimizer) -> Iterator[Group]:
 
 
 def _is_plain(parameter: torch.Tensor) -> bool:
-    """Return True for a tensor in fp32 of this CPU that is no subclass of torch's own."""
+    """Return True for an fp32 tensor or parameter of torch's own classes in this CPU's memory."""
     kind = type(parameter)
     return (
         kind in (torch.Tensor, torch.nn.Parameter)
@@ -54,10 +54,7 @@ def _is_plain(parameter: torch.Tensor) -> bool:
 
 
 def _is_aligned(parameter: torch.Tensor, states: Any) -> bool:
-    """Return True if gradient and state have the same memory layout as the parameter.
-
-    There must be no gaps between them.
-    """
+    """Return True if gradient and state have the parameter's memory layout, without gaps."""
     grad = parameter.grad
     if grad is None:  # the step skips the parameter
         return True

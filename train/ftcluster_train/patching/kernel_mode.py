@@ -18,7 +18,7 @@ from ftcluster_train.patching.batch_context import NOTHING, BatchContext, curren
 from ftcluster_train.patching.fp32_residuals import EMBEDDING, LAYER_NORM, Linear
 from ftcluster_train.patching.registry import FunctionPatch, has_hooks
 
-# size of hidden states that reveals a logit cap; it hardly affects smaller logits of random weights
+# factor of hidden states that reveals a cap of logits, which hardly changes small logits
 SOFTCAP_PROBE = 1e3
 
 # Functions that cannot change a tensor's values unnoticed. Any other function of a norm's output,
@@ -44,8 +44,8 @@ class KernelMode(TorchFunctionMode):  # type: ignore[misc]
             hidden states; that layer then returns its input.
         head_factor: factor of that layer's input.
         say: callback for each call that torch computes, with the reason.
-        context: parameters of the model, see `context_of`; by default those of the context that is
-            entered already.
+        context: context of the model's parameters, see `context_of`; None for the context that is
+            already entered.
 
     Attributes:
         patches: all entries.

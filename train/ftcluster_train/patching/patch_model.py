@@ -178,7 +178,7 @@ def _own_code(model: nn.Module, used: Collection[str]) -> Iterator[str]:
             if not any("Attention" in type(part).__name__ for part in module.children()):
                 yield f"{name} uses torch's attention: {why}"
         elif name.endswith("RMSNorm") or (
-            # torch's LayerNorm calls torch's function, whose guard knows when it has a kernel
+            # torch's LayerNorm calls torch's function, whose guard decides whether a kernel runs
             "Norm" in name and "norm" not in used and type(module) is not nn.LayerNorm
         ):
             yield f"{name} uses its own code: it is another norm than the kernel computes"

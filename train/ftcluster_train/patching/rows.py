@@ -16,7 +16,7 @@ class Rows:
         shown: True if the caller gets the hidden states of each layer.
         tokens: indices of the rows that are not padding.
         lengths: the number of rows that are not padding in each sample.
-        real: the same indices as `tokens`; None if skipping the padding would not pay.
+        real: the same indices as `tokens`; None if skipping the padding would save too little time.
         usual: rows that most layers compute; None means all.
         last: rows that layers after the last attention compute.
         read: rows that the current layer computes.

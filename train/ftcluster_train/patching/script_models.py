@@ -115,12 +115,12 @@ def _tell(model: nn.Module, _: Any, output: Any) -> None:
     parts = [values] if isinstance(values, torch.Tensor) else values or ()
     computed = (part for part in parts if isinstance(part, torch.Tensor) and part.grad_fn)
     first = next(computed, None)
-    # the older kind of checkpoints hides what it computes
+    # reentrant gradient checkpoints hide the functions that they compute
     if first is not None and "CheckpointFunctionBackward" not in functions_of(first):
         used = kernels_in_use(first, model)
         report_once(f"kernels in use: {', '.join(used) or 'none'}")
-        if own := parts_without_kernel(model, used):
-            report_once(own)
+        if unsupported := parts_without_kernel(model, used):
+            report_once(unsupported)
 
 
 def check_model(model: nn.Module) -> None:
@@ -129,8 +129,8 @@ def check_model(model: nn.Module) -> None:
         report_once(why)
     for module in model.modules():
         kind = type(module)
-        own = kind.__module__ == "transformers.activations"
-        if own and kind.__name__ not in (*TANH_GELUS, *ONE_KERNEL):
+        is_activation = kind.__module__ == "transformers.activations"
+        if is_activation and kind.__name__ not in (*TANH_GELUS, *ONE_KERNEL):
             report_once(f"the activation {kind.__name__} keeps its own code")
 
 

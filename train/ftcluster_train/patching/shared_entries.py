@@ -24,7 +24,7 @@ from ftcluster_train.patching.registry import FunctionPatch, ObjectPatch, comput
 
 GELUS = {"none": "gelu", "tanh": "tanh_gelu"}  # keys: torch's names of approximations
 torch_dropout = functional.dropout  # `ftcluster_train.fast` may have replaced it
-# classes of transformers.activations; both are the tanh approximation of GELU, in eight passes
+# classes of transformers.activations; both compute GELU's tanh approximation in eight passes
 TANH_GELUS = ("NewGELUActivation", "FastGELUActivation")
 # names of a gated MLP's layers, and the inputs and outputs of the small layers that test it
 LAYERS = {"gate_proj": (3, 5), "up_proj": (3, 5), "down_proj": (5, 3)}
@@ -119,14 +119,14 @@ def _tanh_gelus(model: nn.Module) -> Iterator[FusedForward]:
 
 
 def _gated_mlps(model: nn.Module) -> Iterator[FusedForward]:
-    """Yield modules that compute a gated MLP; a test computes each class with small layers.
+    """Yield modules that compute a gated MLP; a test runs each module's class with small layers.
 
     Modules of the same form that also clip, scale or drop values fail the test. If the activation
     has hooks, the class's own code runs.
     """
     for module in _unpatched(model):
-        own = vars(module)
-        if own["_modules"].keys() == GATED and not own["_parameters"]:
+        attributes = vars(module)
+        if attributes["_modules"].keys() == GATED and not attributes["_parameters"]:
             activation = None if has_hooks(module.act_fn) else _activation_of(module)
             if activation is not None:
                 yield FusedForward(
@@ -157,7 +157,7 @@ def _activation_of(module: nn.Module) -> str | None:
 
 
 def _rms_norms(model: nn.Module) -> Iterator[FusedForward]:
-    """Yield modules that compute RMSNorm, such as T5's LayerNorm, but not with 1 + weight."""
+    """Yield modules that compute RMSNorm, such as T5's LayerNorm, but not times 1 + weight."""
     if not simd.is_available():
         return
     for module in _unpatched(model):

@@ -1,11 +1,11 @@
 """Rows of a padded batch that nothing reads in an encoder, so no layer needs to compute them.
 
-Attention masks padding, so nothing reads its keys and values. In a classifier that reads the first
-token of each sample:
+Attention masks padding, so nothing reads the padding's keys and values. In a classifier that reads
+the first token of each sample:
 
 - Nothing reads padding at all, because tokens interact only in attention.
-- Behind the last layer's attention only the first token is read.
-- Columns of padding behind a batch's longest sample can be cut off. Scripts such as run_glue have
+- After the last layer's attention only the first token is read.
+- Columns of padding after a batch's longest sample can be cut off. Scripts such as run_glue have
   such columns.
 
 Loss and gradients are the same up to rounding.
@@ -63,8 +63,8 @@ def _skips_rows(model: nn.Module) -> Iterator[nn.Module]:
 
     Each call checks again for forward passes and hooks that other code has added.
     """
-    known = reads_only_first_token(model) or _model_type(model) in MASKED_KEYS
-    if known and _is_stock(type(model)) and _begin not in model._forward_pre_hooks.values():
+    fits = reads_only_first_token(model) or _model_type(model) in MASKED_KEYS
+    if fits and _is_stock(type(model)) and _begin not in model._forward_pre_hooks.values():
         yield model
 
 

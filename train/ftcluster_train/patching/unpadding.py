@@ -41,7 +41,7 @@ def _stacks(model: nn.Module) -> Iterator[nn.Module]:
     stacks = [module for module in model.modules() if type(module).__name__ == name]
     plain = (
         getattr(config, "_attn_implementation", "") in ATTENTIONS
-        # transformers 4 has relative positions for some of them
+        # in transformers 4 some of these models may have relative positions
         and getattr(config, "position_embedding_type", None) in (None, "absolute")
         and not getattr(config, "chunk_size_feed_forward", 0)
     )

@@ -307,7 +307,7 @@ def main() -> int:
         # torch's default is a name in /tmp, where another user could place code to load
         folder = f"{cache}/torchinductor-{os.uname().nodename}"
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", folder)
-    os.umask(GROUP_READS)  # other hosts have inherited the umask of an SSH session
+    os.umask(GROUP_READS)  # on other hosts, the umask comes from an SSH session
     program = sys.argv[1:]
     if ADDRESS in os.environ:
         return guarded(program, place.rank)

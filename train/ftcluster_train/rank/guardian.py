@@ -168,7 +168,7 @@ class _Guardian:
         self._script = pid  # the process that does the rank's work, if the rank has started one
         self._doing: dict[str, Any] = {}
         self._activity: dict[str, Any] = {}
-        self._rest = self._said = b""
+        self._rest = self._partial_order = b""
         self._heard = self._sent = time.monotonic()
         self._ending = 0.0  # when SIGKILL is due; 0: the rank is not being ended
         self._asked = 0.0  # when the rank was asked to stop
@@ -233,7 +233,7 @@ class _Guardian:
         first = self._received is None or self._received.number == signal.SIGHUP
         if not received.internal and first:
             self._received = received
-            self._send(self.stop_signal)  # at once, as mpirun on this host is being ended too
+            self._send(self.stop_signal)  # at once, because mpirun on this host is also ending
         if received.number != signal.SIGHUP or not self._trains:
             self.forward(received.number)
 
@@ -266,7 +266,7 @@ class _Guardian:
             time.sleep(0.05)
 
     def _take_progress(self, data: bytes) -> None:
-        if not data:  # the rank has closed it
+        if not data:  # the rank has closed its end of the pipe
             os.close(self._progress)
             self._progress = None  # type: ignore[assignment]
             return
@@ -282,8 +282,8 @@ class _Guardian:
                 self._doing = {"step": report.get("step", 0), "doing": report.get("doing", SCRIPT)}
 
     def _take_orders(self, data: bytes) -> None:
-        *lines, rest = (self._said + data).split(b"\n")
-        self._said = rest[-LINE_LIMIT:]
+        *lines, rest = (self._partial_order + data).split(b"\n")
+        self._partial_order = rest[-LINE_LIMIT:]
         for line in lines:
             if line == b"end":
                 self._end(time.monotonic())

@@ -9,7 +9,7 @@ unencrypted. The script is a child of this process, which reports the script's e
 supervisor. mpirun's report is not enough: mpirun waits for the other ranks when one has failed, and
 its exit code is the same for all signals.
 
-Standard library only: it should not cost a rank any time or memory.
+Standard library only, so that it costs a rank little time and memory.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ STARTUP = Path(__file__).parent.parent / "startup"  # see sitecustomize.py there
 GRACE_SECONDS = 8  # between SIGTERM and SIGKILL; less than the supervisor's grace time
 LEVELS = 3  # depth of the search for checkpoints below the script's start folder
 COMPLETE = "trainer_state.json"  # transformers' Trainer writes it last
-STARTED = "started"  # in the run's folder: the checkpoints before the script's first start
+STARTED = "started"  # file in the run's folder that lists the checkpoints before the first start
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -97,8 +97,8 @@ def run(run_dir: Path) -> int:
 def mark_start(run_dir: Path, folder: Path) -> None:
     """Store which checkpoints exist at the script's first start on this host.
 
-    They belong to other trainings. Their times are stored instead of the time of the start, because
-    the host's clock may be set while the script runs.
+    These checkpoints come from other trainings. The file lists their times instead of the time of
+    the start, because the host's clock may be set while the script runs.
     """
     path = run_dir / STARTED
     if not path.exists():  # else another rank of this host has done it
@@ -118,7 +118,9 @@ def last_checkpoint(run_dir: Path, folder: Path) -> str:
     except OSError:  # the first start on this host
         return ""
     before = set(lines)
-    written = [one for one in _checkpoints(folder) if _line(*one) not in before]
+    written = [
+        checkpoint for checkpoint in _checkpoints(folder) if _line(*checkpoint) not in before
+    ]
     if not written:
         return ""
     newest_folder = max(written)[1].parent

@@ -48,7 +48,7 @@ def _torch() -> None:
 
 
 def _backend_of(group: Any) -> str:
-    """Return a group's backend for CPUs; get_backend is "undefined" if none was requested."""
+    """Return a group's backend for CPUs; get_backend returns "undefined" if none was named."""
     groups: Any = importlib.import_module("torch.distributed.distributed_c10d")
     by_device = groups.get_backend_config(group)
     return str(dict(part.split(":") for part in by_device.split(",")).get("cpu", by_device))

@@ -1,6 +1,6 @@
 """Actions at the start of a script's Python, and after the script has imported a module.
 
-Standard library only, until torch is imported: it delays every rank.
+Standard library only, until torch is imported, because every rank waits for these imports.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ def add_layer() -> None:
 
 
 def after_import(name: str, action: Callable[[], object]) -> None:
-    """Call `action` as soon as a module has been imported; at once if it has been."""
+    """Call `action` as soon as a module has been imported, or at once if it already was."""
     if name in sys.modules:
         action()
     else:
@@ -72,18 +72,18 @@ def listen_at_one_address() -> None:
 
     By default torch listens at all addresses of the host, and the store has no authentication.
     """
-    from ftcluster_train.comm.connectivity import listen  # only when it is needed
+    from ftcluster_train.comm.connectivity import listen  # imported only when needed
 
     rendezvous: Any = importlib.import_module(RENDEZVOUS)
     store = rendezvous.TCPStore
 
     def at_one_address(
         host_name: str, port: int, world_size: int | None = None, is_master: bool = False,
-        *more: Any, **words: Any,
+        *more: Any, **options: Any,
     ) -> Any:  # fmt: skip
         if is_master:
-            with contextlib.suppress(OSError):  # torch then reports the error
-                words["master_listen_fd"] = listen(host_name, port, world_size or 1).detach()
-        return store(host_name, port, world_size, is_master, *more, **words)
+            with contextlib.suppress(OSError):  # torch tries to listen too, and reports the error
+                options["master_listen_fd"] = listen(host_name, port, world_size or 1).detach()
+        return store(host_name, port, world_size, is_master, *more, **options)
 
     rendezvous.TCPStore = at_one_address

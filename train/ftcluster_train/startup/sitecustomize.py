@@ -11,8 +11,8 @@
 A thread of torch's gloo backend releases the tensors of the last collective a moment after the
 collective has returned, and needs the GIL for that. If Python is ending by then, the thread aborts
 the process ("terminate called without an active exception"), and a successful script ends with
-SIGABRT. Seen with torch 2.13.0: up to every third rank on one core (pytorch pull request 179291 has
-another case).
+SIGABRT. Seen with torch 2.13.0: up to every third rank on one core (pytorch pull request 179291
+describes another case).
 """
 
 import atexit
@@ -34,11 +34,11 @@ from ftcluster_train.rank.startup_hooks import (
 )
 
 SETTLE_SECONDS = 0.3
-THREADS = ("pt_gloo_runloop",)  # their name in torch
+THREADS = ("pt_gloo_runloop",)  # names of gloo's threads in torch
 
 
 def _settle() -> None:
-    """Sleep if there are such threads, so that they get the GIL."""
+    """Sleep if gloo's threads exist, so that they get the GIL."""
     names = Path("/proc/self/task").glob("*/comm")
     with contextlib.suppress(OSError):  # a thread has ended
         if any(name.read_text().strip() in THREADS for name in names):
@@ -49,11 +49,11 @@ def _import_next() -> None:
     """Import the sitecustomize that this one has replaced, if there is one."""
     here = str(Path(__file__).parent)
     sys.path[:] = [folder for folder in sys.path if folder != here]
-    own = sys.modules.pop("sitecustomize", None)
+    this_module = sys.modules.pop("sitecustomize", None)
     with contextlib.suppress(ModuleNotFoundError):
         importlib.import_module("sitecustomize")
-    if own is not None:
-        sys.modules.setdefault("sitecustomize", own)
+    if this_module is not None:
+        sys.modules.setdefault("sitecustomize", this_module)
 
 
 def _enable_fast() -> None:

@@ -7,7 +7,7 @@ sessions, and the run continues if one of them is killed. systemd may end both a
 (KillUserProcesses in logind.conf), so the user gets a warning.
 
 If the supervisor is stopped (SIGSTOP) for WATCHDOG_SECONDS, systemd's watchdog or the waiting
-process kills and restarts it. The guardians have ended its ranks by then.
+process kills and restarts it. The guardians have ended the run's ranks by then.
 
 Standard library only.
 """
@@ -48,10 +48,10 @@ LOGGED = {  # events that are copied to the host's log
 }  # fmt: skip
 LOOK_SECONDS = 0.2  # between two checks of whether the supervisor has ended or is suspended
 SPACE_SECONDS = 600.0  # longest wait for the disk space that events and a launch need
-# A silent supervisor is killed after this time. The guardians have ended their ranks before, see
+# A silent supervisor is killed after this time. The guardians end their ranks earlier, see
 # `Timeouts.supervisor`.
 WATCHDOG_SECONDS = 20.0
-# How long a reboot waits for a run; only `ftcluster stop` knows the run's own grace time.
+# Longest time that a reboot waits for a run; only `ftcluster stop` uses the run's grace time.
 STOP_SECONDS = 120
 MOST_TASKS = "50%"  # of the host's task limit; systemd's default of 15 % is low for many ranks
 NOTIFY_SOCKET = "NOTIFY_SOCKET"  # variable that systemd sets, sd_notify(3)
@@ -77,7 +77,7 @@ def is_supervised(run_dir: Path) -> bool:
 
 
 def wait_for_supervisor(run_dir: Path) -> bool:
-    """Wait until a newly started supervisor runs; return False if that takes START_SECONDS."""
+    """Wait until a new supervisor runs; return False if that takes more than START_SECONDS."""
     deadline = time.monotonic() + START_SECONDS
     while not is_supervised(run_dir):
         if time.monotonic() > deadline:
@@ -93,7 +93,7 @@ class NoUnit(Exception):
 def as_account(user: str, call: Callable[[], int]) -> int:
     """Call a function as an account, in a separate process; return the function's result.
 
-    root must not read the account's files itself: a link may lead anywhere, and a FIFO has no end.
+    root must not read the account's files itself: a link may lead anywhere, and a FIFO may block.
     The process gets LOOK_BYTES of memory, because a file may have any size.
 
     Args:
@@ -202,7 +202,7 @@ def unit_command(
         system: True for a system unit, False for a unit of the account.
     """
     properties = [
-        "WorkingDirectory=/",  # not a folder of another user: Python imports from it
+        "WorkingDirectory=/",  # Python imports from this folder, so no other user may own it
         "Restart=on-abnormal",  # after a signal, not after an exit code
         f"RestartSec={PAUSE_SECONDS:g}",
         f"WatchdogSec={WATCHDOG_SECONDS:g}",
@@ -223,7 +223,7 @@ def unit_command(
             value = {"unlimited": "infinity"}.get(fields[3], fields[3])
             kib = "K" if fields[2] == "memlock" and value.isdecimal() else ""
             properties.append(f"{UNIT_LIMITS[fields[2]]}={value}{kib}")
-    cache = run_dir.parents[1] / "cache"  # the account may not write to the stack
+    cache = run_dir.parents[1] / "cache"  # the account cannot write to the stack
     return (
         "systemd-run",
         *(() if system else ("--user",)),
@@ -231,13 +231,13 @@ def unit_command(
         "--collect",
         f"--unit=ftcluster-{run_dir.name}",
         *((f"--uid={user}", f"--setenv=PYTHONPYCACHEPREFIX={cache}") if user else ()),
-        *(f"--property={one}" for one in properties),
+        *(f"--property={setting}" for setting in properties),
         python, "-m", "ftcluster_train.host.supervisor", "supervise", str(run_dir),
     )  # fmt: skip
 
 
 def detach() -> bool:
-    """Go to the background; return False in this process and True in each supervisor."""
+    """Fork a background process; return False in this process and True in each supervisor."""
     if os.fork():
         return False
     os.setsid()
@@ -301,7 +301,7 @@ def log_event(run: str, event: str, fields: Mapping[str, Any]) -> None:
 def wait_for_space(run_dir: Path) -> None:
     """Wait while a run's disk is completely full, because no event could be recorded.
 
-    Call this only while the run has no ranks: the supervisor cannot watch them meanwhile.
+    Call this only while the run has no ranks: the supervisor cannot watch ranks while it waits.
     """
     deadline, is_logged = time.monotonic() + SPACE_SECONDS, False
     while not has_space(run_dir) and time.monotonic() < deadline:
@@ -338,7 +338,7 @@ def become_supervisor(run_dir: Path) -> bool:
     """Make this process the run's supervisor, or end it if the run has another supervisor.
 
     Returns:
-        True if this supervisor follows one that was killed.
+        True if this supervisor replaces a killed one.
     """
     os.umask(GROUP_READS)
     lock = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)  # locked until this process ends

@@ -14,7 +14,7 @@ Anybody who reaches the port may connect. The supervisor parses nothing before i
 secret. It closes a connection that has not sent the secret after GREETING_SECONDS, or earlier if
 too many wait.
 
-Standard library only: the supervisor uses it.
+Standard library only.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from ftcluster_train.supervisor.rank_life import RankLife, Trouble, at_step, fin
 
 BACKLOG = 4096  # connections that wait to be accepted; net.core.somaxconn limits this
 GREETING_SECONDS = 5.0  # longest time between a connection and its secret
-UNGREETED = 256  # connections that have not sent the secret; a process may open 1024 files
+UNGREETED = 256  # most connections without the secret, because a process can open 1024 files
 SAY_SECONDS = 60.0  # between two log lines about strangers
 TCP_INFO_BYTES = 8 + 13 * 4  # see _seconds_since_ack
 STOPS = (signal.SIGTERM, signal.SIGINT)
@@ -168,7 +168,7 @@ class Heartbeats:
 
     def _accept(self, now: float) -> None:
         """Accept all waiting connections; read each at once, as guardians send the secret first."""
-        for _ in range(BACKLOG):  # strangers may connect faster than connections are closed
+        for _ in range(BACKLOG):  # not forever: strangers may connect faster than this loop runs
             try:
                 peer, address = self._listener.accept()
             except BlockingIOError:
@@ -279,7 +279,7 @@ class StopRequest:
             signal.signal(number, lambda number, _frame: self._take(Received(number)))
 
     def learn_senders(self) -> None:
-        """Have the signals of this process handled with their senders.
+        """Handle this process's stop signals in a way that identifies their senders.
 
         Call this before the process starts threads. Child processes inherit the blocked signals.
         """
@@ -304,7 +304,7 @@ class StopRequest:
         ranks = self.saving
         saves = ranks is not None and all(life.step for life in ranks.lives)
         if ranks is None or not saves or (again and not self.repeated):
-            self._deadline = -math.inf  # `check` raises again: a fork may drop it
+            self._deadline = -math.inf  # `check` raises again if a fork swallows this exception
             raise Stopped
         if again:
             return

@@ -11,7 +11,7 @@ processes of the run on this host have ended. The kernel frees the lock however 
 Lines on stdin:
 
     ask             try to take the lease
-    place           only answer
+    place           only report the run's place
     free            give the lease back, and keep the ticket
     ends SECONDS    expected end of the run, in seconds since 1970
 
@@ -19,10 +19,10 @@ Lines on stdin:
 `ask` and `place` with `held`, with `held open` on a host that lacks its firewall rules, with
 `stopping` on a host that is shutting down, or with `taken`, the run's place in the queue and who
 has the host. With --queue the run has a ticket on this host. A run never takes the lease while
-another run's turn is before its own, see `tickets`.
+another run is ahead of it in the queue, see `tickets`.
 
-The firewall rules of a host count as loaded if their unit is active. Every account may ask systemd
-for that, while only root may list rules. Rules that were flushed without systemd go unnoticed.
+The firewall rules of a host count as loaded if their unit is active. Every account can query the
+unit's state, while only root can list rules. Rules that were flushed without systemd go unnoticed.
 
 Standard library only.
 """
@@ -64,7 +64,7 @@ TAKEN = "taken "
 
 @dataclass
 class LeaseHolder:
-    """The run for which this process holds the lease, or asks for it.
+    """The run for which this process holds or requests the lease.
 
     Attributes:
         by: user and machine that started the run; "" if unknown.
@@ -88,7 +88,7 @@ class LeaseHolder:
         self._since = 0
 
     def hear(self, line: bytes) -> str:
-        """Do as a line on stdin says; return the answer, or "" for none."""
+        """Carry out a line of stdin; return the response, or "" for none."""
         verb, _, value = line.decode("ascii", "replace").partition(" ")
         if not self.held and (verb == "ask" or (self.share and verb != "free")):
             self.held = self._take()
@@ -173,7 +173,7 @@ def described(text: str) -> str:
     'run mrpc-1 of ops on bastion is using it (since 2026-01-01 10:15 UTC)'
 
     Args:
-        text: content of the lease. Versions before the queue wrote only its first line.
+        text: content of the lease file. Versions without a queue wrote only the first line.
     """
     first, by, ends, *_ = [*text.split("\n"), "", ""]
     run, _, seconds = first.strip().partition(" ")
@@ -217,7 +217,7 @@ def running(runs: Path) -> str:
 
 
 def usage(runs: Path) -> str:
-    """Return a phrase for users that names the runs which use or wait for the host, or ""."""
+    """Return a phrase that names the runs which use or wait for the host; "" if there are none."""
     user = running(runs)
     others = [run for run in Tickets(runs).ahead() if not user.startswith(f"run {run} ")]
     return "; ".join(filter(None, (user, waiting(others))))

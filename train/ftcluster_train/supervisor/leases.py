@@ -1,4 +1,4 @@
-"""A run's leases on all of its hosts, each held by a process of `lease` there.
+"""A run's leases on all of its hosts, each held by a process of `lease` on that host.
 
 Standard library only.
 """
@@ -114,7 +114,7 @@ class Leases:
             time.sleep(WAIT_SECONDS)
 
     def expect_end(self, seconds: float) -> None:
-        """Tell the hosts the expected end of the run, in seconds since 1970, if it has changed."""
+        """Send the hosts the run's expected end, in seconds since 1970, if it has changed."""
         if abs(seconds - self._ends) > END_CHANGE_SECONDS:
             self._ends = int(seconds)
             for holder in list(self._holders.values()):
@@ -221,7 +221,7 @@ class _Holder:
         self.held = False
 
     def ask(self, verb: bytes = ASK) -> HostFailure | None:
-        """Ask for the lease; return why the run does not have the host, or None if it has it.
+        """Request the lease; return why the run does not get the host, or None if it does.
 
         Args:
             verb: ASK, or PLACE to take a place in the queue without the lease.

@@ -1,4 +1,4 @@
-"""A check of the connections between each pair of a run's hosts, asked for by the head.
+"""A check of the connections between each pair of a run's hosts, started by the head.
 
 If two hosts cannot exchange packets although both reach the head, every rank waits in a collective
 and looks healthy. Each host listens at a port that the kernel chooses, as gloo does, and connects
@@ -31,7 +31,7 @@ from ftcluster_train.supervisor.ssh_causes import LINK
 from ftcluster_train.supervisor.ssh_check import HostFailure
 
 MODULE = "ftcluster_train.comm.connectivity"
-MOST_HOSTS = 128  # each pair takes a connection, and each host a process of the head
+MOST_HOSTS = 128  # each pair needs a connection, and each host needs a process on the head
 MOST_PAIRS = 3  # pairs that a message names
 MARGIN_SECONDS = 3.0  # for busy hosts, beyond the time-out of a connection
 END_SECONDS = 1.0
@@ -80,7 +80,7 @@ class Links:
         return "; ".join(filter(None, (_gaps_sentence(self.gaps, self.hosts[0]), asked)))
 
     def refused(self) -> list[HostFailure]:
-        """Return hosts without which all others reach each other; the head is never one of them."""
+        """Return the hosts to drop so that all others reach each other; never the head."""
         place = {host: number for number, host in enumerate(self.hosts)}
         unreached: list[list[int]] = [[] for _ in self.hosts]
         for gap in self.gaps:
@@ -141,7 +141,7 @@ class LinkCheck:
         return limit / 2 if limit else math.inf  # 0: ranks may be idle without limit
 
     def watch(self, idle: float) -> None:
-        """Start the check if no rank has been active for long; drop its result once one is.
+        """Start the check if all ranks are idle for long; drop its result once a rank is active.
 
         Args:
             idle: seconds for which no rank has been active.
@@ -158,7 +158,7 @@ class LinkCheck:
             self._thread.start()
 
     def result(self) -> Links:
-        """Return the result; the check is started if it was not, and waited for."""
+        """Return the result; start the check if necessary, and wait for it."""
         self.start()
         if self._thread:
             self._thread.join()
@@ -174,7 +174,7 @@ def check_links(hosts: Sequence[Host], ssh_config: str, stack: Path, limit_secon
 
     Args:
         hosts: all hosts, the head first; only the first MOST_HOSTS are checked.
-        limit_seconds: time for the hosts to respond, besides the time of the connections.
+        limit_seconds: time for the hosts to respond, without the time that connections take.
     """
     hosts = tuple(hosts[:MOST_HOSTS])
     with _members(hosts, ssh_config, stack) as members:
@@ -201,7 +201,7 @@ def check_links(hosts: Sequence[Host], ssh_config: str, stack: Path, limit_secon
 
 
 def read_port(text: str) -> int | None:
-    """Return the TCP port that a host has printed; None for another text."""
+    """Return the TCP port that a host has printed; None if the text is no port number."""
     number = int(text) if PORT.fullmatch(text) else 0
     return number if 0 < number < 1 << 16 else None
 
@@ -210,7 +210,7 @@ def read_errors(text: str) -> dict[str, str]:
     """Return the errors that a host has printed, by the name of the host that it cannot reach.
 
     Raises:
-        ValueError: the text is no such line.
+        ValueError: the text is not a JSON object.
     """
     try:
         document = json.loads(text)
@@ -225,7 +225,7 @@ class _Member:
     """The part of the check that runs on a host."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        # the process is not part of the run, whose processes are being ended
+        # the process must not count as a process of the run, because those are being ended
         environment = {key: value for key, value in os.environ.items() if key != RUN_VARIABLE}
         self.process = subprocess.Popen(
             command, env=environment, cwd="/", bufsize=0, stdin=subprocess.PIPE,
@@ -240,13 +240,13 @@ class _Member:
 
     def send(self, line: str) -> None:
         assert self.process.stdin
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             self.process.stdin.write(line.encode())
 
     def read(self, mark: str) -> str | None:
-        """Read what has arrived; return the rest of the first line with the mark, "" at the end.
+        """Read new output; return the text after the mark in the first line that contains it.
 
-        None means that the line has not arrived yet.
+        The result is "" if the output has ended, and None if the line has not arrived yet.
         """
         data = os.read(self.descriptor, 65536)
         self._unread += data
@@ -265,7 +265,7 @@ class _Member:
 
 @contextlib.contextmanager
 def _members(hosts: Sequence[Host], ssh_config: str, stack: Path) -> Iterator[dict[Host, _Member]]:
-    """Start the part of the check on each host, on the first one without ssh."""
+    """Start the check's process on each host, on the first host without ssh."""
     members = {}
     for host in hosts:
         command = [str(stack / "bin" / "python"), "-B", "-m", MODULE, "--pairs", host.address]
@@ -292,7 +292,7 @@ def _members(hosts: Sequence[Host], ssh_config: str, stack: Path) -> Iterator[di
 def _lines(members: dict[Host, _Member], mark: str, limit_seconds: float) -> dict[Host, str]:
     """Return the line with the mark that each process prints within the limit, by host."""
     deadline = time.monotonic() + limit_seconds
-    output = select.poll()  # select() takes no descriptor above 1023
+    output = select.poll()  # select() accepts no descriptor above 1023
     waiting = {member.descriptor: host for host, member in members.items()}
     for descriptor in waiting:
         output.register(descriptor, select.POLLIN)

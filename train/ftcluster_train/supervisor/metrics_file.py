@@ -1,8 +1,7 @@
 """A run's metrics in a file for Prometheus: <prefix>/metrics/RUN.prom on the head.
 
 The file is valid both in OpenMetrics 1.0 and in Prometheus' older text format, because
-node_exporter's textfile collector reads only the older format. Standard library only: the
-supervisor uses it.
+node_exporter's textfile collector reads only the older format. Standard library only.
 """
 
 import contextlib
@@ -168,8 +167,8 @@ def samples(
     speed = of("step", "samples_per_second")
     about = {name: of("start", name) or "" for name in ("backend", "precision")}
     yield "ftcluster_run_info", {"recipe": recipe, **about}, 1
-    for one in STATES:
-        yield "ftcluster_run_state", {"state": one}, float(state == one)
+    for label in STATES:
+        yield "ftcluster_run_state", {"state": label}, float(state == label)
     over = "end" in numbers.latest
     if over:
         yield "ftcluster_end_info", {"cause": of("end", "cause") or state}, 1
@@ -210,8 +209,8 @@ def samples(
 
 def _rank_samples(interval: Interval, hosts: Sequence[str]) -> Iterator[Sample]:
     yield "ftcluster_sent_bytes_per_step", {}, interval.sent_bytes / interval.steps
-    moved = max(one.communication for one in interval.ranks)
-    yield "ftcluster_communication_ratio", {}, moved / interval.seconds
+    exposed = max(times.communication for times in interval.ranks)
+    yield "ftcluster_communication_ratio", {}, exposed / interval.seconds
     scores = straggler_scores(interval.ranks)
     for rank, (host, times, score) in enumerate(zip(hosts, interval.ranks, scores, strict=False)):
         labels = {"rank": rank, "host": host}
@@ -220,16 +219,17 @@ def _rank_samples(interval: Interval, hosts: Sequence[str]) -> Iterator[Sample]:
         yield "ftcluster_straggler_score", labels, score
 
 
-def text_of(run: str, found: Iterable[Sample]) -> str:
+def text_of(run: str, gauge_samples: Iterable[Sample]) -> str:
     """Return the file's text."""
     lines: dict[str, list[str]] = {name: [] for name in GAUGES}
-    for name, labels, value in found:
+    for name, labels, value in gauge_samples:
         pairs = ",".join(
-            f'{key}="{_escaped(str(one))}"' for key, one in {"run": run, **labels}.items()
+            f'{key}="{_escaped(str(label))}"' for key, label in {"run": run, **labels}.items()
         )
         lines[name].append(f"{name}{{{pairs}}} {float(value):.10g}")
     parts = [
-        f"# HELP {name} {about}\n# TYPE {name} gauge\n" + "".join(f"{one}\n" for one in lines[name])
+        f"# HELP {name} {about}\n# TYPE {name} gauge\n"
+        + "".join(f"{line}\n" for line in lines[name])
         for name, (about, _) in GAUGES.items()
         if lines[name]
     ]
@@ -289,8 +289,8 @@ class MetricsFile:
             free = {host: free for host, free in self._free.items() if host in names}
             free[launch.hosts[0].name] = free_bytes(self._run_dir)  # this is the head
             cluster = ClusterState(free, _drained(self._run_dir.parents[1]))
-            found = samples(self._numbers, launch, self._recipe, time.time(), cluster)
-            partial.write_text(text_of(self._run, found), encoding="utf-8")
+            current = samples(self._numbers, launch, self._recipe, time.time(), cluster)
+            partial.write_text(text_of(self._run, current), encoding="utf-8")
             partial.rename(self.path)
 
 

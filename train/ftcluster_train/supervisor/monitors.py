@@ -143,8 +143,8 @@ class _TrainingWatch(Watch):
             self._logs.mkdir(exist_ok=True)
             append_to_log(self._logs / f"rank-{rank}.log", line + b"\n")
             line = b"[%d] %s" % (rank, line)
-        elif self._killed is None and (found := KILLED.match(line)):
-            self._killed = int(found[1])
+        elif self._killed is None and (match := KILLED.match(line)):
+            self._killed = int(match[1])
         append_to_log(self._path, line + b"\n")
         text = line.decode(errors="replace").rstrip()
         self._lines = [*self._lines, text][-LAST_LINES:] if text else self._lines
@@ -215,25 +215,25 @@ class _ScriptWatch(Watch):
         append_to_log(self._path, event_line("output", rank=0, stream=stream, text=text))
 
     def blame(self, trouble: list[Trouble]) -> list[Trouble]:
-        """Return the rank whose failure made mpirun end the others, if mpirun's output names it.
+        """Return the trouble of the rank whose failure made mpirun end the others, if named.
 
-        If a script hangs, return the ranks that are in no collective, because the others wait for
-        them.
+        If a script hangs, return the troubles of the ranks that are in no collective, because the
+        other ranks wait for them.
         """
-        if all(one.cause == "signal" for one in trouble):  # mpirun kills the others
+        if all(problem.cause == "signal" for problem in trouble):  # mpirun kills the others
             reported = [
                 Trouble(error["host"], error["rank"], 0, "exit", error["message"], error["hint"])
                 for error in self._output.errors
             ]
             killed = self._output.killed()
-            first = [one for one in trouble if killed and one.rank == killed.rank]
+            first = [problem for problem in trouble if killed and problem.rank == killed.rank]
             return reported or first or trouble
-        if any(one.cause != "hung" or one.rank is None for one in trouble):
+        if any(problem.cause != "hung" or problem.rank is None for problem in trouble):
             return trouble
-        frames = [self._output.python_frame(one.rank or 0) for one in trouble]
+        frames = [self._output.python_frame(problem.rank or 0) for problem in trouble]
         waited_for = [
-            replace(one, message=f"{one.message}; it is in {at.function}, {at.path}:{at.line}")
-            for one, at in zip(trouble, frames, strict=True)
+            replace(hung, message=f"{hung.message}; it is in {at.function}, {at.path}:{at.line}")
+            for hung, at in zip(trouble, frames, strict=True)
             if at and not at.waits_for_others
         ]
         return waited_for or trouble[:1]
@@ -248,7 +248,7 @@ class _ScriptWatch(Watch):
             return Ending("failed", failure.code, [error], restartable=bool(failure.signal))
         if exit_code == 0 or len(output.ends) >= self._ranks:
             return Ending("done", 0, [])
-        # mpirun itself failed, or a rank before its script began
+        # mpirun itself failed, or a rank failed before its script began
         last = next(filter(None, map(output.last_lines, (None, *output.heard))), "")
         return Ending("failed", exit_code, [_mpirun_failed(exit_code, last, self._where)])
 

@@ -1,4 +1,4 @@
-"""The supervisor's notifications: which events of a run the user's command or webhook gets.
+"""The supervisor's notifications about a run, for the user's command and webhook.
 
 Each notification is delivered by a process of `notification`. A training never waits for it, and
 its failure is only a notice. Standard library only.
@@ -75,7 +75,7 @@ class Notifier:
         return bool(self._webhook)
 
     def see(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Notify the user when the run begins to wait for hosts, because of an event."""
+        """Notify the user if this event reports that the run begins to wait for hosts."""
         if event != "phase":
             return
         doing = str(fields["doing"])
@@ -113,9 +113,9 @@ class Notifier:
         run, head = run_there(self._run_dir, alive=True), self._launch.hosts[0].name
         document = document_of(event, run, head, metrics, **changes)
         delivery = Delivery(self._launch.notify, self._webhook, document)
-        # the process must not count as a process of the run, which are killed at its end
+        # the process must not count as a process of the run, because those are killed at the end
         environment = {key: value for key, value in os.environ.items() if key != RUN_VARIABLE}
-        # in memory, because it may have a secret, and because a pipe could block the supervisor
+        # in memory, because the webhook may be a secret and a pipe could block the supervisor
         with contextlib.suppress(OSError), os.fdopen(os.memfd_create("delivery"), "r+b") as stdin:
             stdin.write(delivery.packed())
             stdin.seek(0)

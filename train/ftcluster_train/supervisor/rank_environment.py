@@ -218,7 +218,7 @@ def give_secrets(secrets: Mapping[str, str], launch: Launch) -> list[HostFailure
         if failed := _give(Path(launch.run_dir, name), content, launch):
             take_back_secrets(launch)
             what = f"{SECRETS[name][1]} cannot be written"
-            return [replace(one, reason=f"{what}: {one.reason}") for one in failed]
+            return [replace(host, reason=f"{what}: {host.reason}") for host in failed]
     return []
 
 

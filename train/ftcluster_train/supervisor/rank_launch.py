@@ -1,6 +1,6 @@
 """Starts a run's ranks with mpirun, and watches them until the last process has ended.
 
-Standard library only: the supervisor uses it.
+Standard library only.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ from ftcluster_train.supervisor.stop_causes import (
 )
 
 PAUSE_SECONDS = 0.2
-VERDICT_SECONDS = 3.0  # longest wait for a guardian that asks its systemd about a shutdown
+VERDICT_SECONDS = 3.0  # longest wait for a guardian that queries systemd about a shutdown
 LAST_NEWS_SECONDS = 1.0  # longest wait for a guardian's reason after mpirun has failed
 MEMORY_HINT = "the kernel kills processes when memory is short, see dmesg on the head"
 FILES_A_HOST = 4  # pipes to the ssh of a lease; mpirun opens as many to its own ssh
@@ -135,8 +135,8 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
     if notice:
         events.write("notice", message=notice)
     sourced = torch_backends.variables_for(launch.env, host_path())
-    _refuse(give_secrets(run.secrets, launch))  # now, because the time of the start is limited
-    beats = listen_for_guardians(launch)  # takes its port before the rendezvous takes one
+    _refuse(give_secrets(run.secrets, launch))  # before the start, whose time is limited
+    beats = listen_for_guardians(launch)  # opens its port before the rendezvous reserves one
     command = mpirun_command(launch)
     write_atomically(Path(launch.hostfile_path), command.hostfile)
     variables = command.env | launch.supervised_variables
@@ -201,7 +201,7 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
 
 
 def explained_by_ssh(ending: Ending, launch: Launch) -> Ending:
-    """Return the ending of ranks of which mpirun has not started all, with the hosts to blame.
+    """Return the ending of a launch in which mpirun did not start all ranks, with the cause.
 
     mpirun suppresses the messages of ssh, so the head connects to the hosts once more.
     """
@@ -256,10 +256,10 @@ def _ending_of(
         code: exit status of mpirun, as subprocess returns it.
         trouble: troubles that guardians have reported.
     """
-    code = code if code >= 0 else 128 - code  # systemd has other meanings for such exit codes
+    code = code if code >= 0 else 128 - code  # after a signal, a shell's exit code
     # mpirun's own exit code does not matter if all ranks have ended well
     ending = watch.ending(0 if beats.all_done else code)
-    if any(problem.cause != "exit" for problem in trouble):  # it caused any later errors
+    if any(problem.cause != "exit" for problem in trouble):  # the trouble caused all later errors
         errors = [dict(vars(problem)) for problem in watch.blame(trouble)]
         ending = Ending("failed", ending.exit_code or 1, errors, restartable=True)
     if request.asked and ending.state == "failed":
@@ -298,7 +298,7 @@ def explained(ending: Ending, lives: Sequence[RankLife], head: str, clock: float
 
 
 def poll_while(beats: Heartbeats, waits: Callable[[], bool], limit_seconds: float) -> None:
-    """Read the guardians' messages while a condition holds, but at most for a time."""
+    """Read the guardians' messages while a condition holds, at most for `limit_seconds`."""
     deadline = time.monotonic() + limit_seconds
     while True:
         beats.poll(time.monotonic())
@@ -318,7 +318,7 @@ def _take_hosts(launch: Launch, run: SupervisedRun, stack: Path) -> None:
     def waiting(place_and_hosts: str) -> None:
         events.write("phase", doing=f"{WAITS}{place_and_hosts}")
 
-    # A run that has begun waits for its hosts, unless it can use idle hosts instead.
+    # A restart waits for the run's hosts, unless it can use idle hosts instead.
     patient = launch.wait or (launch.restarts > 0 and not launch.idle)
     if not launch.slurm_job:  # Slurm gives a job's hosts to no other job
         _refuse(run.leases.take(launch, stack, waiting if patient else None))
@@ -380,7 +380,7 @@ def launcher_gone(process: "subprocess.Popen[bytes]", lives: Sequence[RankLife])
 def _find_trouble(process: "subprocess.Popen[bytes]", beats: Heartbeats) -> list[Trouble]:
     """Return the troubles of mpirun or of the ranks; if any, have the guardians end the ranks."""
     trouble = beats.trouble(time.monotonic())
-    if trouble:  # the guardians also end if mpirun has ended
+    if trouble:  # guardians also end after mpirun, whose exit code may be late
         time.sleep(PAUSE_SECONDS)
     trouble = launcher_gone(process, beats.lives) or trouble
     if any(rank.cause == "hung" for rank in trouble):
@@ -399,13 +399,13 @@ def _read(
     on_beat: Callable[[], None],
     on_idle: Callable[[float], None],
 ) -> list[Trouble]:
-    """Pass mpirun's output to the watch until it ends; return why the ranks had to be ended.
+    """Pass mpirun's output to the watch until its end; return why the ranks had to be ended.
 
     After a rank's failure, the other ranks get some time to report their failures before they are
     ended. Errors that ranks report themselves are more useful than their exit codes.
 
     Args:
-        on_beat: called after each look at the ranks.
+        on_beat: called after each check of the ranks.
         on_idle: called with the seconds for which no rank has been active.
     """
 

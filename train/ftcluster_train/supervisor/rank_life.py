@@ -1,6 +1,6 @@
 """The reports of the guardians about each rank, and detection of ranks and hosts in trouble.
 
-Pure functions. Standard library only: the supervisor uses it.
+Pure functions. Standard library only.
 """
 
 import math
@@ -15,11 +15,11 @@ from ftcluster_train.io.signals import Received
 
 IDLE_CPU = 0.02  # share of a core; a rank that uses less counts as waiting
 IDLE_WIRE = 1000.0  # bytes a second; a rank with less traffic counts as waiting
-STARVED = 3  # messages in a row; a thread that rarely wakes up is not seen awake so often
+STARVED = 3  # consecutive messages; a rank that rarely runs is not runnable in so many
 WINDOW_SECONDS = 10.0  # longest time over which CPU and wire are averaged
 STOPPED_HINT = "find out who sends SIGSTOP on that host"
 ASLEEP_HINT = "a disk or network file system of that host does not answer: dmesg there"
-WRITES_OR_READS = ("starting", "loading", "saving")  # a slow disk may make these sleep long
+WRITES_OR_READS = ("starting", "loading", "saving")  # may sleep for long if a disk is slow
 ORDER = ("starting", "loading", "forward", "all-reduce", "evaluating", "saving")
 
 
@@ -100,7 +100,8 @@ class RankLife:
         if where != (self.step, self.doing):
             (self.step, self.doing), self.changed, self.busy = where, now, now
         self.condition = message.get("host", self.condition)
-        self.memory = max(self.memory, int(message.get("memory", 0)))  # less once one is killed
+        # the value drops when the kernel kills a process
+        self.memory = max(self.memory, int(message.get("memory", 0)))
         state = message.get("state")
         self.stopped = (self.stopped or now) if state == "T" else None
         if message.get("sleep") != self.sleep:
@@ -147,7 +148,7 @@ def find_trouble(
     """
     dead = [life for life in lives if life.exit not in (None, 0)]
     killed = [life for life in dead if life.oom or (life.exit or 0) < 0]
-    if killed:  # the others ended because one was gone
+    if killed:  # all other ranks ended because these were gone
         return [_ended(life) for life in killed]
     # ranks that end by themselves report why, and the others soon end too
     if dead and now - min(life.changed for life in dead) > timeouts.last_words:

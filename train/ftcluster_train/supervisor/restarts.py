@@ -1,6 +1,6 @@
 """Restarts of a run's ranks after failures that the program itself has not caused.
 
-Standard library only: the supervisor uses it.
+Standard library only.
 """
 
 import json
@@ -66,7 +66,7 @@ def run_with_restarts(
         try:
             launch, ending = _restart(launch, run, ending)
         except HostsRefused as error:
-            # the event `restart` has the failure before
+            # the event `restart` has already reported the failure before this one
             errors = list(map(refusal_fields, error.refused)) or ending.errors
             ending = replace(ending, errors=errors, restartable=False)
     return replace(ending, seconds=round(time.monotonic() - began, 2))
@@ -76,13 +76,13 @@ def _restart(launch: Launch, run: SupervisedRun, failure: Ending) -> tuple[Launc
     """Restart the ranks on the hosts that can be used.
 
     Args:
-        failure: the ending that the restart follows.
+        failure: ending of the previous start of the ranks.
 
     Returns:
         The launch on those hosts, and how it ended.
 
     Raises:
-        HostsRefused: too few hosts can be used, even after a wait if time may help.
+        HostsRefused: too few hosts can be used, even after a wait for hosts that may return.
     """
     began = time.monotonic()
     say_at, limit = 0.0, launch.timeouts.host_return

@@ -46,16 +46,17 @@ from ftcluster_train.io.scratch import remove_abandoned
 PAGE_BYTES = 640_000  # size of the packed rows of about 13,000 runs
 INDEX = ".ended.json"  # in the folder of all runs
 CACHES = {"models": "models", "data": "data", "tokens": "cache/tokens"}  # below the prefix
-ALL = "\0all"  # stands for a run whose inputs are not known yet
+ALL = "\0all"  # placeholder for a run whose models and data have not been looked up yet
 NEW_SECONDS = 86400.0  # a run younger than this may be about to start
 # exceptions from reading a JSON document with unexpected content
 WRONG_FORM = (
     ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
 )  # fmt: skip
-DAMAGED = "damaged"  # stands for the recipe of a run with damaged files
+DAMAGED = "damaged"  # shown as the recipe of a run with damaged files
 # modules that supervise or prepare a run, by their names in this version and in older ones
 PROGRAM = re.compile(rb"ftcluster_train\.(\w+\.)*(supervisor|prepare)")
 COPY_SECONDS = 20.0  # a copy has ended or stalled if nothing was written for so long
+# for a run without a launch and without a process here: this host cannot find out the cause
 NOT_LAUNCHED = (
     "it was not launched, and no files are being copied for it: its command has failed or was "
     "killed; start it again"
@@ -92,10 +93,11 @@ def list_runs(
 
     alive |= runs_copied(folder, names)
     names.sort(key=order, reverse=True)
-    some = names[skip : skip + most if most else None]
-    page = [index.read(name, name in alive) for name in some]
+    selected = names[skip : skip + most if most else None]
+    page = [index.read(name, name in alive) for name in selected]
     index.keep(None if beginnings else names)
-    return page, max(0, len(names) - skip - len(page))  # page 1 may be older than a removal
+    # runs may have been removed since the previous page
+    return page, max(0, len(names) - skip - len(page))
 
 
 def listed(folder: Path, beginnings: Sequence[str] = (), skip: int = 0, most: int = 0) -> str:
@@ -133,7 +135,7 @@ class _Index:
     def read(self, run: str, alive: bool) -> RunState:
         """Return the stored row of a run, or read its folder."""
         try:
-            # thousands of Path objects would take as long as everything else
+            # not a Path, because making thousands of them would double the time of a listing
             events = os.stat(f"{self._folder}/{run}/{EVENTS}")  # noqa: PTH116
             key = [events.st_mtime_ns, events.st_size]
         except OSError:
@@ -150,10 +152,10 @@ class _Index:
             self._new = True
         return state
 
-    def keep(self, there: Sequence[str] | None) -> None:
-        """Store new rows; drop rows of runs that are not in `there`, unless `there` is None."""
+    def keep(self, existing: Sequence[str] | None) -> None:
+        """Store new rows; drop rows of runs that are not in `existing`, unless it is None."""
         if self._new:
-            names = self._kept.keys() & there if there is not None else self._kept
+            names = self._kept.keys() & existing if existing is not None else self._kept
             kept = {name: self._kept[name] for name in names}
             partial = self._folder / f"{INDEX}.{os.getpid()}"
             with contextlib.suppress(OSError):  # a full disk: all folders are read again
@@ -212,7 +214,7 @@ def read_run(path: Path, alive: bool) -> RunState:
 
 
 def _why(state: str, end: Mapping[str, Any], error: Mapping[str, Any] | None) -> str:
-    """Return a line about why a run ended; older runs lack it in their event `end`."""
+    """Return a line about why a run ended; the event `end` of older versions lacks `why`."""
     failed = place_and_message(error) if error and state == "failed" else ""
     text = str(end.get("why") or failed)
     return text.partition("\n")[0][:CAUSE_CHARACTERS]
@@ -353,9 +355,9 @@ def _is_in(text: str, path: Path) -> bool:
 def _bytes(path: Path) -> int:
     """Return the disk space of a file or of a folder's content, in bytes."""
     total = 0
-    for one in (path, *(path.rglob("*") if path.is_dir() and not path.is_symlink() else ())):
+    for entry in (path, *(path.rglob("*") if path.is_dir() and not path.is_symlink() else ())):
         with contextlib.suppress(FileNotFoundError):  # another process has removed it
-            total += 512 * one.lstat().st_blocks
+            total += 512 * entry.lstat().st_blocks
     return total
 
 
@@ -374,7 +376,7 @@ def find_jobs(folder: Path, beginning: str) -> dict[str, dict[str, Any]]:
         launch = _document(folder / run / "launch.json")
         with contextlib.suppress(*WRONG_FORM):
             job["hosts"] = [str(host["name"]) for host in launch["hosts"] + launch["idle"]]
-    if len(jobs) > 1:  # the caller reports an error, which needs no user's files
+    if len(jobs) > 1:  # the caller only reports an error, so it needs no code of users
         jobs = {run: {**job, "code": None} if "code" in job else job for run, job in jobs.items()}
     for run in ids if len(jobs) == 1 else ():
         if options := _document(folder / run / "options.json"):
@@ -386,7 +388,7 @@ def has_state(folder: Path, run: str, job: Mapping[str, Any]) -> bool:
     """Return True if a run, or a run that it continues, has a checkpoint or snapshot."""
     earlier = job.get("resume")
     runs = [run, *(map(str, earlier) if isinstance(earlier, list) else ())]
-    places = (folder / one / kind for one in runs for kind in ("checkpoints", "snapshots"))
+    places = (folder / name / kind for name in runs for kind in ("checkpoints", "snapshots"))
     return any(next(place.glob("*-*/manifest.json"), None) for place in places)
 
 

@@ -1,7 +1,7 @@
 """Detection of hosts that fall behind during a training, with the likely reasons.
 
 A host's time is the work time of its slowest rank in a step: the other ranks wait for that rank.
-Standard library only: the supervisor uses it.
+Standard library only.
 """
 
 import contextlib
@@ -72,17 +72,17 @@ class SlowHosts:
         if len(interval.ranks) != len(self._of_rank):
             return []
         self._window.append(interval)
-        if sum(one.seconds for one in self._window) < WINDOW_SECONDS:
+        if sum(part.seconds for part in self._window) < WINDOW_SECONDS:
             return []
         window, self._window = self._window, []
-        steps = sum(one.steps for one in window)
+        steps = sum(part.steps for part in window)
         seconds = dict.fromkeys(self._hosts, 0.0)
         for rank, name in enumerate(self._of_rank):
-            work = sum(one.ranks[rank].work for one in window) / steps
+            work = sum(part.ranks[rank].work for part in window) / steps
             seconds[name] = max(seconds[name], work)
         if not all(seconds.values()):  # a clock was set back
             return []
-        tokens = max(1, sum(one.tokens for one in window)) / steps
+        tokens = max(1, sum(part.tokens for part in window)) / steps
         return list(self._judge(seconds, tokens, window[-1].step))
 
     def _judge(self, seconds: Mapping[str, float], tokens: float, step: int) -> Iterator[Behind]:
@@ -97,10 +97,10 @@ class SlowHosts:
             relative[name] = now
             usual = seconds[name] / ratio if ratio else seconds[name]
             compared[name] = Behind(name, step, seconds[name], usual, beside >= alone, ratio)
-        slow = {name for name, one in compared.items() if one.ratio >= SLOWER}
+        slow = {name for name, behind in compared.items() if behind.ratio >= SLOWER}
         for name, host in self._hosts.items():
             host.slow, host.fast = (host.slow + 1, 0) if name in slow else (0, host.fast + 1)
-            if not slow:  # compared with a slow host, every other host looks fast
+            if not slow:  # a slow host would make all other hosts look fast
                 host.earlier.append(relative[name])
             if host.slow >= WINDOWS and not host.named:
                 host.named = True
@@ -110,39 +110,42 @@ class SlowHosts:
                 yield replace(compared[name], ratio=0.0)
 
 
-def message_of(found: Behind, own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
+def message_of(
+    behind: Behind, condition: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
+) -> str:
     """Return the message for users about a slow or recovered host.
 
     Args:
-        own: `HostCondition` of this host; {} if it is not known.
+        condition: `HostCondition` of this host; {} if it is not known.
         others: `HostCondition` of the other hosts.
     """
-    if not found.ratio:
-        return f"{found.host} is as fast as before again, at step {found.step}"
-    beside = "the other hosts" if found.others else "its own steps before"
-    compared = f"{found.seconds:.2f} s of work a step, {beside} {found.usual:.2f} s"
+    if not behind.ratio:
+        return f"{behind.host} is as fast as before again, at step {behind.step}"
+    beside = "the other hosts" if behind.others else "its own steps before"
+    compared = f"{behind.seconds:.2f} s of work a step, {beside} {behind.usual:.2f} s"
     wait = "; all others wait for it" if others else ""
-    reasons = "; ".join(_reasons(own, others)) or "nothing on it explains that"
-    return f"{found.host} is {1 - 1 / found.ratio:.0%} slower ({compared}{wait}): {reasons}"
+    reasons = "; ".join(_reasons(condition, others)) or "nothing on it explains that"
+    return f"{behind.host} is {1 - 1 / behind.ratio:.0%} slower ({compared}{wait}): {reasons}"
 
 
-def _reasons(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    if not own:
+def _reasons(condition: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if not condition:
         return
-    if programs := own["programs"]:
+    if programs := condition["programs"]:
         named = ", ".join(
             f"{name} (process {pid}, {cores:g} cores)" for name, pid, cores in programs
         )
         yield f"other programs run on it: {named}"
-    if own["throttled"]:
-        yield f"its CPU was throttled because of heat, {own['throttled']} times: check its fans"
+    if condition["throttled"]:
+        times = condition["throttled"]
+        yield f"its CPU was throttled because of heat, {times} times: check its fans"
     clocks = [other["mhz"] for other in others if other["mhz"]]
-    if own["mhz"] and clocks and own["mhz"] < SLOW_CLOCK * median(clocks):
-        yield f"it runs at {own['mhz']} MHz, the others at {median(clocks):.0f}"
-    if own["stolen"] > STOLEN:
-        yield f"the hypervisor gives {own['stolen']:.0%} of its CPU time to others"
-    if own["swap"] > SWAP:
-        yield f"it reads {own['swap'] / 1e6:.0f} MB/s from swap: its memory is short"
+    if condition["mhz"] and clocks and condition["mhz"] < SLOW_CLOCK * median(clocks):
+        yield f"it runs at {condition['mhz']} MHz, the others at {median(clocks):.0f}"
+    if condition["stolen"] > STOLEN:
+        yield f"the hypervisor gives {condition['stolen']:.0%} of its CPU time to others"
+    if condition["swap"] > SWAP:
+        yield f"it reads {condition['swap'] / 1e6:.0f} MB/s from swap: its memory is short"
 
 
 class SlowHostWatch:

@@ -63,7 +63,7 @@ CLOSED = Cause(
 NO_NAME = Cause("name does not resolve", "correct the name or the head's name server")
 OTHER = Cause("unknown cause", f"{OFF}; {SETUP} renews the SSH mesh")
 NO_SSH = Cause("no ssh", "install an SSH client on the head", lasting=True)
-# not of ssh, which reaches both hosts, see `link_check`
+# not a failure of ssh, which reaches both hosts, see `link_check`
 LINK = Cause(
     "link is cut",
     "check cables, switch ports and firewalls between these hosts; ftcluster check connects all "

@@ -82,8 +82,8 @@ def unreached_hosts(
     """Connect to all hosts at the same time, as mpirun is about to; return the failures.
 
     Hydra calls `ssh -q -F SSH_CONFIG -x ADDRESS COMMAND`. This function needs the messages that -q
-    suppresses, and the configuration already disables X11. Open connections are not reused: a host
-    whose key has changed keeps those, but mpirun needs a new one.
+    suppresses, and the configuration already disables X11. Open connections are not reused, because
+    they still work after a change of the host's key, while mpirun's new connection fails.
     """
 
     def connect(host: Host) -> HostFailure | None:

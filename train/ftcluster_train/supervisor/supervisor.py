@@ -133,7 +133,7 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
     if not launch.slurm_job:
         notifier.end(ending.state, why.get("why", ""))
     if ending.state == "done" and launch.idle and not launch.slurm_job:
-        forget_snapshots(launch)  # after the last event, as a host that is off delays it
+        forget_snapshots(launch)  # after the last event, because a host that is off delays this
     return ending.exit_code
 
 
@@ -163,7 +163,7 @@ def cause_of_stop(run_dir: Path, request: StopRequest, head: str) -> StopCause:
         return NO_CAUSE
     deadline = time.monotonic() + ANSWER_SECONDS
     while request.received.stopping is None and time.monotonic() < deadline:
-        time.sleep(0.05)  # a thread asks systemd
+        time.sleep(0.05)  # a thread queries systemd
     return by_signal(request.received, head, "the supervisor", request.at)
 
 
@@ -302,7 +302,7 @@ def stop(run_dir: Path) -> str:
 
 
 def ask_to_stop(run_dir: Path) -> None:
-    """Mark a run as one that must end, with the user and machine that asked for it."""
+    """Mark a run to be ended, with the user and machine that requested the end."""
     (run_dir / STOP_FILE).write_text(os.environ.get(STOPPED_BY_VARIABLE, ""), encoding="utf-8")
 
 

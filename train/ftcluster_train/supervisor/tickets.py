@@ -20,24 +20,24 @@ FOLDER = ".queue"
 class Tickets:
     """The queue of a host, and this process's ticket, if it has one."""
 
-    def __init__(self, runs: Path, own: str = "") -> None:
-        """Draw a ticket, unless `own` is empty.
+    def __init__(self, runs: Path, ticket: str = "") -> None:
+        """Draw a ticket, unless `ticket` is empty.
 
         Args:
             runs: folder of all runs.
-            own: name of the ticket, see `ticket_name`.
+            ticket: name of the ticket, see `ticket_name`.
         """
-        self._folder, self._own = runs / FOLDER, own
+        self._folder, self._ticket = runs / FOLDER, ticket
         self._descriptor: int | None = None
-        if own:
+        if ticket:
             with contextlib.suppress(FileExistsError):
                 self._folder.mkdir(mode=0o750)
         self.draw()
 
     def draw(self) -> None:
         """Create and lock this process's file again if another process has removed it."""
-        path = self._folder / self._own
-        if not self._own or (self._descriptor is not None and _is_at(self._descriptor, path)):
+        path = self._folder / self._ticket
+        if not self._ticket or (self._descriptor is not None and _is_at(self._descriptor, path)):
             return
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -50,12 +50,12 @@ class Tickets:
             os.close(descriptor)
 
     def ahead(self) -> list[str]:
-        """Return the ids of the runs whose turn is before this process's; all without a ticket."""
+        """Return the ids of the runs ahead of this process; all runs if it has no ticket."""
         try:
             names = sorted(os.listdir(self._folder))  # noqa: PTH208 - names are sorted
         except FileNotFoundError:
             return []
-        before = [name for name in names if not self._own or name < self._own]
+        before = [name for name in names if not self._ticket or name < self._ticket]
         return [name.partition("-")[2] for name in before if self._is_alive(name)]
 
     def _is_alive(self, name: str) -> bool:
