@@ -9,6 +9,7 @@ from ftcluster_common.data.compressed import open_text, unpack_hint
 from ftcluster_common.data.data_files import (
     PARQUET,
     TABLES,
+    TEST,
     TEXT,
     TRAIN,
     VALIDATION,
@@ -59,6 +60,8 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
     except DataError as error:
         files, problems = {}, [str(error)]
     used = used_splits(files, options, purpose) if files else ()
+    if recipe.has_test and purpose == "train" and TEST in files:
+        used = (*used, TEST)
     options = options_for(files, options, purpose)
     make_check = partial(recipe.spec.row_check, options, answered)
     for split in used:

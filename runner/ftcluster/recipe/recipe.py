@@ -22,7 +22,7 @@ from ftcluster.recipe.unsupported import TRL_TRAINERS, UNSUPPORTED
 from ftcluster.recipe.yaml_loader import read_keys, read_value
 from ftcluster.text.plural import counted
 from ftcluster.text.printable import is_plain
-from ftcluster_common.data.data_sets import split_name
+from ftcluster_common.data.data_sets import is_test, split_name
 from ftcluster_common.given_files import GivenFileError, read_given
 from ftcluster_common.models.model_package import PACKAGE, read_model_package
 from ftcluster_common.protocol.job import recipe_of
@@ -520,6 +520,7 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
     if recipe.spec.needs_teacher(options) != (recipe.teacher is not None):
         what = "text-distillation and the losses mse, cosine_distance and gist of embeddings"
         yield "teacher", f"{what} need a teacher, and only they: teacher=DIR, or a name on the Hub"
+    yield from _of_splits(recipe)
     for field in ("name", "data_config", "license"):
         if not is_plain(getattr(recipe, field) or ""):
             yield field, f"{getattr(recipe, field)[:200]!a} {NOT_TEXT}"
@@ -546,6 +547,27 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
     yield from adapter_contradictions(options)
     yield from recipe.spec.contradictions(options)
     yield from data_sets.contradictions(recipe)
+
+
+def _of_splits(recipe: Recipe) -> Iterator[Contradiction]:
+    """Yield errors of the fields that divide the rows into sets."""
+    if recipe.test_split_percentage is not None and recipe.test_split_rows is not None:
+        yield "test_split_rows", "contradicts test_split_percentage; remove one of them"
+    if recipe.group_column is not None and recipe.stratify_column is not None:
+        yield (
+            "stratify_column",
+            "contradicts group_column, because whole groups rarely have equal proportions; remove "
+            "one of them",
+        )
+    evaluated = recipe.spec.validation_splits(recipe.options)
+    if recipe.has_test and any(map(is_test, evaluated)):
+        yield (
+            "validation_splits",
+            "a test set cannot be a validation set too; name another validation set",
+        )
+    for name in ("validation_split_rows", "test_split_rows", "group_column", "stratify_column"):
+        if getattr(recipe, name) is not None and not recipe.spec.splits_rows:
+            yield name, f"{recipe.task} packs texts into blocks, which are divided in percent only"
 
 
 def _not_a_source(value: str) -> str:

@@ -252,3 +252,20 @@ def test_keys_are_names_whatever_yaml_takes_them_for(tmp_path: Path) -> None:
     path = tmp_path / "mine.yml"
     path.write_text(f"task: text-classification\nmodel: m\ndata: d\nclass_weights: {{{text}}}\n")
     assert load_recipe(str(path)).options.class_weights == given.options.class_weights  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("lines", "field"),
+    [
+        ("test_split_rows: 5\ntest_split_percentage: 10\n", "test_split_rows"),
+        ("group_column: a\nstratify_column: b\n", "stratify_column"),
+        ("test_split_rows: 5\nvalidation_splits: [test]\n", "validation_splits"),
+        ("task: causal-lm\ngroup_column: a\n", "group_column"),
+    ],
+)
+def test_contradictions_of_splits(lines: str, field: str) -> None:
+    text = f"model: m\ndata: d\n{lines}"
+    line = next(n for n, one in enumerate(text.splitlines(), 1) if one.startswith(field))
+    with pytest.raises(RecipeError) as refused:
+        parse_recipe(text, "my.yml")
+    assert f"my.yml:{line}: " in str(refused.value)

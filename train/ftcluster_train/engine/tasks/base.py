@@ -3,7 +3,7 @@
 import contextlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -13,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ftcluster_common.data.column_uses import UNREAD, Columns, unread_texts
 from ftcluster_common.data.columns import is_incomplete
-from ftcluster_common.data.data_files import TRAIN, VALIDATION, DataError
+from ftcluster_common.data.data_files import TEST, TRAIN, VALIDATION, DataError
 from ftcluster_common.data.data_sets import DataSet, data_set_of, split_name
 from ftcluster_common.protocol.class_report import ClassReport
 from ftcluster_common.protocol.job import PREDICT, Purpose
@@ -28,6 +28,7 @@ from ftcluster_train.engine.data.sets import (
     RenamedRows,
     choose_sets,
     draw_rows,
+    values_of,
 )
 from ftcluster_train.engine.data.sources import (
     Rows,
@@ -38,6 +39,12 @@ from ftcluster_train.engine.data.sources import (
     load_rows,
     places,
 )
+from ftcluster_train.engine.data.splits import (
+    size_of,
+    split_groups,
+    split_rows,
+)
+from ftcluster_train.engine.data.splits import split_classes as split_by_class
 from ftcluster_train.engine.data.token_samples import Sample, Samples
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.tasks.tokens import TextReader, check_padding
@@ -54,6 +61,7 @@ if TYPE_CHECKING:
 
 ROWS_FILE = "rows.jsonl"  # file with the rows to predict, in the folder of the samples
 VALIDATION_ROWS = "validation_rows.json"  # indices of the rows drawn for validation
+TEST_ROWS = "test_rows.json"  # indices of the rows drawn for the test set
 COMPARED_TOKENS = 64
 
 Data = str | tuple[DataSet, ...]  # the field `data` of a recipe
@@ -114,6 +122,7 @@ class Task(ABC):
         uses: names of the data's columns, by their purpose; of several data sets, the first one's.
         uses_of: `uses` of each data set by its name.
         drawn: rows that were drawn for validation, by the name of their data set.
+        drawn_tests: rows that were drawn for the test set, by the name of their data set.
         loss_column: column of samples whose values, such as target tokens, share the mean loss of a
             set; "" if samples share it.
         separates_sets: True if all samples of a batch must be of one data set.
@@ -157,6 +166,7 @@ class Task(ABC):
     limit = 0
     validation_splits: tuple[str, ...] = (VALIDATION,)
     drawn: Mapping[str, PartOfRows] = {}
+    drawn_tests: Mapping[str, PartOfRows] = {}
     separates_sets = False
     loss_column = ""
     model_class: Any
@@ -340,7 +350,9 @@ class Task(ABC):
     def _sets_of(self, part: Recipe, name: str) -> dict[str, Rows]:
         """Return the rows of each set of one data set."""
         splits = load_rows(part.source, part.data_config, self.purpose != PREDICT)
-        chosen = choose_sets(splits, self.purpose, self.validation_splits, part.source)
+        chosen = choose_sets(
+            splits, self.purpose, self.validation_splits, part.source, self.recipe.has_test
+        )
         sets = {split_name(split, name): rows for split, rows in chosen.items()}
         self.inspect_rows(next(iter(sets.values())))
         for split, rows in sets.items():
@@ -404,7 +416,9 @@ class Task(ABC):
         except DataError:  # reading the rows reports the error with more details
             return
         self.uses_of[self._data_set] = self.uses
-        self._unread[self._data_set] = tuple(unread_texts(self.uses, rows))
+        divides = (self.recipe.group_column, self.recipe.stratify_column)
+        unread = unread_texts(self.uses, rows)
+        self._unread[self._data_set] = tuple(name for name in unread if name not in divides)
 
     def notices(self) -> list[str]:
         """Return notices for the user about the data that `encode` has read."""
@@ -424,7 +438,11 @@ class Task(ABC):
     def with_validation(self, sets: dict[str, Rows]) -> tuple[dict[str, Rows], list[str]]:
         """Return the sets and notices.
 
-        If a data set has no validation set, draw its rows from its training set.
+        If a data set has no validation set, or not the test set that the recipe asks for, draw
+        their rows from its training set.
+
+        Raises:
+            TrainError: there are too few rows, or a group is in several sets.
         """
         if self.purpose != "train":
             return sets, []
@@ -434,7 +452,11 @@ class Task(ABC):
         for name in self._options:
             of_set = {s: rows for s, rows in sets.items() if data_set_of(s, self._options) == name}
             train, validation = split_name(TRAIN, name), split_name(VALIDATION, name)
-            if [*of_set] == [train]:
+            if self.recipe.split_settings:
+                with self.using(name):
+                    of_set, more = self._divide(of_set, name)
+                notices += more
+            elif [*of_set] == [train]:
                 rows = of_set[train]
                 with self.using(name):
                     drawn, what = self.draw_validation(
@@ -448,6 +470,78 @@ class Task(ABC):
                 }
             complete |= of_set
         return complete, notices
+
+    def _divide(self, sets: dict[str, Rows], name: str) -> tuple[dict[str, Rows], list[str]]:
+        """Draw the sets that a data set lacks, as the recipe's fields about splits say."""
+        recipe, rows = self.recipe, sets[split_name(TRAIN, name)]
+        train = split_name(TRAIN, name)
+        lacks_validation = self.validation_splits == (VALIDATION,) and (
+            split_name(VALIDATION, name) not in sets
+        )
+        count = sum(1 for _ in rows)
+        sizes: dict[str, int] = {}
+        if recipe.has_test and split_name(TEST, name) not in sets:
+            percent = recipe.test_split_percentage or 0
+            sizes[TEST] = size_of(count, percent, recipe.test_split_rows)
+        if lacks_validation:
+            percent = self.options.validation_split_percentage
+            sizes[VALIDATION] = size_of(count, percent, recipe.validation_split_rows)
+        seed = SEED if recipe.training.data_seed is None else recipe.training.data_seed
+        drawn, notices = self._draw(rows, sizes, seed, train)
+        chosen: frozenset[int] = frozenset().union(*drawn.values())
+        parts = {split: PartOfRows(rows, numbers, True, train) for split, numbers in drawn.items()}
+        if TEST in parts:
+            self.drawn_tests = {**self.drawn_tests, name: parts[TEST]}
+        if VALIDATION in parts:
+            self.drawn = {**self.drawn, name: parts[VALIDATION]}
+        notices += [
+            f"{split_name(split, name)}: {len(numbers)} of {count} rows of {train}"
+            for split, numbers in drawn.items()
+        ]
+        rest = PartOfRows(rows, chosen, False, train) if chosen else rows
+        new = {split_name(split, name): part for split, part in parts.items()}
+        divided = {**sets, train: rest, **new}
+        if recipe.group_column:
+            self._check_groups(divided, recipe.group_column)
+        return divided, notices
+
+    def _draw(
+        self, rows: Rows, sizes: Mapping[str, int], seed: int, split: str
+    ) -> tuple[dict[str, frozenset[int]], list[str]]:
+        """Return the indices of the rows of each new set, and notices."""
+        if not sizes:
+            return {}, []
+        if column := self.recipe.group_column:
+            return split_groups(values_of(rows, column, split), sizes, seed, column)
+        if column := self.recipe.stratify_column:
+            return split_by_class(values_of(rows, column, split), sizes, seed, column), []
+        column, keys, together = self.keys_of_rows(rows)
+        if together:
+            return split_groups(keys, sizes, seed, column)
+        if keys:
+            return split_by_class(keys, sizes, seed, column), []
+        return split_rows(sum(1 for _ in rows), sizes, seed), []
+
+    def keys_of_rows(self, rows: Rows) -> tuple[str, Sequence[Hashable], bool]:  # noqa: ARG002
+        """Return what decides the set of a row if the recipe names no column.
+
+        Returns:
+            A name for messages; a value for each row, or [] if nothing decides; True if rows with
+            the same value stay together, False if each set has the proportions of the values.
+        """
+        return "", [], False
+
+    def _check_groups(self, sets: Mapping[str, Rows], column: str) -> None:
+        """Check that no group is in two sets, which files of the user may cause."""
+        set_of: dict[str, str] = {}
+        for split, rows in sets.items():
+            for group in dict.fromkeys(values_of(rows, column, split)):
+                if set_of.setdefault(group, split) != split:
+                    raise TrainError(
+                        f"the group {group:.80} of column {column} is in {set_of[group]} and in "
+                        f"{split}",
+                        "move its rows into one set, or remove group_column",
+                    )
 
     def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
         """Draw rows for validation.

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -195,6 +195,11 @@ class TextClassificationTask(Task):
             return super().draw_validation(rows, percent, seed)
         drawn = draw_rows([*self._values(rows)], percent, seed)  # same fraction of each class
         return drawn, f"{len(drawn)} rows"
+
+    def keys_of_rows(self, rows: Rows) -> tuple[str, Sequence[Hashable], bool]:
+        if self.options.regression or self.several:
+            return super().keys_of_rows(rows)
+        return self._label[0], [*map(as_word, self._values(rows))], False
 
     def _values(self, rows: Rows) -> Iterator[Any]:
         [column] = self._label

@@ -1,7 +1,7 @@
 """Few-shot classification (SetFit): contrastive training of embeddings, then a logistic head."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +105,10 @@ class FewShotClassificationTask(SentenceSimilarityTask):
         _, labels = self._cells(rows, TRAIN)
         drawn = draw_rows([*map(as_word, labels)], percent, seed)  # same fraction of each class
         return drawn, f"{len(drawn)} rows"
+
+    def keys_of_rows(self, rows: Rows) -> tuple[str, Sequence[Hashable], bool]:
+        _, label = self._column_names(rows, TRAIN)
+        return str(label), [*map(as_word, self._cells(rows, TRAIN)[1])], False
 
     def _cells(self, rows: Rows, split: str) -> tuple[list[str], list[Any]]:
         """Return the texts and the labels of a set."""

@@ -1,7 +1,7 @@
 """Cross-encoders, which read a query and a text together and return one score."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, count, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,6 +82,10 @@ class TextRankingTask(Task):
         chosen = {different[n] for n in draw_rows([0 for _ in different], percent, seed)}
         numbers = frozenset(n for n, query in enumerate(queries) if query in chosen)
         return numbers, f"{len(chosen)} queries"
+
+    def keys_of_rows(self, rows: Rows) -> tuple[str, Sequence[Hashable], bool]:
+        """Return the query of each row: all rows with the same query stay in the same set."""
+        return "query", [query for query, _ in self._rows_of(rows, TRAIN)], True
 
     def _rows_of(self, rows: Rows, split: str) -> Iterator[tuple[str, list[tuple[str, float]]]]:
         """Yield the query of each row, and the row's texts with labels."""

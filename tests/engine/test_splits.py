@@ -1,0 +1,165 @@
+"""Sets drawn from one file have the guarantees of scikit-learn; test sets decide nothing."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster_common.protocol.job import read_job
+from ftcluster_train.engine.data.splits import split_classes, split_groups, split_rows
+from ftcluster_train.engine.data.token_samples import Samples
+from ftcluster_train.engine.prepare import prepare
+from ftcluster_train.errors import TrainError
+from tests.engine.beside import COMPARED
+from tests.engine.jobs import result_of, run_rank
+from tests.engine.runs import classes, make_whole_job, write_data, write_model
+
+TASK = "text-classification"
+# scikit-learn's data about wines, and its own split of them
+SKLEARN = """
+import json
+from collections import Counter
+from sklearn.datasets import load_wine
+from sklearn.model_selection import StratifiedShuffleSplit
+wines = load_wine().target.tolist()
+split = StratifiedShuffleSplit(1, test_size=25, random_state=0)
+[(_, test)] = split.split(wines, wines)
+print(json.dumps([wines, Counter(wines[n] for n in test)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def wines() -> Any:
+    done = subprocess.run(
+        [sys.executable, "-c", SKLEARN], env={"PYTHONPATH": COMPARED}, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    return json.loads(done.stdout)
+
+
+def test_strata_have_the_proportions_of_scikit_learn(wines: Any) -> None:
+    rows, theirs = wines
+    for seed in range(5):
+        sets = split_classes(rows, {"test": 25, "validation": 18}, seed, "class")
+        assert {name: len(numbers) for name, numbers in sets.items()} == {
+            "test": 25, "validation": 18,
+        }  # fmt: skip
+        assert not sets["test"] & sets["validation"]
+        counts = Counter(rows[number] for number in sets["test"])
+        assert all(abs(counts[int(name)] - count) <= 1 for name, count in theirs.items())
+        for numbers in sets.values():
+            drawn = Counter(rows[number] for number in numbers)
+            for name, count in Counter(rows).items():
+                assert abs(drawn[name] - len(numbers) * count / len(rows)) < 1
+        assert sets == split_classes(rows, {"test": 25, "validation": 18}, seed, "class")
+    with pytest.raises(TrainError, match=r"too few rows of rare \(2\).* need 3 rows of each class"):
+        split_classes([*rows, "rare", "rare"], {"test": 25, "validation": 18}, 0, "class")
+
+
+def test_no_group_is_in_two_sets(wines: Any) -> None:
+    groups = [f"{number * number % 61}" for number in range(len(wines[0]))]
+    for seed in range(5):
+        sets, _ = split_groups(groups, {"test": 20, "validation": 20}, seed, "vineyard")
+        train = {*range(len(groups))}.difference(*sets.values())
+        values = [{groups[n] for n in numbers} for numbers in (train, *sets.values())]
+        assert sum(map(len, values)) == len({*groups})
+        assert all(10 <= len(numbers) <= 20 for numbers in sets.values())
+        assert split_groups(groups, {"test": 20, "validation": 20}, seed, "vineyard")[0] == sets
+    large = ["a"] * 50 + ["b"] * 3 + ["c"] * 2
+    sets, notices = split_groups(large, {"test": 4}, 0, "vineyard")
+    assert {large[n] for n in sets["test"]} < {"b", "c"}
+    assert any("larger than the share of 4 rows: a (50 rows)" in notice for notice in notices)
+    with pytest.raises(TrainError, match="2 different values"):
+        split_groups(["a", "b"] * 20, {"test": 4, "validation": 4}, 0, "vineyard")
+
+
+def test_rows_are_drawn_once() -> None:
+    sets = split_rows(40, {"test": 5, "validation": 7}, 1)
+    assert [len(numbers) for numbers in sets.values()] == [5, 7]
+    assert not sets["test"] & sets["validation"]
+    with pytest.raises(TrainError, match="no row is left for training"):
+        split_rows(12, {"test": 5, "validation": 7}, 1)
+
+
+def job_of(folder: Path, sets: Any, recipe: Any, **training: Any) -> Any:
+    data = write_data(folder / "data", sets)
+    model = write_model(folder / "bert", "bert", TASK)
+    return make_whole_job(folder / "train", TASK, data, model, None, recipe, **training)
+
+
+@pytest.mark.usefixtures("one_world")
+def test_the_test_set_is_measured_once_at_the_end(tmp_path: Path) -> None:
+    fields = {"test_split_rows": 12, "validation_split_rows": 8}
+    training = {
+        "num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "epoch",
+        "load_best_model_at_end": True,
+    }  # fmt: skip
+    job = job_of(tmp_path, {"train": classes(60, 3)}, fields, **training)
+    events = run_rank(job)
+    [result] = [event for event in events if event["event"] == "result"]
+    evaluations = [event for event in events if event["event"] == "evaluation"]
+    assert len(evaluations) == 2
+    assert not any(name.startswith("test") for e in evaluations for name in e["metrics"])
+    assert {"loss", "test_loss", "accuracy", "test_accuracy"} <= result["metrics"].keys()
+    lists = [
+        json.loads((job.run_dir / f"{name}_rows.json").read_text())["rows"]
+        for name in ("test", "validation")
+    ]
+    assert [len({*rows}) for rows in lists] == [12, 8]
+    assert not {*lists[0]} & {*lists[1]}
+    # the saved model, evaluated on the same rows by `ftcluster evaluate`'s code
+    rows = classes(60, 3)
+    chosen = [rows[int(place.rpartition(":")[2]) - 1] for place in lists[0]]
+    data = write_data(tmp_path / "again", {"test": chosen})
+    again = make_whole_job(tmp_path / "evaluate", TASK, data, str(job.run_dir / "model"))
+    measured = result_of(type(job)(**{**vars(again), "purpose": "evaluate"}))["metrics"]
+    assert measured["accuracy"] == pytest.approx(result["metrics"]["test_accuracy"])
+    assert measured["loss"] == pytest.approx(result["metrics"]["test_loss"], rel=1e-3)
+
+
+def test_groups_of_a_recipe(tmp_path: Path) -> None:
+    rows = [{**row, "author": n % 13} for n, row in enumerate(classes(80, 4))]
+    fields = {"test_split_percentage": 10.0, "group_column": "author"}
+    inputs = prepare(job_of(tmp_path / "a", {"train": rows}, fields))
+    sizes = {one.name: len(Samples(one)) for one in Path(inputs.samples).iterdir() if one.is_dir()}
+    assert sum(sizes.values()) == 80
+    assert sizes.keys() == {"train", "validation", "test"}
+    parts = {"train": rows[:60], "validation": rows[60:]}
+    with pytest.raises(TrainError, match=r"the group .* author is in train and in validation"):
+        prepare(job_of(tmp_path / "b", parts, {"group_column": "author"}))
+    with pytest.raises(TrainError, match="no column writer; the data have text, label, author"):
+        prepare(job_of(tmp_path / "c", {"train": rows}, {"group_column": "writer"}))
+
+
+def test_a_file_for_the_test_set_is_used_if_asked_for(tmp_path: Path) -> None:
+    sets = {"train": classes(40, 1), "test": classes(9, 2)}
+    asked = prepare(job_of(tmp_path / "a", sets, {"test_split_rows": 3}))
+    assert len(Samples(Path(asked.samples) / "test")) == 9
+    plain = prepare(job_of(tmp_path / "b", sets, {}))
+    assert not (Path(plain.samples) / "test").exists()
+
+
+def test_the_last_release_reads_a_job_without_these_fields(tmp_path: Path) -> None:
+    job = make_whole_job(tmp_path / "run", TASK, "d", "m", None, {"group_column": "author"})
+    plain = make_whole_job(tmp_path / "run", TASK, "d", "m")
+    new = {"validation_split_rows", "test_split_percentage", "test_split_rows", "stratify_column"}
+    assert not (new | {"group_column"}) & plain.to_dict()["recipe"].keys()
+    assert not new & job.to_dict()["recipe"].keys()
+    (tmp_path / "run").mkdir(exist_ok=True)
+    (tmp_path / "run" / "job.json").write_text(json.dumps(job.to_dict()))
+    assert read_job(tmp_path / "run").recipe.group_column == "author"
+
+
+def test_blocks_of_texts_are_taken_from_the_end(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", {"train": classes(80, 5)})
+    model = write_model(tmp_path / "gpt2", "gpt2", "causal-lm", head=True)
+    fields = {"test_split_percentage": 25.0}
+    job = make_whole_job(tmp_path / "train", "causal-lm", data, model, None, fields)
+    inputs = prepare(job)
+    sizes = {one.name: len(Samples(one)) for one in Path(inputs.samples).iterdir() if one.is_dir()}
+    assert sizes["test"] == round((sizes["train"] + sizes["test"]) * 0.25)
+    assert sizes["validation"] == round(sum(sizes.values()) * 0.1)

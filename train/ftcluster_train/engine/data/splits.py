@@ -1,0 +1,171 @@
+"""Choice of the rows that become the validation set and the test set of a training.
+
+The same rows and the same seed give the same sets on every host. Standard library only.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+
+from ftcluster_train.errors import TrainError
+
+SHOWN = 3  # number of group names in a message
+
+
+def size_of(count: int, percent: float, rows: int | None) -> int:
+    """Return the number of rows of a set: `rows`, or else a share of `count`, at least 1.
+
+    >>> size_of(205, 10, None), size_of(3, 10, None), size_of(205, 10, 7)
+    (20, 1, 7)
+    """
+    return max(1, round(count * percent / 100)) if rows is None else rows
+
+
+def split_rows(count: int, sizes: Mapping[str, int], seed: int) -> dict[str, frozenset[int]]:
+    """Draw `sizes` of `count` rows, and return the indices of each set.
+
+    Raises:
+        TrainError: no row would stay for training.
+    """
+    _check_sizes(count, sizes)
+    order = [*range(count)]
+    random.Random(seed).shuffle(order)
+    sets: dict[str, frozenset[int]] = {}
+    for name, size in sizes.items():
+        sets[name], order = frozenset(order[:size]), order[size:]
+    return sets
+
+
+def split_classes(
+    classes: Sequence[Hashable], sizes: Mapping[str, int], seed: int, column: str
+) -> dict[str, frozenset[int]]:
+    """Draw rows so that each set has the proportions of the classes, within one row per class.
+
+    Args:
+        classes: class of each row.
+        column: name of the column with the classes, for messages.
+
+    Raises:
+        TrainError: a class or a set has too few rows.
+    """
+    _check_sizes(len(classes), sizes)
+    rows: dict[Hashable, list[int]] = {}
+    for number, name in enumerate(classes):
+        rows.setdefault(name, []).append(number)
+    needed = len(sizes) + 1
+    if few := [name for name, numbers in rows.items() if len(numbers) < needed]:
+        shown = ", ".join(f"{name!s:.40} ({len(rows[name])})" for name in few[:SHOWN])
+        more = f" and {len(few) - SHOWN} more" if few[SHOWN:] else ""
+        raise TrainError(
+            f"column {column} has too few rows of {shown}{more}: training and {', '.join(sizes)} "
+            f"need {needed} rows of each class",
+            "add rows of these classes, or remove stratify_column",
+        )
+    for name, size in sizes.items():
+        if size < len(rows):
+            raise TrainError(
+                f"{name} gets {size} rows, fewer than the {len(rows)} classes of column {column}",
+                f"increase its size: {name}_split_rows={len(rows)}",
+            )
+    draw = random.Random(seed)
+    for numbers in rows.values():
+        draw.shuffle(numbers)
+    sets: dict[str, frozenset[int]] = {}
+    for name, size in sizes.items():
+        totals = Counter(classes)
+        free = {label: len(numbers) - 1 for label, numbers in rows.items()}  # one row stays
+        counts = _quotas(totals, free, size)
+        sets[name] = frozenset(n for label in rows for n in rows[label][: counts[label]])
+        rows = {label: numbers[counts[label] :] for label, numbers in rows.items()}
+    return sets
+
+
+def _quotas(
+    totals: Mapping[Hashable, int], free: Mapping[Hashable, int], size: int
+) -> dict[Hashable, int]:
+    """Return the number of rows of each class in a set of `size` rows, by largest remainders.
+
+    Args:
+        totals: number of rows of each class in the data.
+        free: maximum number of rows of each class that the set can have.
+    """
+    every = sum(totals.values())
+    counts = {label: min(size * total // every, free[label]) for label, total in totals.items()}
+    # the difference to the exact share decides which classes get one more row
+    while (missing := size - sum(counts.values())) > 0:
+        open_classes = [label for label in totals if counts[label] < free[label]]
+        open_classes.sort(key=lambda label: counts[label] - size * totals[label] / every)
+        if not open_classes:
+            break
+        for label in open_classes[:missing]:
+            counts[label] += 1
+    return counts
+
+
+def split_groups(
+    groups: Sequence[Hashable], sizes: Mapping[str, int], seed: int, column: str
+) -> tuple[dict[str, frozenset[int]], list[str]]:
+    """Draw whole groups, so that the rows of a group are all in the same set.
+
+    The groups are tried in random order. A set takes each group that it has space for. If there is
+    no such group, it takes the smallest one.
+
+    Args:
+        groups: group of each row.
+        column: name of the column with the groups, for messages.
+
+    Returns:
+        Indices of the rows of each set, and notices about sets of another size.
+
+    Raises:
+        TrainError: there are fewer groups than sets, or no row would stay for training.
+    """
+    _check_sizes(len(groups), sizes)
+    rows: dict[Hashable, list[int]] = {}
+    for number, name in enumerate(groups):
+        rows.setdefault(name, []).append(number)
+    if len(rows) <= len(sizes):
+        raise TrainError(
+            f"column {column} has {len(rows)} different values; training and {', '.join(sizes)} "
+            f"need at least {len(sizes) + 1}",
+            "name another column: group_column=NAME",
+        )
+    order = [*rows]
+    random.Random(seed).shuffle(order)
+    sets: dict[str, frozenset[int]] = {}
+    notices: list[str] = []
+    for position, (name, size) in enumerate(sizes.items(), start=1):
+        needed_later = len(sizes) - position + 1  # groups for the other sets and for training
+        chosen: list[Hashable] = []
+        space = size
+        for group in order:
+            if len(rows[group]) <= space and len(order) - len(chosen) > needed_later:
+                chosen.append(group)
+                space -= len(rows[group])
+        large = [group for group in order if len(rows[group]) > size]
+        if not chosen:
+            chosen = [min(order, key=lambda group: len(rows[group]))]
+        sets[name] = frozenset(number for group in chosen for number in rows[group])
+        if large:
+            shown = ", ".join(f"{group!s:.40} ({len(rows[group])} rows)" for group in large[:SHOWN])
+            more = f" and {len(large) - SHOWN} more" if large[SHOWN:] else ""
+            notices.append(
+                f"{name}: groups of column {column} are larger than the share of {size} rows: "
+                f"{shown}{more}"
+            )
+        if len(sets[name]) != size:
+            notices.append(
+                f"{name}: {len(sets[name])} rows instead of {size}, because groups of column "
+                f"{column} are not divided"
+            )
+        order = [group for group in order if group not in {*chosen}]
+    return sets, notices
+
+
+def _check_sizes(count: int, sizes: Mapping[str, int]) -> None:
+    if sum(sizes.values()) >= count:
+        asked = ", ".join(f"{size} for {name}" for name, size in sizes.items())
+        raise TrainError(
+            f"the data have {count} rows, and no row is left for training: {asked}",
+            "add rows, or make these sets smaller",
+        )
