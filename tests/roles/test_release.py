@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.utils import canonicalize_name
 
 from hatch_version import semantic, version
 from tests.programs import CONTROL, ROOT
@@ -81,10 +82,15 @@ def test_pip_installs_the_control_node_with_hashes(dist: Path, tmp_path: Path) -
     run(programs / "pip", "install", "-q", "--require-hashes", "-r", "requirements.txt", cwd=dist)
     shown = json.loads(run(programs / "ftcluster", "version", "--json", cwd=tmp_path))
     assert shown["ftcluster"] == VERSION
-    installed = run(programs / "pip", "freeze", cwd=tmp_path)
-    lock = (dist / "requirements.txt").read_text().lower()
+    installed = normalized(run(programs / "pip", "freeze", cwd=tmp_path))
+    lock = normalized((dist / "requirements.txt").read_text())
     locked = set(re.findall(r"^([\w.-]+==[^\s\\;]+)", lock, re.MULTILINE))
-    assert {line for line in installed.lower().splitlines() if "==" in line} <= locked
+    assert {line for line in installed.splitlines() if "==" in line} <= locked
+
+
+def normalized(text: str) -> str:
+    """Return requirements in which each name has the form that the lock uses: `a-b`, not `A_b`."""
+    return re.sub(r"^[\w.-]+(?===)", lambda name: canonicalize_name(name[0]), text, flags=re.M)
 
 
 def test_pip_refuses_another_wheel(dist: Path, tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Faster CPU versions of torch functions; they depend on no model and replace nothing in torch."""
+"""Faster CPU versions of torch functions. They work with any model, and patch nothing in torch."""

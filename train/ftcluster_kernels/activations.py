@@ -1,4 +1,4 @@
-"""GELU, its tanh approximation and SiLU in one loop, optionally times the factor of a gated MLP."""
+"""GELU, its tanh approximation and SiLU, optionally multiplied by the factor of a gated MLP."""
 
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ TORCH = {
 
 
 class _Activation(torch.autograd.Function):  # type: ignore[misc]
-    """factor * activation(input); all tensors are contiguous, with the same shape and dtype."""
+    """factor * activation(input), for contiguous tensors of the same shape and dtype."""
 
     kernel = "activations"
 
@@ -48,10 +48,11 @@ def _activated(name: str, input: torch.Tensor, factor: torch.Tensor | None) -> t
 
 
 def activate(name: str, input: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
-    """Return an activation's output, times a factor of the same shape, rounded once.
+    """Return the activation of the input times `factor`, rounded once.
 
     Args:
         name: gelu, tanh_gelu or silu.
+        factor: tensor with the shape of `input`; None means 1.
     """
     same_shape = factor is None or factor.shape == input.shape
     if not same_shape or is_transformed() or not simd.is_fit(input, factor):

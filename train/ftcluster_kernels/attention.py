@@ -1,9 +1,9 @@
 """Attention as matrix multiplications: by our own loops if possible, otherwise by torch.
 
 On CPUs this takes a quarter to a half of the time of torch's flash kernel, forward and backward.
-With attention dropout torch does not use its flash kernel, but many passes in fp32. The matmuls
-here keep a matrix of (batch, heads, length, length) in bf16 for the backward pass, so very long
-sequences use torch's flash kernel.
+With attention dropout, torch does not use its flash kernel but makes many passes in fp32. The
+matmuls here keep a matrix of shape (batch, heads, length, length) for the backward pass, so very
+long sequences use torch's flash kernel.
 """
 
 import math
@@ -25,8 +25,8 @@ MASKED = -1e30  # added to masked scores: not -inf, which would make a fully mas
 TINY = 1e-45  # fp32's smallest positive value
 CAUSAL_BLOCK = 128  # minimum number of query rows that are computed together
 CAUSAL_BLOCKS = 8  # maximum number of blocks
-FEW_SCORES = 1 << 16  # with fewer scores per sample, computing each sample alone does not pay
-MANY_KEYS = 0.85  # with a larger fraction of keys, computing each sample alone does not pay
+FEW_SCORES = 1 << 16  # scores per sample below which computing each sample alone does not pay
+MANY_KEYS = 0.85  # fraction of keys seen, above which computing each sample alone does not pay
 
 
 class _HeadAttention(torch.autograd.Function):  # type: ignore[misc]
@@ -67,8 +67,8 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
     The output is 0 for `masked_rows`.
 
     Causal attention computes blocks of query rows, and skips the keys behind each block. Each key
-    may have several query rows, one after the other. With `lengths` the function computes each
-    sample alone, and skips the keys behind the sample's last key.
+    may have several consecutive query rows. With `lengths`, the function computes each sample alone
+    and skips the keys behind the sample's last visible key.
     """
 
     kernel = "attention"
@@ -138,7 +138,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             grad_value[samples, keys].baddbmm_(dropped.transpose(1, 2), grad)
             grad_scores = torch.bmm(grad, value[samples, keys].transpose(1, 2))
             simd.softmax_backward_(grad_scores, probabilities, ctx.per_key, drop)
-            if ctx.needs_input_grad[3]:  # a bias with a gradient is one part, see `masked`
+            if ctx.needs_input_grad[3]:  # with a trained bias there is one part, see `masked`
                 grad_bias = _sum_to(grad_scores.unflatten(0, (-1, ctx.heads)), *ctx.bias)
             torch.bmm(grad_scores, key[samples, keys], out=grad_query[samples, rows])
             grad_key[samples, keys].baddbmm_(
@@ -156,12 +156,12 @@ def _again(
     factors: torch.Tensor | float,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return attention's output for these probabilities, so that autograd can differentiate it.
+    """Recompute attention from its probabilities, so that autograd can differentiate the output.
 
     Args:
-        query, key, value, probabilities: matrices, after common leading dimensions.
-        factors: factors of the probabilities.
-        bias: part of the scores that has gradients.
+        query, key, value, probabilities: matrices, with the same leading dimensions.
+        factors: factors of the probabilities, for dropout.
+        bias: term of the scores that needs a gradient.
     """
     scores = scale * (query.float() @ key.float().mT)
     if bias is not None:
@@ -200,7 +200,7 @@ def _of_heads(
         return of_matrices(query, key, value, 0)
     groups, begin, outputs = key.shape[1], 0, {}
     starts = list(accumulate(plan.documents, initial=0))
-    # `probabilities` has the longest sequences first; queries that share keys become one matrix
+    # `probabilities` has the longest sequences first; queries that share keys form one matrix
     for i, length in sorted(enumerate(plan.documents), key=lambda document: -document[1]):
         tokens = slice(starts[i], starts[i + 1])
         shared = query[0, :, tokens].unflatten(0, (groups, -1)).transpose(1, 2)
@@ -220,7 +220,7 @@ def _of_parts(
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """Return the result of `_Attention`, computed by torch."""
-    if bias is not None:  # one part, see `masked`
+    if bias is not None:  # then there is one part, see `masked`
         bias = bias.expand(-1, ctx.heads, *saved[0].shape[1:])
         bias = bias.expand(len(query) // ctx.heads, -1, -1, -1).flatten(0, 1)
     outputs = [
@@ -249,7 +249,7 @@ def _by_torch(
     scale: float,
     p: float,
 ) -> torch.Tensor:
-    """Return the result of `attention` computed by torch's operations, as transforms need it."""
+    """Return the result of `attention`, computed with torch operations that transforms support."""
     scores = scale * (query.float() @ key.float().mT)
     queries, keys = scores.shape[-2:]
     if mask.bias is not None:
@@ -277,7 +277,7 @@ def _draw(p: float, exact: bool) -> Drop | None:
 
 
 def _sum_to(grad: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return the gradient of a tensor that was broadcast from a shape, summed in fp32."""
+    """Return the gradient of a broadcast tensor: sum `grad` in fp32 down to the tensor's shape."""
     dims = [i for i, size in enumerate(shape) if size != grad.shape[i]]
     return (grad.sum(dims, keepdim=True, dtype=torch.float32) if dims else grad).to(dtype)
 
@@ -285,7 +285,7 @@ def _sum_to(grad: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> tor
 def _parts(
     queries: int, keys: int, heads: int, causal: bool, lengths: Sequence[int] | None
 ) -> Iterator[tuple[slice, slice, slice, slice]]:
-    """Yield the parts that are computed at once: sample, its heads, query rows, and their keys.
+    """Yield the parts to compute, each as a sample, its heads, its query rows, and their keys.
 
     Without `lengths` all samples are one part.
     """
@@ -312,17 +312,18 @@ def _blocks(queries: int, keys: int, causal: bool) -> Iterator[tuple[slice, slic
 
 @dataclass(frozen=True)
 class Masked:
-    """The properties of a mask that attention needs.
+    """A preprocessed attention mask.
 
     Attributes:
-        values: copy of the mask's values; None: not kept. The values of the next mask are compared
-            with it, because writes through numpy, `data` or inference mode do not change a tensor's
-            version.
-        made_for: shape and type of the mask and of queries, and the number of keys.
-        bias: term added to the scores; None if only keys behind `lengths` are masked.
-        rows: query rows without any key, for which torch returns 0; None if there are none.
-        lengths: number of keys that each sample's queries see; None if computing each sample alone
-            does not pay.
+        values: copy of the mask's values, to compare the next mask with; None if the mask needs a
+            gradient. The version of a tensor is no substitute, because writes through numpy, `data`
+            or inference mode do not change it.
+        made_for: shapes and dtypes of the mask and the queries, and the number of keys.
+        bias: term to add to the scores; None if only keys behind `lengths` are masked.
+        rows: True for query rows without any visible key, for which torch returns 0; None if there
+            are no such rows.
+        lengths: number of leading keys that the queries of each sample see; None if computing each
+            sample alone does not pay.
     """
 
     values: torch.Tensor | None
@@ -336,11 +337,11 @@ NO_MASK = Masked(None, (), None, None, None)
 
 
 def masked(mask: torch.Tensor | None, query: torch.Tensor, keys: int, last: Masked) -> Masked:
-    """Return the properties of a mask.
+    """Return the preprocessed mask.
 
     Args:
         mask: mask of four dimensions.
-        last: previous result, which is returned again for an equal mask.
+        last: previous result, which is returned again if the mask is unchanged.
     """
     if mask is None:
         return NO_MASK
@@ -351,7 +352,7 @@ def masked(mask: torch.Tensor | None, query: torch.Tensor, keys: int, last: Mask
         if previous is not None and torch.equal(values, previous):
             return last
         values = values.clone()
-        mask = values.expand(mask.shape)  # a copy, because the caller may change the mask
+        mask = values.expand(mask.shape)  # the copy, because the caller may change its mask
     hidden = mask.to(query.dtype).isneginf()  # fp32's minimum is -inf in bf16
     bias: torch.Tensor | None = mask
     if mask.dtype == torch.bool:
@@ -360,7 +361,7 @@ def masked(mask: torch.Tensor | None, query: torch.Tensor, keys: int, last: Mask
     rows = hidden.all(-1, keepdim=True)
     lengths = None
     batch, heads, queries, _ = query.shape
-    if mask.requires_grad:  # its gradient is the gradient of the scores
+    if mask.requires_grad:  # the backward pass returns the gradient of the scores as the mask's
         return Masked(None, made_for, mask, rows if rows.any() else None, None)
     if mask.shape[::3] == (batch, keys) and heads * queries * keys >= FEW_SCORES:
         seen = (~hidden).any(2).any(1)  # (batch, keys)
@@ -400,10 +401,10 @@ def attention(
     Args:
         query, key, value: shapes (batch, heads, length, size), in one dtype: bf16 or fp32.
         causal: True if a query sees only its own and earlier keys; each key may have several
-            queries, one after the other.
+            consecutive queries.
         scale: factor of the scores; None: 1 / sqrt(size).
         p: dropout probability.
-        exact: True for the exact dropout probability, see `dropout.drop_of`.
+        exact: True for exactly the probability `p`, see `dropout.drop_of`.
     """
     scale = _scale(query, scale)
     trains_bias = mask.bias is not None and mask.bias.requires_grad
@@ -437,11 +438,11 @@ def attention_of_documents(
     exact: bool,
     causal: bool,
 ) -> torch.Tensor | None:
-    """Return attention inside each packed sequence of a row; None if the loops do not support it.
+    """Return attention within each packed sequence of a row; None if the loops cannot compute it.
 
     Args:
-        query, key, value: shapes (1, heads, total tokens, size); several heads of queries may share
-            a head of keys.
+        query, key, value: shapes (1, heads, total tokens, size); several query heads may share a
+            key head.
         lengths: lengths of the packed sequences, in tokens.
         scale, p, exact, causal: see `attention`.
     """

@@ -1,9 +1,10 @@
-"""Attention in which each thread computes one head of one sample, then takes the next head.
+"""Attention in which each thread computes one head of one sample at a time.
 
-It runs on AMX tiles, or else by multiply-adds: in fp32, and in bf16 with AVX512-BF16.
+The loops use AMX tiles for bf16 if the CPU has them, otherwise multiply-adds: in fp32, and in bf16
+with AVX512-BF16.
 
-Scores stay in a core's cache. Vectors are read and written in the layout of the surrounding layers,
-without copies.
+The scores of a head stay in a core's cache. Loops read and write vectors in the memory layout of
+the surrounding layers, without copies.
 """
 
 import ctypes
@@ -17,7 +18,7 @@ from ftcluster_kernels.products import MULTIPLE, adds_bf16, has_amx
 from ftcluster_kernels.simd import KEEP_ALL, Drop
 
 LONGEST = 1024  # maximum number of keys, see native/heads.h
-LARGEST = 1 << 22  # maximum scores of a head; two buffers per thread: 16 MB, in fp32 32 MB
+LARGEST = 1 << 22  # maximum scores of a head; two buffers per thread take 16 MB, in fp32 32 MB
 LINE = 64  # bytes of a cache line
 
 
@@ -35,7 +36,7 @@ class _Drop(ctypes.Structure):
 
 
 class _Heads(ctypes.Structure):
-    """`Heads` of native/heads.h."""
+    """The C struct `Heads` of native/heads.h."""
 
     _fields_ = (
         *((name, _Vectors) for name in ("query", "key", "value", "output")),
@@ -59,14 +60,16 @@ class _Heads(ctypes.Structure):
 
 
 class Plan(NamedTuple):
-    """Options that forward and backward pass share.
+    """Options that the forward and the backward pass share.
 
     Attributes:
         per_key: number of query rows per key in causal attention: the last `per_key` queries see
-            all keys, the `per_key` before them one key fewer, and so on. 0: all queries see all
-            keys. For packed sequences: 1 if causal, else 0.
-        lengths: number of keys that each sample's queries see; None: all.
-        kept: factor of the output, which makes up for dropped probabilities.
+            all keys, the `per_key` queries before them see one key fewer, and so on. 0 means that
+            all queries see all keys. With packed sequences: 1 if causal, else 0.
+        lengths: number of leading keys that the queries of each sample see; None means all.
+        scale: factor of the scores.
+        kept: factor of the output that compensates for dropped probabilities.
+        drop: dropout of the probabilities, or None.
         documents: lengths of packed sequences, or None if each sample is one sequence. A token sees
             no tokens of other sequences.
     """
@@ -88,11 +91,10 @@ def takes(
     """Return True if the loops support tensors of shape (samples, heads, length, size).
 
     Args:
-        documents: see `Plan`; with packed sequences several heads of queries may share a head of
-            keys.
+        documents: see `Plan`; with packed sequences, several query heads may share a key head.
     """
     (samples, heads, queries, size), (_, of_keys, keys, _) = query.shape, key.shape
-    # torch refuses other shapes: C would read beyond their end
+    # torch refuses other shapes, and C would read beyond their end
     fits = key.shape == value.shape == (samples, of_keys, keys, size) and not size % MULTIPLE
     if documents is None:
         fits = fits and heads == of_keys
@@ -120,14 +122,14 @@ def forward(
     hidden: torch.Tensor | None,
     plan: Plan,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output, and each sample's probabilities (heads, queries, keys) in `query`'s dtype.
+    """Return the output, and the probabilities in `query`'s dtype, of all samples in one vector.
 
     Args:
         query, key, value: bf16 or fp32, shape (samples, heads, length, size), with a contiguous
             last dimension.
         bias: term to add to the scores, with a shape that can be expanded to the shape of the
             scores.
-        hidden: True for queries that see no key and get 0; expanded like `bias`, with a last
+        hidden: True for queries that see no key and get 0; can be expanded like `bias`, with a last
             dimension of 1.
     """
     (samples, heads, queries, _), keys = query.shape, key.shape[2]
@@ -163,8 +165,8 @@ def backward(
 
     Args:
         grad: gradient of the output.
-        probabilities: probabilities that `forward` returned. Pass all other arguments as to
-            `forward`.
+        probabilities: probabilities that `forward` returned. The other arguments must equal those
+            of `forward`.
     """
     gradients = empty_by_token(query), empty_by_token(key), empty_by_token(value)
     call, kept_alive = _call_of(query, key, value, probabilities, plan)
@@ -181,16 +183,16 @@ def with_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def empty_by_token(x: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor like `x` with tokens outermost in memory, as before the head split."""
+    """Return an empty tensor of `x`'s shape that stores all heads of a token next to each other."""
     samples, heads, length, size = x.shape
     return x.new_empty(samples, length, heads, size).transpose(1, 2)
 
 
 def _vectors(x: torch.Tensor, dtype: torch.dtype) -> _Vectors:
-    """Return the location of a tensor's vectors, whose last dimension is contiguous.
+    """Return the address and strides of a tensor's vectors, for C.
 
     Raises:
-        ValueError: C would read or write other elements than the tensor's.
+        ValueError: C would read or write other memory than the tensor's elements.
     """
     *strides, apart = x.stride()
     if x.dtype is not dtype or (apart != 1 and x.shape[3] > 1) or not simd.is_in_memory(x):
@@ -223,7 +225,7 @@ def _call_of(
     if plan.documents is None:
         call.lengths = None if lengths is None else _address(lengths, samples)
         return call, lengths
-    # the longest sequences first: a thread that has finished takes the next
+    # the longest sequences first, because each free thread takes the next one
     tokens = _integers(plan.documents)
     lengths, order = tokens.sort(descending=True, stable=True)
     starts = (tokens.cumsum(0) - tokens)[order]

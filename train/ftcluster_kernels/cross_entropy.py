@@ -1,13 +1,13 @@
-"""Cross entropy over many classes, computed for some rows at a time, never with all logits in fp32.
+"""Cross entropy over many classes, computed for a few rows at a time, to save memory.
 
 torch keeps the log-softmax of all rows and its gradient in fp32: 0.8 GB for 2,048 tokens of GPT-2.
 Here, a block of rows that fits in the cache is read once for the loss and once for the gradient.
-The gradient is written in the dtype of the logits.
+The gradient has the dtype of the logits.
 
-This module also fuses the last layer and the loss into one function. transformers keeps the logits
-of all tokens in bf16 and fp32, their log-softmax and its gradient: 1.6 GB for 2,048 tokens of
-GPT-2. Here, logits exist only in bf16, and at most LOGITS elements at once. Their gradient replaces
-them a few rows at a time, within the cache.
+This module also fuses a model's last layer with the loss. transformers keeps the logits of all
+tokens in bf16 and fp32, their log-softmax and its gradient: 1.6 GB for 2,048 tokens of GPT-2. The
+fused function computes logits only in bf16, at most LOGITS elements at once. It overwrites the
+logits with their gradients, a few rows at a time, within the cache.
 """
 
 from functools import partial
@@ -21,17 +21,17 @@ from ftcluster_kernels.derivatives import by_torch, needs_torch
 from ftcluster_kernels.gradient_sums import GradientSums, unless_hooked
 from ftcluster_kernels.private_torch import is_transformed
 
-CHUNK = 1 << 20  # elements at once: 4 MB in fp32
-ROWS = 16  # tokens at once: 3 MB in fp32 with GPT-2's vocabulary
-# approximate tokens per matmul: with some larger sizes, such as 766, oneDNN is a quarter slower
+CHUNK = 1 << 20  # maximum elements converted to fp32 at once: 4 MB
+ROWS = 16  # tokens converted to fp32 at once: 3 MB with GPT-2's vocabulary
+# approximate tokens per matmul: oneDNN is a quarter slower with some larger sizes, such as 766
 PRODUCT_ROWS = 256
 torch_cross_entropy = functional.cross_entropy  # `ftcluster_train.fast` may have replaced it
-LOGITS = 1 << 27  # elements at once: 268 MB in bf16, 2,670 tokens with GPT-2's vocabulary
+LOGITS = 1 << 27  # maximum logits at once: 268 MB in bf16, 2,670 tokens with GPT-2's vocabulary
 ALIGNMENT = 64  # columns: rows that begin on a cache line make matmuls up to a third faster
 
 
 class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
-    """The losses of the rows, in fp32, shape (rows,); 0 for `ignored` targets."""
+    """The loss of each row, in fp32, shape (rows,); 0 if the row's target is `ignored`."""
 
     kernel = "cross_entropy"
 
@@ -39,7 +39,7 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any, logits: torch.Tensor, targets: torch.Tensor, ignored: int
     ) -> torch.Tensor:
-        # two values, because their sum would lose digits of the second if all logits are large
+        # kept apart, because their sum would lose digits of log(total) if all logits are large
         largest, totals = simd.empty(2, len(logits))
         for rows in _row_chunks(logits):
             part = logits[rows].float()
@@ -82,7 +82,7 @@ def _row_chunks(logits: torch.Tensor) -> list[slice]:
 def cross_entropy(
     logits: torch.Tensor, targets: torch.Tensor, ignored: int = -100, reduction: str = "mean"
 ) -> torch.Tensor:
-    """Compute torch's cross entropy, in fp32.
+    """Return the same loss as torch's cross entropy, computed in fp32.
 
     Args:
         logits: shape (rows, classes), bf16 or fp32.
@@ -103,7 +103,7 @@ def cross_entropy(
 
 
 class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
-    """The fused loss; the forward pass also computes gradients, so that no logits are kept."""
+    """The fused loss; the forward pass also computes the gradients, so that it keeps no logits."""
 
     kernel = "cross_entropy"
 
@@ -131,7 +131,7 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
             if of_weight:
                 whole = len(tokens) <= size
                 grad_weight = _add_product(grad_weight, logits, hidden[part], whole)
-            del logits  # otherwise two parts' logits are in memory while the next ones are computed
+            del logits  # otherwise the next part's logits would be allocated beside these
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias, hidden, weight, tokens, bias)
         return loss
 
@@ -152,11 +152,11 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
-    """The fused losses of single tokens; the losses' gradients are only known in the backward pass.
+    """The fused loss of each token, whose gradient factors only the backward pass receives.
 
-    If only the hidden state needs a gradient, the forward pass computes this gradient and the
-    backward pass scales it. The gradient of the weight is a sum over tokens with different scales.
-    If it is needed, the backward pass recomputes the logits.
+    If only the hidden state needs a gradient, the forward pass computes the unscaled gradient, and
+    the backward pass scales each token's row. If the weight or the bias needs a gradient, the
+    backward pass recomputes the logits, because these gradients sum tokens with different factors.
     """
 
     kernel = "cross_entropy"
@@ -246,8 +246,8 @@ def _add_product(
     """Return `logits.T @ hidden`, added to `sums` of earlier tokens unless `sums` is None.
 
     Args:
-        whole: True if these are all tokens; otherwise the sum over several parts is kept in fp32,
-            not bf16.
+        whole: True if `logits` contain all tokens; otherwise the result is in fp32, not bf16, so
+            that later parts can be added.
     """
     if products.has_sums(logits.dtype, logits.shape[1], hidden.shape[1]):
         adds = sums is not None
@@ -267,7 +267,7 @@ def _of_weight(
     sums: GradientSums | None,
     factor: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """Return a factor times the gradient, without its extra rows; None if `sums` receives it."""
+    """Return the gradient times the factor, without padding rows; None if `sums` receives it."""
     gradient, sums = gradient[: len(weight)], unless_hooked(sums, weight)
     if sums is not None and gradient.dtype == torch.float32:
         sums.add(gradient, 1.0 if factor is None else float(factor))
@@ -276,7 +276,7 @@ def _of_weight(
         return gradient.to(weight.dtype)
     # not in place: a second backward pass (`retain_graph`) reads the gradient again
     output = torch.empty_like(gradient, dtype=weight.dtype)
-    size = max(CHUNK // max(gradient.shape[1], 1), 1)  # all rows at once would double the memory
+    size = max(CHUNK // max(gradient.shape[1], 1), 1)  # all rows at once would take twice as much
     for part, rows in zip(output.split(size), gradient.split(size), strict=True):
         part.copy_(rows * factor)
     return output
@@ -301,7 +301,7 @@ def _logits(hidden: torch.Tensor, padded: torch.Tensor, bias: torch.Tensor | Non
 
 
 def _add_rows(sums: torch.Tensor, logits: torch.Tensor) -> None:
-    """Add the sum of the rows to `sums`, in chunks: torch would convert all rows to fp32."""
+    """Add the sum of the rows to `sums`, in chunks, because torch converts its input to fp32."""
     for rows in logits.split(ROWS):
         sums += rows[:, : len(sums)].sum(0, dtype=torch.float32)
 
@@ -309,7 +309,7 @@ def _add_rows(sums: torch.Tensor, logits: torch.Tensor) -> None:
 def _product(
     left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return `left @ right`; torch computes PRODUCT_ROWS rows at once."""
+    """Return `left @ right`; if torch computes it, in pieces of about PRODUCT_ROWS rows."""
     if products.is_own(left, right):
         output = products.product(left, right)
         return output if out is None else out.copy_(output)
@@ -328,11 +328,11 @@ def _replace_by_gradients(
     vocab_size: int,
     factors: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the losses of the logits, and replace the logits by the losses' gradients.
+    """Return the losses of the tokens, and overwrite the logits with the losses' gradients.
 
     Args:
         logits: contiguous, shape (tokens, vocab_size or more columns).
-        factors: factors of each token's gradients, shape (tokens,).
+        factors: factor of each token's gradient, shape (tokens,); None means 1.
     """
     if simd.is_fit(logits):
         return simd.cross_entropy_(logits, tokens, vocab_size, factors)
@@ -352,10 +352,10 @@ def _replace_by_gradients(
 
 
 def _with_aligned_rows(weight: torch.Tensor) -> torch.Tensor:
-    """Return the weight, extended to a multiple of ALIGNMENT rows; ignore results of added rows.
+    """Return the weight, extended to a multiple of ALIGNMENT rows.
 
-    The added rows are the memory behind the weight, usually the next parameter. If there is no
-    memory behind the weight, the function copies the weight.
+    The added rows are whatever memory follows the weight, usually the next parameter, so the caller
+    must ignore their results. If no memory follows the weight, the result is a copy.
     """
     added = -len(weight) % ALIGNMENT
     room = weight.untyped_storage().nbytes() // weight.itemsize - weight.storage_offset()
@@ -374,10 +374,10 @@ def linear_cross_entropy(
         hidden: shape (tokens, hidden size).
         weight: shape (vocabulary, hidden size).
         tokens: target token ids, shape (tokens,).
-        sums: sums that get the gradient of the weight; None means that autograd gets it.
+        sums: memory to add the gradient of the weight to; None returns the gradient to autograd.
     """
     with torch.autocast("cpu", enabled=False):
-        # some models keep their residuals in fp32 whatever the dtype of their weights
+        # some models keep the residual stream in fp32, whatever the dtype of their weights
         hidden = hidden.to(weight.dtype)
         if is_transformed():
             return _losses(tokens, "sum", hidden, weight, bias)

@@ -1,9 +1,9 @@
 """Derivatives of the kernels by torch's own functions, for cases that the loops do not support.
 
-The loops compute gradients only of tensors in memory, and these gradients have no gradients
-themselves. In three cases torch computes the backward pass instead, from a formula for the kernel's
-output: with `create_graph`, for batched gradients (`is_grads_batched`, vectorized Jacobians), and
-under a transform.
+The loops compute gradients only for tensors in memory, and autograd cannot differentiate these
+gradients again. In three cases, torch computes the backward pass instead, from a formula for the
+kernel's output: with `create_graph`, for batched gradients (`is_grads_batched`, vectorized
+Jacobians), and under a transform of `torch.func`.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from ftcluster_kernels.private_torch import has_memory, is_transformed
 
 
 def needs_torch(*grads: torch.Tensor | None) -> bool:
-    """Return True if torch must compute the backward pass for these gradients of the outputs."""
+    """Return True if torch must compute the backward pass for these gradients of outputs."""
     if torch.is_grad_enabled() or is_transformed():
         return True
     return not all(grad is None or has_memory(grad) for grad in grads)
@@ -26,19 +26,19 @@ def by_torch(
     inputs: Sequence[torch.Tensor | None],
     *grads: torch.Tensor | None,
 ) -> list[torch.Tensor | None]:
-    """Return the gradients of a formula's inputs; the result is differentiable again if needed.
+    """Return the gradients of a formula's inputs, differentiable again in case of `create_graph`.
 
     Args:
         formula: function of the inputs that returns a tensor for each of `grads`; a single tensor
             needs no tuple.
-        inputs: tensors as autograd knows them, with their history; inputs that require no gradient
-            get None.
+        inputs: arguments of the formula, as saved by autograd. The result for an input that
+            requires no gradient is None.
         grads: gradients of the outputs.
     """
     create_graph = torch.is_grad_enabled()
-    # an active mode could redirect the formula to the kernel
+    # an active `TorchFunctionMode` could redirect the formula's functions to the kernel
     with torch.enable_grad(), torch.autocast("cpu", enabled=False), torch._C.DisableTorchFunction():
-        # a new node for each, because an input may have been computed from another one
+        # a new node for each input, because an input may have been computed from another one
         nodes = [x.view_as(x) if x is not None and x.requires_grad else None for x in inputs]
         wanted = [node for node in nodes if node is not None]
         outputs = formula(

@@ -1,8 +1,8 @@
 """Packed sequences: several documents in one row, whose tokens do not attend to other documents.
 
-Documents of similar length are computed together, padded to the longest of them. For documents of
-some hundred tokens, causal attention for each document alone takes 1.7 times as long, mostly
-because of the many calls.
+Documents of similar length are computed together, padded to the longest of them. If documents of
+some hundred tokens were computed alone, causal attention would take 1.7 times as long, mostly
+because of the overhead of the calls.
 """
 
 from collections.abc import Sequence
@@ -16,27 +16,25 @@ import torch
 from ftcluster_kernels.derivatives import by_torch
 from ftcluster_kernels.private_torch import has_memory, is_transformed
 
-SIMILAR = 0.8  # minimum length of a group's documents, relative to the longest
+SIMILAR = 0.8  # minimum length of a document in a group, relative to the group's longest
 
 
 class DocumentMask(torch.Tensor):  # type: ignore[misc]
-    """A mask that holds the lengths of documents; each token sees all tokens of its document.
+    """A mask whose elements are lengths of documents; each token sees its document's tokens.
 
-    Attention recognizes such a mask by its class, because views and copies of a mask keep the
-    class.
+    Attention recognizes such a mask by its class, which views and copies of the mask keep.
     """
 
 
 class CausalDocumentMask(DocumentMask):
-    """A DocumentMask for causal attention: a token sees only itself and earlier tokens."""
+    """A DocumentMask for causal attention: each token sees itself and earlier tokens."""
 
 
 def document_mask(lengths: Sequence[int], causal: bool = True) -> torch.Tensor:
-    """Return the mask of a row of packed sequences, for attention inside each of them.
+    """Return the mask of a row of packed sequences, for attention within each sequence.
 
-    The mask has four dimensions, because transformers passes such masks on unchanged. Its elements
-    are integers, so that torch's own attention raises an error instead of misreading it.
-
+    The mask has four dimensions, because transformers passes only such masks through unchanged. Its
+    elements are integers, so that torch's own attention raises an error instead of misreading it.
     Args:
         lengths: lengths of the documents, in tokens; below 2^31.
     """
@@ -51,9 +49,9 @@ class Group:
 
     Attributes:
         count: number of documents.
-        tokens: index in the row of each of the documents' tokens, shape (count * longest,); padding
-            repeats a document's last token.
-        padding: True for each padding token, shape (count, longest, 1, 1); None without padding.
+        tokens: indices of the documents' tokens in the row, shape (count * longest,); padding
+            repeats the last token of its document.
+        padding: True for each padding token, shape (count, longest, 1, 1); None if there is none.
     """
 
     count: int
@@ -63,10 +61,11 @@ class Group:
 
 @dataclass(frozen=True)
 class DocumentLayout:
-    """The split of a row into groups.
+    """The division of a row into groups.
 
     Attributes:
-        places: index of each token of the row among the tokens of all groups, shape (tokens,).
+        groups: groups of documents, the longest documents first.
+        places: index of each token of the row in the concatenated groups, shape (tokens,).
     """
 
     groups: list[Group]
@@ -75,12 +74,12 @@ class DocumentLayout:
 
 @lru_cache(maxsize=4)
 def layout_of(lengths: tuple[int, ...], together: int) -> DocumentLayout:
-    """Return the layout of a row, which is the same for all layers of a model.
+    """Return the layout of a row; the cache serves all layers of a model.
 
     Args:
         lengths: lengths of the documents, in tokens.
-        together: maximum length in tokens of documents that are grouped; each longer document is a
-            group.
+        together: maximum length in tokens of documents that are grouped; each longer document is
+            alone in its group.
     """
     groups, places, begin = [], _integers([0] * sum(lengths)), 0
     starts = list(accumulate(lengths, initial=0))
@@ -99,7 +98,7 @@ def layout_of(lengths: tuple[int, ...], together: int) -> DocumentLayout:
 
 
 def similar(lengths: Sequence[int], together: int) -> list[list[int]]:
-    """Return groups of documents with similar lengths, as indices, the longest documents first.
+    """Return groups of documents with similar lengths, as indices; the longest documents first.
 
     >>> similar([90, 300, 100, 7, 95], 1024)
     [[1], [2, 4, 0], [3]]
@@ -123,16 +122,16 @@ def _integers(values: Sequence[int]) -> torch.Tensor:
 def split_row(
     row: torch.Tensor, layout: DocumentLayout, per_key: int = 1
 ) -> tuple[torch.Tensor, ...]:
-    """Return the groups of a row.
+    """Split a row into groups of documents.
 
     Args:
         row: shape (1, heads, tokens, size).
-        per_key: number of query heads that share a head of keys.
+        per_key: number of query heads that share a key head.
 
     Returns:
-        Tensors of shape (heads / per_key, documents, longest * per_key, size): the query heads of a
-        token that share keys follow each other. Padding comes last, so that with causal attention
-        no token sees it.
+        Tensors of shape (heads / per_key, documents, longest * per_key, size): the query heads that
+        share keys are consecutive for each token. Padding comes last, so no token sees it in causal
+        attention.
     """
     groups: tuple[torch.Tensor, ...] = _Split.apply(row, layout, per_key)
     return groups
@@ -141,7 +140,7 @@ def split_row(
 def join_documents(
     groups: Sequence[torch.Tensor], layout: DocumentLayout, per_key: int = 1
 ) -> torch.Tensor:
-    """Return the row that `split_row` has split; padding gets no gradient."""
+    """Join the groups of `split_row` into a row; padding gets no gradient."""
     row: torch.Tensor = _Join.apply(layout, per_key, *groups)
     return row
 
@@ -159,7 +158,7 @@ class _Split(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
         if is_transformed() or not all(map(has_memory, grads)):
-            # the elements of the row do not matter to its gradient
+            # the gradient of the row does not depend on the row's elements
             heads, _, _, size = grads[0].shape
             shape = (1, heads * ctx.per_key, len(ctx.layout.places), size)
             row = torch.zeros(shape, dtype=grads[0].dtype, device="cpu", requires_grad=True)
@@ -186,7 +185,7 @@ class _Join(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grads = []
         if is_transformed() or not has_memory(grad):
-            # the elements of the groups do not matter to their gradients
+            # the gradients of the groups do not depend on the groups' elements
             heads, size = grad.shape[1] // ctx.per_key, grad.shape[3]
             groups = [
                 torch.zeros(
@@ -214,7 +213,7 @@ def _group(row: torch.Tensor, group: Group, per_key: int) -> torch.Tensor:
 
 
 def _row(groups: Sequence[torch.Tensor], layout: DocumentLayout, per_key: int) -> torch.Tensor:
-    """Return the row of groups, with tokens outermost in memory, as before the head split."""
+    """Return the row, in a memory layout with all heads of a token next to each other."""
     flat = [x.flatten(1, 2).unflatten(1, (-1, per_key)) for x in groups]
     joined = torch.cat(flat, 1) if len(flat) > 1 else flat[0]
     row = joined.transpose(0, 1).index_select(0, layout.places)

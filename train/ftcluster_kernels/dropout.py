@@ -1,9 +1,9 @@
-"""Dropout with a generator that all threads of a rank run together.
+"""Dropout with a random generator that all threads of a rank run in parallel.
 
-torch draws a number for each element, on one thread (`bernoulli_`). Here word k of a mask is
+torch draws a number for each element, on one thread (`bernoulli_`). Here, word k of a mask is
 SplitMix64's output for counter k (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
-generators"). All threads can therefore compute the mask elementwise; each word decides on four
-elements. Nothing is kept for the backward pass, which computes the mask again.
+generators"), so each thread can compute any part of the mask. Each word decides on four elements.
+Nothing is stored for the backward pass, which computes the mask again.
 """
 
 from typing import Any
@@ -19,27 +19,26 @@ MOST_DROPPED = 1 - 1 / DROP_LEVELS  # the largest probability
 
 
 def drop_of(p: float, seed: int) -> Drop:
-    """Return the Drop for a probability near `p`.
+    """Return a Drop with a probability close to `p`.
 
-    The probability is chosen so that bf16 represents the scale 1 / (1 - p) exactly, and the mean of
-    the mask is 1. For p = 0.1 it is 0.0986. torch rounds the scale instead, which shifts the mean.
-    Below 0.004 the nearest scale is 1, and the probability is `p`.
-
+    bf16 can represent the chosen scale 1 / (1 - probability) exactly, so the mean of the mask is 1.
+    For p = 0.1 the probability is 0.0986. torch keeps `p` and rounds the scale, which shifts the
+    mean. For `p` below 0.004 the nearest scale is 1, and the probability is `p`.
     Args:
         p: dropout probability, from 0 to MOST_DROPPED.
-        seed: any 64 bits.
+        seed: 64 random bits.
     """
     scale = float(torch.tensor(1 / (1 - p), dtype=torch.bfloat16, device="cpu"))
     return _drop((1 - 1 / scale) or p, scale, seed)
 
 
 def exact_drop_of(p: float, seed: int) -> Drop:
-    """Return the Drop for exactly the probability `p`, with the scale 1."""
+    """Return a Drop with exactly the probability `p`, and with the scale 1."""
     return _drop(p, 1.0, seed)
 
 
 def _drop(probability: float, scale: float, seed: int) -> Drop:
-    """Return a Drop whose probability is rounded to steps of 1 / DROP_LEVELS."""
+    """Return a Drop with the probability rounded to a multiple of 1 / DROP_LEVELS."""
     return Drop(seed, round(probability * DROP_LEVELS) - DROP_LEVELS // 2, scale)
 
 
@@ -62,13 +61,13 @@ class _Dropout(torch.autograd.Function):  # type: ignore[misc]
 def dropout(values: torch.Tensor, p: float, exact: bool = False) -> torch.Tensor:
     """Return the values with each element either 0 or multiplied by the scale.
 
-    The mask depends on the state of torch's default generator, as in torch's dropout. So gradient
+    The mask depends on the state of torch's default generator, as in torch's dropout, so gradient
     checkpointing draws the same mask again.
 
     Args:
-        values: any tensor; torch computes if `simd.is_fit` refuses it.
+        values: any tensor; torch computes if `simd.is_fit` returns False.
         p: dropout probability, above 0 and at most MOST_DROPPED.
-        exact: True for the probability `p` itself, and a scale as exact as torch's.
+        exact: True for exactly the probability `p`, with the scale 1 / (1 - p) in fp32.
     """
     if is_transformed() or not simd.is_fit(values):
         output: torch.Tensor = torch.dropout(values, p, True)

@@ -1,8 +1,8 @@
-"""Gradients of weights whose matmul adds them directly to the training's fp32 sums.
+"""Memory that matmuls add the gradients of weights to, in fp32.
 
-Autograd would return each gradient as a tensor, rounded in bf16, which costs another write and
-read. The functions of this package take such sums as their argument `sums`; without `sums` they
-return the gradient to autograd.
+Autograd would return each gradient as a tensor, rounded to bf16, which costs another write and
+read. Functions of this package add the gradient to the argument `sums`; without `sums`, they return
+it to autograd.
 """
 
 import torch
@@ -11,12 +11,12 @@ from ftcluster_kernels import products
 
 
 class GradientSums:
-    """The memory that the gradient of a weight is summed in.
+    """The fp32 sum of a weight's gradients.
 
     Attributes:
-        values: the sums, fp32, of the weight's shape.
-        dtype: dtype of the factors, bf16 or fp32.
-        filled: True once `values` hold a part of the step's gradient; before, `values` are
+        values: the sums, fp32, with the weight's shape.
+        dtype: dtype of the factors of the matmul, bf16 or fp32.
+        filled: True once `values` contain a part of the step's gradient; until then, `values` are
             undefined.
     """
 
@@ -29,7 +29,7 @@ class GradientSums:
         return of_weight and left.dtype == right.dtype == self.dtype
 
     def add(self, gradient: torch.Tensor, factor: float) -> None:
-        """Add the factor times a gradient in fp32."""
+        """Add `factor` times a gradient in fp32."""
         if self.filled:
             self.values.add_(gradient, alpha=factor)
         else:
@@ -42,16 +42,16 @@ class GradientSums:
         self.filled = True
 
     def mark_filled(self) -> None:
-        """Record that the owner of the memory has written a part of the gradient there."""
+        """Record that the owner of `values` has written a part of the gradient there."""
         self.filled = True
 
     def restart(self) -> None:
-        """Make the next gradient replace the sums, at the beginning of a step."""
+        """Start a step: the next gradient replaces the sums."""
         self.filled = False
 
 
 def make_sums(values: torch.Tensor, dtype: torch.dtype) -> GradientSums | None:
-    """Return the sums of a weight in a dtype, or None if autograd must return its gradient.
+    """Return sums for a weight of a dtype, or None if autograd must return the gradient.
 
     Args:
         values: memory for the gradient, fp32, aligned to a cache line.
@@ -61,5 +61,5 @@ def make_sums(values: torch.Tensor, dtype: torch.dtype) -> GradientSums | None:
 
 
 def unless_hooked(sums: GradientSums | None, weight: torch.Tensor) -> GradientSums | None:
-    """Return the sums, or None if a hook on the weight expects to see its gradient."""
+    """Return the sums, or None if a hook on the weight has to receive the gradient."""
     return None if weight._backward_hooks else sums

@@ -1,9 +1,9 @@
 """Linear layers that skip rows: output rows that nothing reads, and gradient rows of zeros.
 
 A classifier reads one token of each sample. So in the last block, only one row of each sample has a
-gradient in the queries, the attention's output and the two layers behind it. Padding has no
-gradient in any layer, and a prompt has none in the last layer. Skipping rows of zeros leaves the
-result the same up to rounding.
+gradient in the queries, in the attention's output and in the two layers behind the attention.
+Padding has no gradient in any layer, and a prompt has no gradient in the last layer. Skipping rows
+of zeros does not change the result, apart from rounding.
 """
 
 from typing import Any
@@ -16,10 +16,10 @@ from ftcluster_kernels.gradient_sums import GradientSums, unless_hooked
 from ftcluster_kernels.private_torch import is_transformed
 from ftcluster_kernels.products import product, product_of_columns, torch_linear
 
-MANY_ROWS = 0.75  # fraction above which selecting rows costs as much as it saves
-MUCH_WORK = 1 << 26  # multiplications of a matmul below which checking the rows costs more
-# step between the rows that are checked first: a prime, so that these are different tokens of the
-# samples
+MANY_ROWS = 0.75  # fraction of rows above which selecting them costs as much as it saves
+MUCH_WORK = 1 << 26  # multiplications of a matmul below which checking the rows does not pay
+# indices of the rows that are checked first: multiples of a prime, so that these are different
+# tokens of the samples
 LOOKED_AT = torch.arange(32, dtype=torch.int64, device="cpu") * 7919
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # keys: size in bytes
 
@@ -31,12 +31,12 @@ def linear(
     rows_read: torch.Tensor | None = None,
     sums: GradientSums | None = None,
 ) -> torch.Tensor:
-    """Compute `torch.nn.functional.linear`; torch computes for tensors of different dtypes.
+    """Compute `torch.nn.functional.linear`; torch computes it for tensors of different dtypes.
 
     Args:
-        rows_read: indices of the output's rows that are read; the other rows are undefined. None
-            means all rows.
-        sums: sums that get the gradient of the weight; None means that autograd gets it.
+        rows_read: indices of the output's rows that are read; other rows are undefined. None means
+            all rows.
+        sums: memory to add the gradient of the weight to; None returns the gradient to autograd.
     """
     learns = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
     # torch also accepts a vector as an input or a weight, and a scalar as a bias
@@ -50,7 +50,7 @@ def linear(
 
 
 class _Linear(torch.autograd.Function):  # type: ignore[misc]
-    """The function behind `linear`, with the same shapes."""
+    """The differentiable function of `linear`."""
 
     kernel = ""
 
@@ -96,7 +96,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
             else:
                 grad_input = _at_rows(chosen, grad_input, input.shape[:-1])
         grad_weight = None
-        if of_weight:  # the gradient gets the memory layout of the weight
+        if of_weight:  # the gradient must have the memory layout of the weight
             in_order, sums = weight.is_contiguous(), unless_hooked(ctx.sums, weight)
             factors = (grad, rows) if in_order else (rows, grad)
             if sums is not None and sums.takes(*factors):
@@ -108,7 +108,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _at_rows(chosen: torch.Tensor, rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Return zeros of shape (*shape, columns) with `rows` at the chosen places."""
+    """Return zeros of shape (*shape, columns), with `rows` at the chosen indices."""
     output = rows.new_zeros(shape.numel(), rows.shape[1]).index_copy_(0, chosen, rows)
     return output.view(*shape, -1)
 
@@ -133,6 +133,6 @@ def rows_with_gradient(grad: torch.Tensor) -> torch.Tensor | None:
 
 
 def _is_some(rows: torch.Tensor) -> torch.Tensor:
-    """Return True for each row with any bit set; torch's `any` takes 20 times as long for bf16."""
+    """Return True for each row with any bit set; torch's `any` takes 20 times as long in bf16."""
     bits = rows.view(INTEGERS[rows.itemsize])
     return (bits.amax(1) != 0).logical_or_(bits.amin(1) != 0)

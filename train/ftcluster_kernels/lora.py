@@ -1,9 +1,9 @@
 """Linear layers with low-rank adapters (LoRA, Hu et al. 2021): W x + scale * B A x.
 
-An adapter may also have the length of each row of W + scale * B A (DoRA, Liu et al. 2024).
+With DoRA (Liu et al. 2024), an adapter also has a trained length for each row of W + scale * B A.
 
-The layer and its adapter are one function with its own backward pass. The adapter's matmul adds
-directly to the layer's output, so no copy of the output is needed.
+The layer and its adapter are one autograd function. The adapter's matmul adds directly to the
+layer's output, which needs no copy of the output.
 """
 
 from dataclasses import dataclass, replace
@@ -29,15 +29,15 @@ Sums = tuple[GradientSums | None, GradientSums | None]  # for an adapter's A and
 
 @dataclass(frozen=True)
 class Adapter:
-    """The adapter of a linear layer.
+    """The low-rank adapter of a linear layer.
 
     Attributes:
         down: A, shape (rank, inputs).
-        up: B, shape (outputs, rank); 0 at first.
+        up: B, shape (outputs, rank); initially 0.
         scale: factor of B A.
         dropout: dropout probability of the adapter's input.
-        magnitude: length of each row of the adapted weight (DoRA), shape (outputs,); None if the
-            lengths result from the weight and the adapter.
+        magnitude: trained length of each row of the adapted weight (DoRA), shape (outputs,); None
+            for LoRA.
     """
 
     down: torch.nn.Parameter
@@ -52,7 +52,7 @@ def row_lengths(
 ) -> torch.Tensor:
     """Return the length of each row of weight + scale * up @ down, in fp32 and without a gradient.
 
-    The sum of both matrices is not computed, because it would need as much memory as the weight.
+    The function does not compute this sum, which would need as much memory as the weight.
 
     Args:
         weight: shape (outputs, inputs), in any dtype or in NF4.
@@ -64,15 +64,15 @@ def row_lengths(
         shared = (up * (weight @ down.to(weight.dtype).T).float()).sum(1)
         added = (up @ (down @ down.T) * up).sum(1)
         squares += 2 * scale * shared + scale**2 * added
-        # a row of zeros has the length 0, and stays 0 when it is divided by any number
+        # a row of zeros has length 0; any positive divisor keeps such a row 0
         return squares.clamp_min(torch.finfo(torch.float32).tiny).sqrt()
 
 
 def row_factors(weight: torch.Tensor, adapter: Adapter) -> torch.Tensor:
-    """Return the factor that gives each row of the adapted weight its length (DoRA), in fp32.
+    """Return the factor that scales each row of the adapted weight to its magnitude, in fp32.
 
-    Gradients go to the magnitude only: the length of the rows counts as a constant, as in peft
-    (section 4.3 of the paper).
+    Only the magnitude gets a gradient: the length of the rows counts as a constant, as in peft (see
+    section 4.3 of the DoRA paper).
     """
     assert adapter.magnitude is not None
     lengths = row_lengths(weight, adapter.down, adapter.up, adapter.scale)
@@ -89,12 +89,12 @@ def linear_with_adapter(
     """Compute `torch.nn.functional.linear` plus the adapter; the weight may be in NF4.
 
     Args:
-        sums: sums that get the gradients of the adapter's A and B; None means that autograd gets
-            the gradient. Autograd also gets it if A or B has another dtype than the weight.
+        sums: memory to add the gradients of the adapter's A and B to; None returns a gradient to
+            autograd. So does a factor whose dtype differs from the weight's.
     """
     if adapter.magnitude is not None:
         return _with_lengths(input, weight, bias, adapter, sums)
-    # before and after a training the adapter is in fp32
+    # before and after training, the adapter is in fp32
     dtype = dtype_of(weight)
     factors = adapter.down, adapter.up
     down, up = (factor.to(dtype) for factor in factors)
@@ -119,9 +119,9 @@ def _with_lengths(
     adapter: Adapter,
     sums: Sums,
 ) -> torch.Tensor:
-    """Compute the linear layer with an adapter that has a magnitude.
+    """Compute a linear layer with a DoRA adapter.
 
-    As in peft, dropout is applied to the input of the whole change of the weight.
+    As in peft, dropout changes the input of everything except the original weight.
     """
     dtype = dtype_of(weight)
     input = input.to(dtype)
@@ -138,7 +138,7 @@ def _with_lengths(
 
 
 class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
-    """The function behind `linear_with_adapter`; the weight and the bias are frozen."""
+    """The differentiable function of `linear_with_adapter`; the weight and the bias are frozen."""
 
     kernel = "low_rank"
 
@@ -190,7 +190,7 @@ class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
 def _to_sums(
     sums: GradientSums | None, weight: torch.Tensor, gradient: torch.Tensor
 ) -> torch.Tensor | None:
-    """Add a padded gradient to the weight's sums, or return it cropped if there are no sums."""
+    """Add a gradient without its padding to the weight's sums, or return it if there are none."""
     gradient, sums = gradient[: len(weight), : weight.shape[1]], unless_hooked(sums, weight)
     if sums is None:
         return gradient.to(weight.dtype)

@@ -4,15 +4,16 @@ enum { GELU, TANH_GELU, SILU };
 
 typedef struct {
     int type;
-    const void *input, *factor, *grad; /* factor: multiplied with the activation; may be NULL */
-    void *output, *of_factor; /* backward: gradients of the input and of the factor */
+    const void *input, *factor, *grad; /* factor: multiplies the activation, or NULL; grad: NULL in the forward pass */
+    void *output, *of_factor; /* backward pass: gradients of the input and of the factor */
     int64_t count;
 } Elements;
 
 INLINE vec inverse(vec x, int type) { return type == FP32 ? quotient(broadcast(1.0f), x) : nearly_inverse(x); }
 
-/* Return the tail of the normal distribution from x > 0 on, divided by exp(-x^2 / 2): t = 1 / (1 + x / 4) times a
- * polynomial in t. It is the minimax fit up to x = 13.2; its relative error is 5e-5, in fp32 5e-8. */
+/* Return the upper tail probability of the standard normal distribution at x > 0, divided by exp(-x^2 / 2). The result
+ * is t = 1 / (1 + x / 4) times a polynomial in t, a minimax fit for x up to 13.2. Its relative error is 5e-8 in fp32,
+ * otherwise 5e-5. */
 INLINE vec tail_of(vec x, int type) {
     vec t = inverse(mul_add(x, broadcast(0.25f), broadcast(1.0f)), type), y;
     if (type == FP32) {
@@ -35,7 +36,7 @@ INLINE vec tail_of(vec x, int type) {
     return mul(y, t);
 }
 
-/* Return the gate, from 0 to 1, whose product with x is the activation; set the derivative of the gate. */
+/* Return the gate, a factor from 0 to 1 such that the activation is x times the gate; set the gate's derivative. */
 INLINE vec gate(int kind, vec x, vec *derivative, int type) {
     const vec one = broadcast(1.0f);
     lanes is_negative = negative(x);
@@ -46,7 +47,7 @@ INLINE vec gate(int kind, vec x, vec *derivative, int type) {
         *derivative = mul(exponential_term, broadcast(0.398942280f));
         return choose(is_negative, tail, sub(one, tail));
     }
-    /* The gate is the logistic function of z. SiLU has z = x, tanh GELU z = 2 sqrt(2 / pi) (x + 0.044715 x^3). */
+    /* The gate is the logistic function of z. For SiLU, z = x; for tanh GELU, z = 2 sqrt(2 / pi) (x + 0.044715 x^3). */
     vec z = x, slope = one;
     if (kind == TANH_GELU) {
         vec square = mul(x, x);

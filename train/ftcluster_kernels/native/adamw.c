@@ -1,12 +1,12 @@
 #include "vectors.h"
 
-/* AdamW (Loshchilov and Hutter 2019) as torch's fused kernel computes it. All fused multiply-adds are
- * explicit and no operation is an approximation, so AVX2 and AVX-512 compute the same bits. */
+/* AdamW (Loshchilov and Hutter 2019), as in torch's fused kernel. All fused multiply-adds are explicit and all
+ * operations are exact roundings, so AVX2 and AVX-512 compute the same bits. */
 
-#define PIECE 1024 /* number of elements that a thread updates at once */
+#define PIECE 1024 /* elements that a thread updates at once */
 
 typedef struct {
-    float decay;                    /* factor of a weight: 1 - learning rate * weight decay */
+    float decay;                    /* factor of each weight: 1 - learning rate * weight decay */
     float gradient_scale;           /* factor of each gradient */
     float beta1, new1, beta2, new2; /* new1: 1 - beta1 */
     float rate;                     /* learning rate / (1 - beta1^step) */
@@ -17,7 +17,7 @@ typedef struct {
 typedef struct {
     float *weights;
     const float *gradients;
-    float *means, *squares; /* exp_avg, exp_avg_sq */
+    float *means, *squares; /* torch's exp_avg and exp_avg_sq */
     bf16 *copy;             /* bf16 copy of the weights, or NULL */
     int64_t count;
     Hyperparameters hyperparameters;

@@ -33,7 +33,7 @@ INLINE __m256 scaled_half(__m256 y, __m256 x) {
     return _mm256_andnot_ps(_mm256_cmp_ps(x, least, _CMP_LT_OQ), _mm256_mul_ps(y, power));
 }
 
-/* Return y 2^x, with x rounded down: 0 where x < -126, and NaN where y is NaN. */
+/* Return y 2^floor(x): 0 if x < -126, and NaN if y is NaN. */
 INLINE vec scaled(vec y, vec x) { return EACH(scaled_half, y, x); }
 
 /* Return a register with all bits of the active lanes set. */
@@ -48,7 +48,7 @@ INLINE lanes negative(vec x) {
     return low | _mm256_movemask_ps(_mm256_cmp_ps(x.high, zero, _CMP_LT_OS)) << 8;
 }
 
-/* Return `a` in the active lanes, `b` in the others. */
+/* Return the elements of `a` in active lanes and the elements of `b` in other lanes. */
 INLINE vec choose(lanes active, vec a, vec b) {
     return (vec){_mm256_blendv_ps(b.low, a.low, spread(active)), _mm256_blendv_ps(b.high, a.high, spread(active >> 8))};
 }
@@ -95,7 +95,7 @@ INLINE void store_fp32(float *x, lanes active, vec values) {
     }
 }
 
-/* Store to a cache line; the write bypasses the caches. */
+/* Store to a whole cache line, bypassing the caches. */
 INLINE void stream_fp32(float *x, vec values) {
     _mm256_stream_ps(x, values.low);
     _mm256_stream_ps(x + 8, values.high);
@@ -105,8 +105,8 @@ INLINE __m256 widened(__m128i halves) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
 
-/* AVX2 masks only elements of 32 bits, so a partly active register of 16-bit elements goes through an array. The first
- * lanes are the active ones. */
+/* AVX2 can mask only elements of 32 bits, so a partly active register of 16-bit elements goes through an array. The
+ * active lanes must be the first ones. */
 INLINE vec load_bf16(const bf16 *x, lanes active) {
     bf16 padded[16] = {0};
     if (active != 0xffff) {
@@ -126,7 +126,7 @@ INLINE __m256i rounded(__m256 values) {
 }
 
 INLINE void store_bf16(bf16 *x, lanes active, vec values) {
-    /* the instruction packs each half of the registers separately */
+    /* the pack instruction works on each half of a register separately */
     __m256i packed = _mm256_packus_epi32(rounded(values.low), rounded(values.high));
     __m256i halves = _mm256_permute4x64_epi64(packed, 0xd8);
     if (active == 0xffff) {
@@ -152,7 +152,7 @@ INLINE u64x8 plus(u64x8 z, uint64_t by) {
     return (u64x8){_mm256_add_epi64(z.low, addends), _mm256_add_epi64(z.high, addends)};
 }
 
-/* Return the low 64 bits of the product, which do not depend on the product of both high halves. */
+/* Return the low 64 bits of the product; the product of both high halves does not contribute to them. */
 INLINE __m256i times_half(__m256i z, uint64_t by) {
     const __m256i low = _mm256_set1_epi64x(by), high = _mm256_set1_epi64x(by >> 32);
     __m256i mixed = _mm256_add_epi64(_mm256_mul_epu32(_mm256_srli_epi64(z, 32), low), _mm256_mul_epu32(z, high));
@@ -163,14 +163,14 @@ INLINE u64x8 times(u64x8 z, uint64_t by) { return (u64x8){times_half(z.low, by),
 #define XOR_SHIFTED_HALF(z, by) _mm256_xor_si256(z, _mm256_srli_epi64(z, by))
 #define XOR_SHIFTED(z, by) ((u64x8){XOR_SHIFTED_HALF((z).low, by), XOR_SHIFTED_HALF((z).high, by)})
 
-/* Return a bit for each of the 32 integers of 16 bits that is not less than `level`. */
+/* Return a mask with a bit for each of the 32 integers of 16 bits: 1 if the integer is at least `level`. */
 INLINE uint32_t at_least(u64x8 z, int16_t level) {
     const __m256i levels = _mm256_set1_epi16(level);
     __m256i less = _mm256_packs_epi16(_mm256_cmpgt_epi16(levels, z.low), _mm256_cmpgt_epi16(levels, z.high));
     return ~(uint32_t)_mm256_movemask_epi8(_mm256_permute4x64_epi64(less, 0xd8));
 }
 
-/* See avx512.h; this version transposes 8 x 8 elements. */
+/* Transpose 8 x 8 elements; the arguments are as in avx512.h. */
 #define SQUARE 8
 INLINE void transpose_square(const uint32_t *matrix, int64_t row_stride, int64_t rows, uint32_t *transposed,
                              int64_t transposed_stride) {

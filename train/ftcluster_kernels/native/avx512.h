@@ -23,7 +23,7 @@ INLINE vec nearly_inverse(vec x) {
     return mul(y, neg_mul_add(x, y, broadcast(2.0f)));
 }
 
-/* Return y 2^x, with x rounded down: 0 where x < -126, and NaN where y is NaN. */
+/* Return y 2^floor(x): 0 if x < -126, and NaN if y is NaN. */
 INLINE vec scaled(vec y, vec x) {
     __mmask16 is_normal = _mm512_cmp_ps_mask(x, broadcast(-126.0f), _CMP_NLT_UQ);
     return _mm512_maskz_scalef_ps(is_normal, y, x);
@@ -31,7 +31,7 @@ INLINE vec scaled(vec y, vec x) {
 
 INLINE lanes negative(vec x) { return _mm512_cmp_ps_mask(x, zeros(), _CMP_LT_OS); }
 
-/* Return `a` in the active lanes, `b` in the others. */
+/* Return the elements of `a` in active lanes and the elements of `b` in other lanes. */
 INLINE vec choose(lanes active, vec a, vec b) { return _mm512_mask_mov_ps(b, active, a); }
 INLINE vec add_active(lanes active, vec sum, vec x) { return _mm512_mask_add_ps(sum, active, sum, x); }
 INLINE vec larger_active(lanes active, vec a, vec b) { return _mm512_mask_max_ps(a, active, a, b); }
@@ -40,7 +40,7 @@ INLINE float sum_of(vec x) { return _mm512_reduce_add_ps(x); }
 INLINE float largest_in(vec x) { return _mm512_reduce_max_ps(x); }
 INLINE float first_of(vec x) { return _mm512_cvtss_f32(x); }
 
-/* Masked loads and stores are slow on some CPUs, and most registers are whole. */
+/* Unmasked loads and stores serve the common case, because masked ones are slow on some CPUs. */
 INLINE vec load_fp32(const float *x, lanes active) {
     return active == 0xffff ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(active, x);
 }
@@ -52,7 +52,7 @@ INLINE void store_fp32(float *x, lanes active, vec values) {
         _mm512_mask_storeu_ps(x, active, values);
 }
 
-/* Store to a cache line; the write bypasses the caches. */
+/* Store to a whole cache line, bypassing the caches. */
 INLINE void stream_fp32(float *x, vec values) { _mm512_stream_ps(x, values); }
 
 INLINE vec load_bf16(const bf16 *x, lanes active) {
@@ -85,7 +85,7 @@ INLINE u64x8 plus(u64x8 z, uint64_t by) { return _mm512_add_epi64(z, _mm512_set1
 INLINE u64x8 times(u64x8 z, uint64_t by) { return _mm512_mullo_epi64(z, _mm512_set1_epi64(by)); }
 #define XOR_SHIFTED(z, by) _mm512_xor_si512(z, _mm512_srli_epi64(z, by))
 
-/* Return a bit for each of the 32 integers of 16 bits that is not less than `level`. */
+/* Return a mask with a bit for each of the 32 integers of 16 bits: 1 if the integer is at least `level`. */
 INLINE uint32_t at_least(u64x8 z, int16_t level) { return _mm512_cmpge_epi16_mask(z, _mm512_set1_epi16(level)); }
 
 /* Transpose 16 x 16 elements of 32 bits. */
@@ -115,9 +115,9 @@ INLINE void transpose(__m512i x[16]) {
     }
 }
 
-/* Transpose a square of 16 x 16 elements of 32 bits. Rows of `matrix` are `row_stride` elements apart; rows from `rows`
- * on are zeros. Rows of `transposed` are `transposed_stride` apart and stored in order: if that is less than 16, each row
- * overwrites the end of the row before. */
+/* Transpose a square of 16 x 16 elements of 32 bits. Rows of `matrix` are `row_stride` elements apart; rows at and
+ * after index `rows` count as zeros. Rows of `transposed` are `transposed_stride` elements apart. The function stores them
+ * in order, so with a stride below 16 each row overwrites the end of the previous row. */
 #define SQUARE 16
 INLINE void transpose_square(const uint32_t *matrix, int64_t row_stride, int64_t rows, uint32_t *transposed,
                              int64_t transposed_stride) {

@@ -1,11 +1,10 @@
-/* Matrix multiplication by multiply-adds in vector registers: in fp32, and in bf16 if the CPU adds two products at once
- * (AVX512-BF16).
+/* Matrix multiplication by multiply-adds in vector registers: in fp32, and in bf16 on CPUs with AVX512-BF16, whose
+ * instruction adds the products of two pairs of bf16 elements.
  *
- * After Goto and van de Geijn (Anatomy of High-Performance Matrix Multiplication, 2008): a block of C = A B stays in
- * registers. A is packed as slivers of a few rows, B as slivers of a few columns, both along the depth. Slivers consist
- * of words of 32 bits: an element of fp32, or two elements of bf16 that follow each other along the depth.
- *
- *         sliver of A: `rows` rows                    sliver of B: `columns` columns
+ * The method is that of Goto and van de Geijn (Anatomy of High-Performance Matrix Multiplication, 2008): a block of
+ * C = A B stays in registers. A is packed as slivers of a few rows, and B as slivers of a few columns; both are stored
+ * along the depth. Slivers consist of 32-bit words: one element of fp32, or two elements of bf16 that are adjacent
+ * along the depth.
  *
  *         word 0   a00 a10 a20 ... a(rows-1)0         word 0   b00 b01 b02 ... b0(columns-1)
  *         word 1   a01 a11 a21 ...                    word 1   b10 b11 b12 ...
@@ -23,13 +22,13 @@
 
 typedef uint32_t word;
 
-#define PAGE_WORDS 64 /* words of a sliver that are packed at a time: they fill the cache lines of a page */
+#define PAGE_WORDS 64 /* depth in words that is packed at once: it fills the cache lines of a page */
 
 INLINE int64_t size_of(int type) { return type == FP32 ? 4 : 2; }
 INLINE int64_t in_word(int type) { return type == FP32 ? 1 : 2; }
 
-/* Pack a sliver of rows that lie along the depth, `row_stride` words apart. The sliver is `sliver_width` rows wide; rows
- * from `rows` on are zeros. */
+/* Pack a sliver of rows that are stored along the depth, `row_stride` words apart. The sliver is `sliver_width` rows
+ * wide; rows at and after index `rows` are zeros. */
 INLINE void pack_along(const word *matrix, int64_t row_stride, int64_t rows, int64_t depth_words, int sliver_width,
                        word *sliver) {
     int64_t k = 0;
@@ -42,8 +41,8 @@ INLINE void pack_along(const word *matrix, int64_t row_stride, int64_t rows, int
             sliver[k * sliver_width + i] = i < rows ? matrix[i * row_stride + k] : 0;
 }
 
-/* Pack one word of each column of a sliver; columns from `columns` on are zeros. `next_row`: the second elements of the
- * words in bf16, or NULL at the end of the depth. */
+/* Pack one word of each column of a sliver; columns at and after index `columns` are zeros. In bf16, `next_row` has
+ * the second elements of the words; it is NULL at the end of an odd depth. */
 INLINE void pack_row(const void *row, const void *next_row, int64_t columns, int sliver_width, int type,
                      word *packed_row) {
     for (int i = 0; i < sliver_width; i++)
@@ -55,7 +54,7 @@ INLINE void pack_row(const void *row, const void *next_row, int64_t columns, int
                                 : ((const bf16 *)row)[i] | (next_row ? (word)((const bf16 *)next_row)[i] << 16 : 0);
 }
 
-/* Do the same for bf16 in a sliver without missing columns. Compilers do not vectorize the loop above this way. */
+/* Do the same as `pack_row` for bf16 and a complete sliver; compilers do not vectorize `pack_row` this well. */
 INLINE void interleave_rows(const bf16 *row, const bf16 *next_row, int sliver_width, word *packed_row) {
     int i = 0;
     for (; i + 8 <= sliver_width; i += 8) {
@@ -70,7 +69,7 @@ INLINE void interleave_rows(const bf16 *row, const bf16 *next_row, int sliver_wi
         packed_row[i] = row[i] | (word)next_row[i] << 16;
 }
 
-/* Pack slivers of columns whose `depth` elements are `row_stride` elements apart. */
+/* Pack slivers of columns with `depth` elements each, which are `row_stride` elements apart. */
 INLINE void pack_across(const void *matrix, int64_t row_stride, int64_t columns, int64_t sliver_count, int64_t depth,
                         int sliver_width, int type, word *slivers) {
     const int64_t depth_words = ceil_div(depth, in_word(type)), row_bytes = row_stride * size_of(type);
@@ -81,7 +80,7 @@ INLINE void pack_across(const void *matrix, int64_t row_stride, int64_t columns,
                     (const char *)matrix + k * in_word(type) * row_bytes + sliver * sliver_width * size_of(type);
                 const char *next_row = type == BF16 && 2 * k + 1 == depth ? 0 : row + row_bytes;
                 word *packed_row = slivers + (sliver * depth_words + k) * sliver_width;
-                if (columns - sliver * sliver_width >= sliver_width && next_row) { /* true for nearly all slivers */
+                if (columns - sliver * sliver_width >= sliver_width && next_row) { /* the case of nearly all slivers */
                     if (type == BF16)
                         interleave_rows((const bf16 *)row, (const bf16 *)next_row, sliver_width, packed_row);
                     else
@@ -92,7 +91,7 @@ INLINE void pack_across(const void *matrix, int64_t row_stride, int64_t columns,
 }
 
 INLINE vec add_product(vec sum, vec a, vec b, int type) {
-#ifdef WITH_AMX /* a compiler with AMX also has AVX512-BF16, for code that is compiled for it */
+#ifdef WITH_AMX /* such a compiler also supports AVX512-BF16 */
     if (type == BF16) {
         __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
         return sum;
@@ -101,7 +100,7 @@ INLINE vec add_product(vec sum, vec a, vec b, int type) {
     return mul_add(a, b, sum);
 }
 
-/* Store from `offset` on. In bf16, subnormal values become 0, as in AVX512-BF16's multiplications. */
+/* Store elements at `offset`. In bf16, subnormal values become 0, as in the multiplications of AVX512-BF16. */
 INLINE void store_element(void *elements, int64_t offset, lanes active, vec values, int type) {
 #ifdef WITH_AMX
     if (type == BF16) {
@@ -117,9 +116,9 @@ INLINE void store_element(void *elements, int64_t offset, lanes active, vec valu
     store(elements, offset, active, values, type);
 }
 
-/* Multiply a sliver of A and a sliver of B, `rows` x `registers` vector registers of C, see above. `sums` has rows that are
- * `sum_stride` elements apart; they are added to unless `starts_at_zero`. With each word, a cache line at `prefetched`
- * comes into L2. */
+/* Multiply a sliver of A by a sliver of B into a block of C of `rows` x (16 * `registers`) elements, see above. Rows of
+ * the block in `sums` are `sum_stride` elements apart; the function adds to them unless `starts_at_zero`. For each word
+ * it prefetches a cache line from `prefetched` into L2. */
 INLINE void multiply_slivers(const word *a_sliver, const word *b_sliver, int64_t depth_words, float *sums,
                              int64_t sum_stride, int starts_at_zero, const char *prefetched, int64_t prefetch_step,
                              int type, const int rows, const int registers) {

@@ -2,8 +2,8 @@
 
 #include "fma.h"
 
-/* Multiplication of large matrices: C = A B + bias. A panel of A stays in L2, and so does the part of a sliver of B that
- * all rows of the panel are multiplied by. Threads take the next piece of work when they have finished one. An element of
+/* Multiplication of large matrices: C = A B + bias. A panel of A stays in L2, and so does the part of a sliver of B
+ * that the rows of the panel are multiplied by. Each free thread takes the next piece of work. The value of an element of
  * C does not depend on the thread that computes it. */
 
 #ifdef __AVX512F__
@@ -14,8 +14,8 @@
 #define BLOCK_REGISTERS 1
 #endif
 #define BLOCK_COLUMNS (16 * BLOCK_REGISTERS)
-#define PART_WORDS 256          /* words of a sliver of B that stay in L2 */
-#define MOST_WORDS 4096         /* words along the depth that are packed at once */
+#define PART_WORDS 256          /* depth in words of the part of a sliver of B that stays in L2 */
+#define MOST_WORDS 4096         /* maximum depth in words that is packed at once */
 #define PANEL_BYTES (512 << 10) /* bytes of A that stay in L2 */
 #define GROUP_BYTES (16 << 20)  /* bytes of B that are packed at once */
 #define PACKED_SLIVERS (192 / BLOCK_COLUMNS) /* slivers of B that a thread packs at once */
@@ -37,25 +37,25 @@
  *     A: slivers of           C: output
  *     BLOCK_ROWS rows
  *
- * A thread goes along the rows of its panel with one part of a sliver of B, then takes the next part; so the elements
- * of C wait in fp32 behind the packed panel until the last part. */
+ * A thread multiplies all rows of its panel by one part of a sliver of B before it continues with the next part. Until
+ * the last part, the sums of the panel stay in fp32 behind the packed panel. */
 typedef struct {
     const void *a, *b, *bias;
     void *output;
     int64_t rows, depth, columns;
     int a_transposed, b_transposed; /* 1 if A is stored as (depth, rows), and B as (columns, depth) */
     int adds;                       /* 1 to add to the output */
-    word *b_packed, *a_packed;      /* a_packed: for each thread a panel of A and its sums */
+    word *b_packed, *a_packed;      /* a_packed: for each thread, a panel of A and the panel's sums */
     int64_t slivers_per_panel;
     int type; /* type of A and B */
-    int64_t panels, slices, thread_words;    /* thread_words: words of `a_packed` for each thread */
-    int64_t first_depth, words;              /* along the depth: elements before the packed words, and number of packed words */
-    int64_t first_column, group_columns;     /* the group that is multiplied now */
+    int64_t panels, slices, thread_words; /* thread_words: words of `a_packed` per thread */
+    int64_t first_depth, words; /* the depth that is packed now: its first element, and its size in words */
+    int64_t first_column, group_columns; /* the group that is multiplied now */
     int64_t *next_piece;
 } Product;
 
-/* Pack slivers of A's rows or of B's columns, from `first_row` on of `rows`. `is_depth_contiguous`: the matrix is stored
- * along the depth. */
+/* Pack slivers of A's rows or of B's columns, beginning at `first_row` of `rows`. `is_depth_contiguous`: 1 if the
+ * matrix is stored along the depth. */
 INLINE void pack(const Product *args, const void *matrix, int is_depth_contiguous, int64_t first_row, int64_t rows,
                  int64_t sliver_count, int sliver_width, int type, word *slivers) {
     const int64_t row_stride = args->depth / in_word(type),
@@ -95,10 +95,10 @@ INLINE void write_block(const Product *args, const float *sums, int64_t row, int
     }
 }
 
-/* Each piece of work is one slice of the columns of a panel, panel by panel. */
+/* Multiply pieces of work: piece number i is slice i % slices of panel i / slices. */
 INLINE void multiply_panels(const Product *args, int thread, int type, int output_type) {
     word *a_slivers = args->a_packed + thread * args->thread_words;
-    /* the last square that `pack` transposes ends behind its sliver: `thread_words` has room for it */
+    /* `pack` transposes whole squares, so the last square ends behind its sliver: `thread_words` has room for it */
     float *sums = (float *)a_slivers + args->thread_words - args->slivers_per_panel * BLOCK_ROWS * BLOCK_COLUMNS;
     const int64_t b_slivers = ceil_div(args->group_columns, BLOCK_COLUMNS);
     for (int64_t piece, packed_panel = -1; (piece = take_next(args->next_piece)) < args->panels * args->slices;) {
@@ -116,7 +116,7 @@ INLINE void multiply_panels(const Product *args, int thread, int type, int outpu
                 const int64_t part_words = min64(PART_WORDS, args->words - first_word);
                 for (int64_t a_sliver = 0; a_sliver < panel_slivers; a_sliver++) {
                     float *block_sums = sums + a_sliver * BLOCK_ROWS * BLOCK_COLUMNS;
-                    const int prefetches = a_sliver < BLOCK_REGISTERS; /* these prefetch all of the next part */
+                    const int prefetches = a_sliver < BLOCK_REGISTERS; /* these slivers prefetch all of the next part */
                     const char *prefetched = (const char *)(b_part + part_words * BLOCK_COLUMNS) +
                                              (prefetches ? a_sliver * part_words * 64 : 0);
                     multiply_slivers(a_slivers + (a_sliver * args->words + first_word) * BLOCK_ROWS, b_part, part_words,
@@ -140,36 +140,37 @@ static void multiply_to_sums(const void *args, int64_t begin, int64_t end, int t
     multiply_panels(args, thread, BF16, FP32);
 }
 
-/* Return the words along the depth that are packed at once: equal parts of at most MOST_WORDS. */
+/* Return the depth in words that is packed at once: equal parts of at most MOST_WORDS. */
 static int64_t words_of(int type, int64_t depth) {
     const int64_t whole = ceil_div(depth, in_word(type));
     return ceil_div(whole, ceil_div(whole, MOST_WORDS));
 }
 
-/* Return the slivers of a panel: panels of equal size that stay in L2. */
+/* Return the number of slivers in a panel: panels have equal sizes and fit in L2. */
 static int64_t slivers_per_panel_of(int64_t rows, int64_t words) {
     const int64_t slivers = ceil_div(rows, BLOCK_ROWS);
     return ceil_div(slivers, ceil_div(slivers, max64(1, PANEL_BYTES / 4 / words / BLOCK_ROWS)));
 }
 
-/* Return the columns that are packed at once. */
+/* Return the number of columns that are packed at once. */
 static int64_t columns_of_group(int64_t columns, int64_t words) {
     return min64(ceil_div(columns, BLOCK_COLUMNS), max64(1, GROUP_BYTES / 4 / words / BLOCK_COLUMNS)) * BLOCK_COLUMNS;
 }
 
-/* Return the words of `a_packed` for each thread: whole cache lines. */
+/* Return the number of words of `a_packed` per thread: whole cache lines. */
 static int64_t thread_words_of(int64_t rows, int64_t words) {
     return ceil_div(slivers_per_panel_of(rows, words) * BLOCK_ROWS * (words + BLOCK_COLUMNS) + SQUARE, 16) * 16;
 }
 
-/* Return the words of `b_packed`, or of `a_packed` for each thread. No size may be 0. */
+/* Return the number of words of `b_packed`, or with `of_a_packed` those of `a_packed` per thread. No size may be 0. */
 EXPORT int64_t fma_product_space(uint64_t type, int64_t rows, int64_t depth, int64_t columns, uint64_t of_a_packed) {
     const int64_t words = words_of(type, depth);
     return of_a_packed ? thread_words_of(rows, words) : columns_of_group(columns, words) * words;
 }
 
-/* Multiply, see above. In bf16, `depth` is even if A or B is stored along the depth, and at most 2 * MOST_WORDS if the
- * output is bf16. `sums`: the output is fp32, whatever type A and B have; `adds`: add to the output. */
+/* Compute C = A B + bias, see above. In bf16, `depth` must be even if A or B is stored along the depth, and at most
+ * 2 * MOST_WORDS if the output is bf16. `sums`: 1 for an fp32 output, whatever the type of A and B; `adds`: 1 to add to
+ * the output. */
 EXPORT void fma_product(uint64_t type, const void *a, const void *b, const void *bias, void *output, int64_t rows,
                         int64_t depth, int64_t columns, uint64_t a_transposed, uint64_t b_transposed, uint64_t sums,
                         uint64_t adds, word *b_packed, word *a_packed, int threads) {

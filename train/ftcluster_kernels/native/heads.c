@@ -5,13 +5,13 @@
 #include "heads.h"
 #include "tiles.h"
 
-/* Attention of bf16 vectors on AMX tiles. */
+/* Attention for bf16 vectors on AMX tiles. */
 
-#define BLOCK_ROWS (16 * BLOCK_TILES) /* queries of a block, or keys */
+#define BLOCK_ROWS (16 * BLOCK_TILES) /* number of queries, or of keys, in a block */
 
 typedef struct {
     bf16 *at;
-    int64_t stride; /* elements from one row to the next */
+    int64_t stride; /* elements between the starts of two rows */
 } Rows;
 
 INLINE int64_t padded(int64_t keys) { return round_up(keys, 96); }
@@ -21,7 +21,7 @@ INLINE Rows rows_of(const Heads *args, Vectors x, Head h) {
     return (Rows){(bf16 *)x.at + first_row + h.head * x.head_stride, x.row_stride};
 }
 
-/* Copy the queries of heads that share their keys to `copies`, or back. In `copies` the rows of a token are adjacent. */
+/* Copy the queries of heads that share keys to `copies`, or back; in `copies` the rows of a token are adjacent. */
 static void copy_queries(const Heads *args, Vectors x, Head h, bf16 *copies, int copies_back) {
     for (int64_t i = 0; i < h.queries; i++) {
         int64_t token = args->starts[h.sample] + i / args->per_key,
@@ -34,7 +34,7 @@ static void copy_queries(const Heads *args, Vectors x, Head h, bf16 *copies, int
     }
 }
 
-/* Return the place of a head's queries: `copies` if heads share keys. */
+/* Return the rows of a head's queries: in `copies` if heads share keys. */
 INLINE Rows place_of_queries(const Heads *args, Vectors x, Head h, bf16 *copies) {
     return shares_keys(args) ? (Rows){copies, args->size} : rows_of(args, x, h);
 }
@@ -45,7 +45,7 @@ INLINE Rows queries_of(const Heads *args, Vectors x, Head h, bf16 *copies) {
     return place_of_queries(args, x, h, copies);
 }
 
-/* Pack vectors as tiles of B for weighted sums of them. */
+/* Pack vectors as tiles of B, to compute weighted sums of these vectors. */
 INLINE void pack_summed_vectors(Rows vectors, int64_t rows, int64_t size, bf16 *b_tiles) {
     int64_t depth_tiles = ceil_div(rows, 32);
     for (int64_t depth_tile = 0; depth_tile < depth_tiles; depth_tile++)
@@ -53,7 +53,7 @@ INLINE void pack_summed_vectors(Rows vectors, int64_t rows, int64_t size, bf16 *
                    size / 16, depth_tiles, 0, b_tiles + depth_tile * TILE);
 }
 
-/* Multiply three tiles of A and two tiles of B over `depth_tiles` tiles. */
+/* Multiply three tiles of A by two tiles of B, along a depth of `depth_tiles` tiles. */
 AMX INLINE void multiply_pair(const bf16 *a_tiles, int64_t a_stride, const bf16 *b_left, const bf16 *b_right,
                               int64_t depth_tiles, float *sums, int64_t row_stride) {
     zero_sums();
@@ -62,7 +62,7 @@ AMX INLINE void multiply_pair(const bf16 *a_tiles, int64_t a_stride, const bf16 
     store_sums(sums, row_stride);
 }
 
-/* Multiply BLOCK_ROWS vectors with 32 * `tile_pairs` others; store the scores as rows `row_stride` elements apart. */
+/* Multiply BLOCK_ROWS vectors by 32 * `tile_pairs` vectors; rows of the scores are `row_stride` elements apart. */
 AMX INLINE void multiply_vectors(const bf16 *a_tiles, const bf16 *b_tiles, int64_t size, int64_t tile_pairs,
                                  float *scores, int64_t row_stride) {
     const int64_t vector_stride = size / 32 * TILE;
@@ -71,7 +71,7 @@ AMX INLINE void multiply_vectors(const bf16 *a_tiles, const bf16 *b_tiles, int64
                       size / 32, scores + i * 32, row_stride);
 }
 
-/* Compute `rows` weighted sums of vectors and store them, times a factor, from `first_row` on. */
+/* Compute `rows` weighted sums of vectors, multiply them by a factor, and store them beginning at `first_row`. */
 AMX INLINE void multiply_to_rows(const bf16 *a_tiles, int64_t a_stride, int64_t depth_tiles, const bf16 *b_tiles,
                                  int64_t b_stride, int64_t size, int64_t rows, float *sums, vec factor, Rows output,
                                  int64_t first_row) {
@@ -94,10 +94,10 @@ INLINE bf16 *element_in_tiles(bf16 *tiles, int64_t depth_tiles, int64_t row, int
 /* The buffers of a thread. A and B are the two factors of a matrix multiplication, see tiles.h. */
 typedef struct {
     float *scores;               /* BLOCK_ROWS x keys: attention scores; backward: gradients of probabilities */
-    float *sums;                 /* BLOCK_ROWS x 32: elements on their way to the output */
+    float *sums;                 /* BLOCK_ROWS x 32: elements before they are rounded to the output */
     bf16 *b_along_size;          /* B, depth is `size`: keys; backward: values */
     bf16 *b_along_keys;          /* B, depth is keys: values; backward: keys */
-    bf16 *a_along_size;          /* A, depth is `size`: a block's queries; backward: its gradients of outputs */
+    bf16 *a_along_size;          /* A, depth is `size`: queries of a block; backward: gradients of its outputs */
     bf16 *weights;               /* A, depth is keys or queries: probabilities; backward: gradients of scores */
     bf16 *queries, *grads;       /* backward: B, depth is queries: queries, and gradients of outputs */
     bf16 *grad_scores;           /* backward: queries x keys */
@@ -125,8 +125,8 @@ INLINE Buffers buffers_of(const Heads *args, int thread) {
     return buffers;
 }
 
-/* A block of the forward pass has BLOCK_ROWS = 48 queries. Queries, keys and values have `size` elements; # is a tile of
- * 16 x 32 elements, or in B of 32 x 16:
+/* A block of the forward pass has BLOCK_ROWS = 48 queries. Queries, keys and values have `size` elements. Each # is a
+ * tile of 16 x 32 elements, or in B of 32 x 16 elements:
  *
  *                        keys: b_along_size                         values: b_along_keys
  *                        +----+----+----+----+                      size
@@ -142,7 +142,7 @@ INLINE Buffers buffers_of(const Heads *args, int thread) {
  *         a_along_size                                     +--------+
  *                                                          weights: probabilities in bf16
  *
- * A causal block computes the first `seen_tiles` x 32 keys and skips the others. */
+ * A causal block computes only the first `seen_tiles` x 32 keys. */
 AMX static void heads_forward(const void *pointer, int64_t begin, int64_t end, int thread) {
     const Heads *args = pointer;
     const Buffers buffers = buffers_of(args, thread);
@@ -214,11 +214,12 @@ AMX static void heads_forward(const void *pointer, int64_t begin, int64_t end, i
     _tile_release();
 }
 
-/* The backward pass has the same blocks, with gradients of outputs instead of queries, and values instead of keys. Its
- * weights are the gradients of scores, and its output the gradients of queries.
+/* The backward pass has the same blocks, with gradients of outputs instead of queries, and values instead of keys. The
+ * weights are gradients of scores, and the output of a block is gradients of queries.
  *
- * Both matrices of weights are kept. Afterwards each block of BLOCK_ROWS keys sums over the queries, from the first query
- * that sees one of these keys on; + is skipped:
+ * The pass keeps two matrices of all queries and keys: gradients of scores, and probabilities after dropout. Then each
+ * block of BLOCK_ROWS keys sums over the queries, beginning at the first query that sees a key of the block; the pass
+ * skips the tiles marked +:
  *
  *                          keys                                          size
  *                          +-------+------+-----+                        +----+----+
@@ -318,7 +319,7 @@ AMX static void heads_backward(const void *pointer, int64_t begin, int64_t end, 
     _tile_release();
 }
 
-/* Return the size in bytes of a thread's part of the buffer `own`. */
+/* Return the size in bytes of each thread's part of the buffer `own`. */
 EXPORT int64_t heads_bytes(const Heads *args) {
     int64_t padded_keys = padded(args->keys), padded_queries = round_up(args->queries, 96),
             more = padded_keys > padded_queries ? padded_keys : padded_queries;
@@ -328,7 +329,7 @@ EXPORT int64_t heads_bytes(const Heads *args) {
     return round_up(4 * sums + 2 * (packed + 2 * padded_queries * padded_keys + copies), 4096);
 }
 
-/* `size` is a multiple of 32, and there are at most LONGEST keys; `own` starts on a cache line. */
+/* `size` must be a multiple of 32, `keys` at most LONGEST; `own` must start on a cache line. */
 EXPORT void heads(Heads *args, int back, int threads) {
     int64_t next = 0;
     args->next = &next;

@@ -1,6 +1,6 @@
-/* Attention, one head of one sample at a time: its scores stay in L2, and queries, keys and values are read where the
- * layers before wrote them. ../attention_heads.py has the same structures. Elements are bf16 or fp32; strides count
- * elements. */
+/* Attention, one head of one sample at a time: the scores of the head stay in L2, and queries, keys and values are read
+ * in place, from the outputs of the previous layers. ../attention_heads.py has the same structures. Elements are bf16
+ * or fp32; strides are in elements. */
 
 #include "mask.h"
 
@@ -8,36 +8,36 @@
 
 typedef struct {
     void *at;
-    int64_t sample_stride, head_stride, row_stride; /* elements from one sample, head or row to the next */
+    int64_t sample_stride, head_stride, row_stride; /* elements between two adjacent samples, heads or rows */
 } Vectors;
 
 typedef struct {
     Vectors query, key, value, output; /* (samples, heads, rows, `size`) */
     Vectors of_output, of_query, of_key, of_value; /* gradients of these vectors */
-    void *probabilities; /* probabilities of each sample (heads, queries, keys) */
-    const void *bias;    /* rows with a value for each key, or NULL */
-    int64_t bias_sample, bias_head, bias_row;
-    const int64_t *lengths; /* number of each sample's keys, or NULL */
+    void *probabilities; /* for each sample: (heads, queries, keys) */
+    const void *bias;    /* rows with a term for the score of each key, or NULL */
+    int64_t bias_sample, bias_head, bias_row; /* strides of the bias */
+    const int64_t *lengths; /* number of keys of each sample, or NULL if all samples have `keys` */
     const uint8_t *hidden;  /* (samples, heads, queries): 1 if a query sees no key, so that its output is 0; or NULL */
-    /* for packed sequences, or none: sample i is a sequence of `lengths[i]` tokens from `starts[i]` on, with its
-     * probabilities from `places[i]` on. Heads are then those of the keys, each with `per_key` heads of queries. */
+    /* only for packed sequences: sequence i has `lengths[i]` tokens beginning at `starts[i]`, and its probabilities
+     * begin at `places[i]`. `heads` counts the heads of keys, each with `per_key` heads of queries. */
     const int64_t *starts, *places;
-    int64_t samples, heads, queries, keys, size; /* for packed sequences: queries and keys of the longest one */
-    /* heads of queries that share a head of keys. With `causal`, the last `per_key` queries see all keys, the `per_key`
-     * before them one key fewer, and so on. */
+    int64_t samples, heads, queries, keys, size; /* for packed sequences: queries and keys of the longest sequence */
+    /* number of queries per key. With `causal`, the last `per_key` queries see all keys, the `per_key` queries before
+     * them see one key fewer, and so on. */
     int64_t per_key;
     int64_t causal;
-    float scale, kept; /* kept: factor of the output */
+    float scale, kept; /* scale: factor of the scores; kept: factor of the output */
     int64_t drops;
     Drop drop;
-    char *own;
-    int64_t own_bytes;
-    int64_t *next;
+    char *own;         /* buffers of the threads */
+    int64_t own_bytes; /* bytes of `own` per thread */
+    int64_t *next;     /* number of the next head to compute, counted over all samples */
 } Heads;
 
 typedef struct {
-    int64_t sample, head, keys, queries, length; /* length: keys that queries may see */
-    int64_t offset;                              /* index of its first probability */
+    int64_t sample, head, keys, queries, length; /* length: number of leading keys that are not masked */
+    int64_t offset;                              /* index of the head's first probability */
 } Head;
 
 INLINE int64_t round_up(int64_t count, int64_t size) { return ceil_div(count, size) * size; }

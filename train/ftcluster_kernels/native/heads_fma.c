@@ -3,24 +3,24 @@
 #include "fma.h"
 #include "heads.h"
 
-/* Attention by multiply-adds: of vectors in fp32, and in bf16 if the CPU adds two products at once. A word of bf16 holds
- * two adjacent elements of a vector, or the same element of two vectors, see fma.h. */
+/* Attention by multiply-adds: for vectors in fp32, and in bf16 on CPUs with AVX512-BF16. A word of bf16 contains two
+ * adjacent elements of a vector, or the same element of two vectors, see fma.h. */
 
 #ifdef __AVX512F__
-#define BLOCK_ROWS 12 /* queries of a block; blocks have 32 columns, so sizes of 32, 64, 96 ... fit */
+#define BLOCK_ROWS 12 /* queries of a block; blocks have 32 columns, so `size` can be any multiple of 32 */
 #define BLOCK_REGISTERS 2
 #else
 #define BLOCK_ROWS 6
 #define BLOCK_REGISTERS 1
 #endif
 #define BLOCK_COLUMNS (16 * BLOCK_REGISTERS)
-#define MULTIPLE 32 /* sizes and lengths of packed rows are multiples of this */
+#define MULTIPLE 32 /* `size` and the padded lengths of rows are multiples of this number */
 
 /* The buffers of a thread. A and B are the two factors of a matrix multiplication, see fma.h. */
 typedef struct {
     float *scores;               /* BLOCK_ROWS x keys: attention scores; backward: gradients of probabilities */
-    float *sums;                 /* BLOCK_ROWS x size: elements on their way to the output */
-    word *copies;                /* vectors of a head, if they do not begin with a whole word or if heads share keys */
+    float *sums;                 /* BLOCK_ROWS x size: elements before they are rounded to the output */
+    word *copies;                /* copied vectors of a head: if rows are no whole words, or if heads share keys */
     word *b_along_size;          /* B, depth is `size`: keys; backward: values */
     word *b_along_keys;          /* B, depth is keys: values; backward: keys */
     word *a_along_size;          /* A, depth is `size`: queries; backward: gradients of outputs */
@@ -30,7 +30,7 @@ typedef struct {
     char *dropped_probabilities; /* after dropout: a block of queries; backward: queries x keys */
 } Buffers;
 
-/* Place the buffers from `next_buffer` on, with room for fp32; return the bytes of all. */
+/* Place the buffers at `next_buffer`, large enough for fp32; return the size of all buffers in bytes. */
 static int64_t set_buffers(const Heads *args, char *next_buffer, Buffers *buffers) {
     const int64_t padded_keys = round_up(args->keys, MULTIPLE), padded_queries = round_up(args->queries, BLOCK_ROWS),
                   longest = max64(padded_keys, padded_queries);
@@ -51,8 +51,8 @@ static int64_t set_buffers(const Heads *args, char *next_buffer, Buffers *buffer
     return round_up(next_buffer - first_buffer, 4096);
 }
 
-/* Return the offset of a vector from `x.at`, in elements. `are_queries`: the vectors of heads that share keys are ordered by
- * token, then by head. */
+/* Return the offset of a vector from `x.at`, in elements. `are_queries`: 1 for vectors of queries; if heads share keys,
+ * these are ordered by token, then by head. */
 INLINE int64_t offset_of(const Heads *args, Vectors x, Head h, int64_t number, int are_queries) {
     if (are_queries && shares_keys(args))
         return (args->starts[h.sample] + number / args->per_key) * x.row_stride +
@@ -63,7 +63,7 @@ INLINE int64_t offset_of(const Heads *args, Vectors x, Head h, int64_t number, i
 
 INLINE int64_t words_of(int64_t elements, int type) { return ceil_div(elements, in_word(type)); }
 
-/* Return `count` vectors: where they are, or in `copies`. Sets the words from one vector to the next. */
+/* Return `count` vectors, in place or copied to `copies`, and set the distance in words between adjacent vectors. */
 INLINE const word *vectors_of(const Heads *args, Vectors x, Head h, int64_t count, int are_queries, word *copies,
                               int64_t *word_stride, int type) {
     *word_stride = x.row_stride / in_word(type);
@@ -78,7 +78,7 @@ INLINE const word *vectors_of(const Heads *args, Vectors x, Head h, int64_t coun
     return copies;
 }
 
-/* Pack slivers of `count` vectors whose depth is `size`. */
+/* Pack `count` vectors as slivers, whose depth is `size`. */
 INLINE void pack_vectors(const word *vectors, int64_t word_stride, int64_t count, int64_t depth_words, int sliver_width,
                          word *slivers) {
     for (int64_t i = 0; i < count; i += sliver_width)
@@ -86,14 +86,14 @@ INLINE void pack_vectors(const word *vectors, int64_t word_stride, int64_t count
                    slivers + i * depth_words);
 }
 
-/* Pack vectors as slivers of B for weighted sums of them. */
+/* Pack vectors as slivers of B, to compute weighted sums of these vectors. */
 INLINE void pack_summed_vectors(const word *vectors, int64_t word_stride, int64_t count, int64_t size, int type,
                                 word *b_slivers) {
     pack_across(vectors, word_stride * in_word(type), size, size / BLOCK_COLUMNS, count, BLOCK_COLUMNS, type,
                 b_slivers);
 }
 
-/* Multiply a sliver of A with `sliver_count` slivers of B, `b_stride` words apart. */
+/* Multiply a sliver of A by `sliver_count` slivers of B, which are `b_stride` words apart. */
 INLINE void multiply_sliver(const word *a_sliver, const word *b_slivers, int64_t b_stride, int64_t depth_words,
                             int64_t sliver_count, float *sums, int64_t sum_stride, int type) {
     for (int64_t j = 0; j < sliver_count; j++)
@@ -101,7 +101,7 @@ INLINE void multiply_sliver(const word *a_sliver, const word *b_slivers, int64_t
                          (const char *)b_slivers, 0, type, BLOCK_ROWS, BLOCK_REGISTERS);
 }
 
-/* Store `rows` vectors of sums, times a factor, from `first_vector` on. */
+/* Multiply `rows` vectors of sums by a factor and store them as vectors of `x`, beginning at `first_vector`. */
 INLINE void store_vectors(const Heads *args, const float *sums, vec factor, Vectors x, Head h, int64_t first_vector,
                           int64_t rows, int are_queries, int type) {
     for (int64_t row = 0; row < rows; row++) {
@@ -111,8 +111,8 @@ INLINE void store_vectors(const Heads *args, const float *sums, vec factor, Vect
     }
 }
 
-/* Store the probabilities of a row of scores, and in `dropped` the probabilities after dropout with zeros up to `columns`.
- * The scores are overwritten. */
+/* Store the probabilities of a row of scores. `dropped` gets the probabilities after dropout, followed by zeros up to
+ * `columns`. The scores are overwritten. */
 INLINE void softmax_row(const Heads *args, Head h, int64_t number, int64_t row, float *attention_scores, char *dropped,
                         int64_t columns, int type) {
     uint32_t kept_bits[WORDS(LONGEST)];
@@ -195,8 +195,8 @@ INLINE void forward(const Heads *args, int thread, int type) {
     }
 }
 
-/* Compute the gradients of a row of scores from the gradients of its probabilities, and the probabilities after dropout.
- * Both get zeros up to `columns`. */
+/* Compute the gradients of a row of scores from the gradients of the probabilities, and the probabilities after
+ * dropout. The function appends zeros to both results, up to `columns`. */
 INLINE void softmax_row_back(const Heads *args, Head h, int64_t row, const float *grad_probabilities, char *grad_scores,
                              char *dropped, int64_t columns, int type) {
     uint32_t kept_bits[WORDS(LONGEST)];
@@ -284,13 +284,13 @@ LOOP(forward_bf16, forward, BF16)
 LOOP(backward_bf16, backward, BF16)
 #endif
 
-/* Return the size in bytes of a thread's part of the buffer `own`. */
+/* Return the size in bytes of each thread's part of the buffer `own`. */
 EXPORT int64_t heads_fma_bytes(const Heads *args) {
     Buffers buffers;
     return set_buffers(args, 0, &buffers);
 }
 
-/* `size` is a multiple of 32, and there are at most LONGEST keys; `own` starts on a cache line. BF16 needs a CPU with
+/* `size` must be a multiple of 32, `keys` at most LONGEST; `own` must start on a cache line. BF16 needs a CPU with
  * AVX512-BF16. */
 EXPORT void heads_fma(Heads *args, int back, int type, int threads) {
     int64_t next = 0;

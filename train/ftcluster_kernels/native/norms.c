@@ -1,14 +1,14 @@
 #include "vectors.h"
 
-/* LayerNorm and RMSNorm of rows in fp32. */
+/* LayerNorm and RMSNorm for rows in fp32. */
 typedef struct {
     const float *input, *weight, *bias; /* weight and bias may be NULL */
-    const float *grad;                  /* gradients of the output in fp32, in bf16, or the sum of both */
-    const bf16 *rounded_grad;
+    const float *grad;        /* gradients of the output: */
+    const bf16 *rounded_grad; /* in fp32, in bf16 or as the sum of both; NULL if absent */
     float *output;
     bf16 *rounded;         /* the output in bf16, or NULL */
     float *means, *scales; /* mean and scale of each row; means is NULL for RMSNorm */
-    float *sums;           /* gradients of weight and bias, for each thread */
+    float *sums;           /* for each thread, gradients of weight and bias */
     int64_t columns;
     float epsilon;
 } Norm;
@@ -92,7 +92,7 @@ static void norm_backward_loop(const void *pointer, int64_t row, int64_t end, in
     }
 }
 
-/* `sums`: zeros; each thread adds its gradients of weight and bias to its own part. */
+/* `sums` must be zeros; each thread adds its gradients of weight and bias to its part of `sums`. */
 EXPORT void norm_backward(const void *input, const void *weight, const void *grad, const void *rounded_grad,
                           const void *means, const void *scales, void *output, void *sums, int64_t rows,
                           int64_t columns, int threads) {

@@ -1,18 +1,18 @@
 #include "vectors.h"
 
-/* The peak rate of a core: multiply-adds of registers that wait for nothing. bench/peak.py compares it with the rate of
- * matrix multiplications. */
+/* The peak rate of a core: multiply-adds between registers, without dependencies that stall the core. bench/peak.py
+ * compares this rate with the rate of matrix multiplications. */
 
 enum { FP32_SUMS, BF16_PAIRS, TILES }; /* bench/peak.py has the same numbers */
 
 typedef struct {
     uint64_t kind;
-    const float *values; /* 1,024 values other than 0: zeros take less power */
-    float *sums;          /* 1,024 results for each thread, without which the compiler would drop the loops */
+    const float *values; /* 1,024 nonzero values, because zeros would take less power */
+    float *sums;          /* 1,024 results for each thread; without results, the compiler would remove the loops */
     int64_t rounds;
 } Peak;
 
-/* The number of independent sums that hides the latency of an instruction. */
+/* The number of independent sums, enough to hide the latency of an instruction. */
 #define SUMS 12
 #define ALL_SUMS(...)                  \
     for (int i = 0; i < SUMS; i++) {   \

@@ -1,20 +1,20 @@
 #include "vectors.h"
 
-/* C = A B + bias: the output of a linear layer, and the gradient of its input. oneDNN is as fast if it has all of its
- * cores, but it gives its threads equal shares. */
+/* C = A B + bias: the output of a linear layer, and the gradient of the layer's input. oneDNN is as fast while no other
+ * program uses its cores, but it divides the work among its threads in advance. */
 
 #ifdef WITH_AMX
 
 #include "tiles.h"
 
-#define PANEL_BYTES (768 << 10) /* bytes of A that stay in L2, which also holds other data */
-#define STRIPE_TILES 2          /* tiles of columns that come into L2 at once */
-#define PACKED_TILES 8          /* tiles of columns that a thread packs at once */
-#define GROUP_BYTES (16 << 20)  /* bytes of B that are packed at once: a whole language model head would be 1 GB */
+#define PANEL_BYTES (768 << 10) /* bytes of A that stay in L2, beside other data */
+#define STRIPE_TILES 2          /* columns of tiles that come into L2 at once */
+#define PACKED_TILES 8          /* columns of tiles that a thread packs at once */
+#define GROUP_BYTES (16 << 20)  /* bytes of B that are packed at once: the head of a language model can have 1 GB */
 
 /* B is packed in groups of columns, A in panels of rows. A piece of work is one panel times one slice of the group. The
- * thread that takes a piece packs the panel, unless it packed the same one before, and walks through the slice in
- * stripes of 32 columns:
+ * thread that takes a piece packs the panel, unless the thread's previous piece had the same panel. Then it computes
+ * the slice in stripes of 32 columns:
  *
  *                        B: a group of columns, packed for all threads
  *                        +---------+---------+---------+
@@ -32,8 +32,8 @@
  *           A: packed      C: output
  *           by a thread
  *
- * A low-rank adapter adds down_output `up` to C, where down_output = `scale` A `down`. down_output is packed beside the
- * panel and `up` below the group, as more depth of the same multiplication. */
+ * A low-rank adapter adds down_output * `up` to C, where down_output = `scale` * A * `down`. down_output is packed
+ * beside the panel and `up` below the group, as additional depth of the same multiplication. */
 typedef struct {
     const bf16 *a, *b, *bias;
     bf16 *output;
@@ -43,7 +43,7 @@ typedef struct {
     bf16 *down_output;     /* (rows, rank) */
     int64_t rank;
     float scale;
-    bf16 *b_packed, *a_packed; /* a_packed: a panel for each thread */
+    bf16 *b_packed, *a_packed; /* a_packed: for each thread, a panel */
     int64_t panel_tiles, panels, slices;
     int64_t first_column, group_columns; /* the group that is multiplied now */
     int64_t *next_piece;
@@ -51,8 +51,8 @@ typedef struct {
 
 INLINE int64_t total_depth(const Product *args) { return args->depth + args->rank; }
 
-/* Pack `count` columns from `first` on of a matrix (depth, columns), or with `transposed` (columns, depth), as tiles of
- * B. Each column of tiles has `total_depth_tiles`, of which these are some. */
+/* Pack `count` columns, beginning at `first`, as tiles of B. The matrix is stored as (depth, columns), or with
+ * `transposed` as (columns, depth). Columns of tiles are `total_depth_tiles` apart, for further depth. */
 static void pack_columns(const bf16 *matrix, int64_t depth, int64_t columns, int64_t first, int64_t count,
                          int transposed, int64_t total_depth_tiles, bf16 *packed_tiles) {
     if (transposed)
@@ -62,7 +62,7 @@ static void pack_columns(const bf16 *matrix, int64_t depth, int64_t columns, int
                    packed_tiles + depth_tile * TILE);
 }
 
-/* Each piece of work is PACKED_TILES tiles of columns of `b` and `up`; the last piece is `down`, which is packed behind them. */
+/* Pack pieces of PACKED_TILES columns of tiles of `b` and `up`; the last piece is `down`, packed behind them. */
 static void pack_b(const void *pointer, int64_t begin, int64_t end, int thread) {
     const Product *args = pointer;
     for (int64_t offset;
@@ -82,7 +82,7 @@ static void pack_b(const void *pointer, int64_t begin, int64_t end, int thread) 
     }
 }
 
-/* Compute down_output of a packed panel and pack it beside the panel; if `writes`, store it in `down_output`, too. */
+/* Compute down_output for a packed panel and pack it beside the panel; with `writes`, store it, too. */
 AMX INLINE void multiply_down(const Product *args, Blocks *blocks, bf16 *a_tiles, int64_t row, int64_t rows,
                               int writes) {
     const bf16 *down_tiles = args->b_packed + args->group_columns * total_depth(args);
@@ -104,7 +104,7 @@ AMX INLINE void multiply_down(const Product *args, Blocks *blocks, bf16 *a_tiles
         }
 }
 
-/* Each piece of work is one slice of the columns of a panel, panel by panel. */
+/* Multiply pieces of work: piece number i is slice i % slices of panel i / slices. */
 AMX static void multiply_panels(const void *pointer, int64_t begin, int64_t end, int thread) {
     const Product *args = pointer;
     const int64_t depth_tiles = total_depth(args) / 32, stripes = args->group_columns / 16 / STRIPE_TILES;
@@ -132,8 +132,8 @@ AMX static void multiply_panels(const void *pointer, int64_t begin, int64_t end,
     _mm_sfence();
 }
 
-/* Return the tiles of a panel from top to bottom: panels of equal size that stay in L2, and enough of them that each
- * thread has a few pieces. */
+/* Return the number of rows of tiles in a panel: panels have equal sizes and fit in L2, and there are enough panels to
+ * give each thread a few pieces of work. */
 static int64_t tiles_of_panel(int64_t rows, int64_t depth, int64_t columns, int threads) {
     const int64_t blocks = ceil_div(rows, 16 * BLOCK_TILES), slices = max64(1, columns / 128);
     int64_t panels = ceil_div(blocks, max64(1, PANEL_BYTES / (32 * BLOCK_TILES * depth)));
@@ -142,10 +142,10 @@ static int64_t tiles_of_panel(int64_t rows, int64_t depth, int64_t columns, int 
     return ceil_div(blocks, panels) * BLOCK_TILES;
 }
 
-/* Multiply, see above. `depth`, `columns` and `rank`, which may be 0, are multiples of 32. `output`, `b_packed` and
- * `a_packed` start on cache lines. Bytes of `b_packed`: GROUP_BYTES, at most (depth + rank) * columns * 2 and at least
- * (depth + rank) * 64, plus depth * rank * 2. Bytes of `a_packed` for each thread: PANEL_BYTES, or 96 * (depth + rank) if
- * that is more. */
+/* Multiply as described above. `depth`, `columns` and `rank` must be multiples of 32; `rank` may be 0. `output`,
+ * `b_packed` and `a_packed` must start on cache lines. `b_packed` needs GROUP_BYTES bytes, but at most
+ * (depth + rank) * columns * 2 and at least (depth + rank) * 64, plus depth * rank * 2. `a_packed` needs for each
+ * thread PANEL_BYTES bytes, or 96 * (depth + rank) if that is more. */
 EXPORT void product(const bf16 *a, const bf16 *b, const bf16 *bias, bf16 *output, int64_t rows, int64_t depth,
                     int64_t columns, uint64_t b_transposed, const bf16 *down, const bf16 *up, bf16 *down_output,
                     int64_t rank, float scale, bf16 *b_packed, bf16 *a_packed, int threads) {

@@ -1,7 +1,7 @@
 #include "vectors.h"
 
-/* Rotary positions (Su et al. 2021): rotates each element of the first half of a head's vector with its counterpart in
- * the second half. */
+/* Rotary positions (Su et al. 2021): each element of the first half of a head's vector is rotated with its counterpart
+ * in the second half. */
 typedef struct {
     int type;
     const void *input;
@@ -37,7 +37,7 @@ INLINE void rotate_tokens(const Rotation *args, int64_t token, int64_t end, int 
 
 LOOP_BY_TYPE(rotate_tokens, Rotation)
 
-/* `positions`: number of rows of cosines and sines; token number i has row i % positions. */
+/* `positions`: number of rows of cosines and sines; token number i uses row i % positions. */
 EXPORT void rotary(int64_t type, const void *input, void *output, const void *cosines, const void *sines,
                    int64_t tokens, int64_t positions, int64_t heads, int64_t half, int64_t is_backward, int threads) {
     Rotation arguments = {type, input, output, cosines, sines, positions, heads, half, is_backward};

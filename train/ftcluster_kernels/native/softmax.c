@@ -2,7 +2,7 @@
 
 #include "mask.h"
 
-#define LONGEST 4096 /* maximum columns of a row; ../simd.py has the same number */
+#define LONGEST 4096 /* maximum columns of a row; ../simd.py has the same constant */
 
 typedef struct {
     int type;
@@ -10,7 +10,7 @@ typedef struct {
         values; /* scores, replaced by probabilities; backward: gradients of the probabilities after dropout, replaced by
                      gradients of the scores */
     void *others; /* probabilities after dropout; backward: probabilities */
-    int64_t columns, queries, per_key; /* per_key: queries that share the last key they see; 0: not causal */
+    int64_t columns, queries, per_key; /* per_key: consecutive queries that see the same keys; 0 if not causal */
     Drop drop;
     int drops;
 } Rows;

@@ -1,11 +1,11 @@
 #include "vectors.h"
 
-#define ROWS_AT_ONCE 8 /* rows that are added before sums are stored */
+#define ROWS_AT_ONCE 8 /* rows that are added before the sums are stored */
 
 typedef struct {
     int type;
     const void *rows;
-    float *sums; /* sums of each thread */
+    float *sums; /* for each thread, a sum per column */
     int64_t columns;
 } ColumnSums;
 
@@ -24,7 +24,7 @@ INLINE void add_rows(const ColumnSums *args, int64_t row, int64_t end, int threa
 
 LOOP_BY_TYPE(add_rows, ColumnSums)
 
-/* `sums`: zeros; each thread adds its rows to its own part. */
+/* `sums` must be zeros; each thread adds its rows to its part of `sums`. */
 EXPORT void column_sums(int64_t type, const void *rows, void *sums, int64_t count, int64_t columns, int threads) {
     ColumnSums arguments = {type, rows, sums, columns};
     in_shares(threads, add_rows_loop, &arguments, count);

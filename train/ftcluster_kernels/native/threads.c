@@ -1,7 +1,7 @@
 #include "vectors.h"
 
-/* The number of parts of the second half, which threads take one by one. With more parts, many threads would contend for
- * the counter. */
+/* The number of parts that the second half of a loop is divided into; each free thread takes the next part. With more
+ * parts, threads would contend for the counter. */
 #define REST_PARTS(threads) (2 * (threads) + 12)
 
 static void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned);
