@@ -1,22 +1,32 @@
 """Sets drawn from one file have the guarantees of scikit-learn; test sets decide nothing."""
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from huggingface_hub import ModelCard
 
-from ftcluster_common.protocol.job import read_job
-from ftcluster_train.engine.data.splits import split_classes, split_groups, split_rows
+from ftcluster_common.protocol.job import Job, read_job
+from ftcluster_train.engine.data.run_inputs import write_inputs
+from ftcluster_train.engine.data.splits import split_groups, split_rows, split_strata
 from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.prepare import prepare
+from ftcluster_train.engine.rank import run
 from ftcluster_train.errors import TrainError
 from tests.engine.beside import COMPARED
-from tests.engine.jobs import result_of, run_rank
+from tests.engine.forks import start
+from tests.engine.jobs import read_events, result_of, run_rank
 from tests.engine.runs import classes, make_whole_job, write_data, write_model
+from tests.engine.test_resume import Killed, killed_at
+from tests.programs import free_ports
 
 TASK = "text-classification"
 # scikit-learn's data about wines, and its own split of them
@@ -44,7 +54,7 @@ def wines() -> Any:
 def test_strata_have_the_proportions_of_scikit_learn(wines: Any) -> None:
     rows, theirs = wines
     for seed in range(5):
-        sets = split_classes(rows, {"test": 25, "validation": 18}, seed, "class")
+        sets = split_strata(rows, {"test": 25, "validation": 18}, seed, "class")
         assert {name: len(numbers) for name, numbers in sets.items()} == {
             "test": 25, "validation": 18,
         }  # fmt: skip
@@ -55,9 +65,11 @@ def test_strata_have_the_proportions_of_scikit_learn(wines: Any) -> None:
             drawn = Counter(rows[number] for number in numbers)
             for name, count in Counter(rows).items():
                 assert abs(drawn[name] - len(numbers) * count / len(rows)) < 1
-        assert sets == split_classes(rows, {"test": 25, "validation": 18}, seed, "class")
-    with pytest.raises(TrainError, match=r"too few rows of rare \(2\).* need 3 rows of each class"):
-        split_classes([*rows, "rare", "rare"], {"test": 25, "validation": 18}, 0, "class")
+        assert sets == split_strata(rows, {"test": 25, "validation": 18}, seed, "class")
+    with pytest.raises(TrainError, match=r"too few rows of rare \(2\).* need 3 rows of each value"):
+        split_strata([*rows, "rare", "rare"], {"test": 25, "validation": 18}, 0, "class")
+    sets = split_strata([*rows, "rare"], {"test": 25, "validation": 18}, 0)  # nobody asked for it
+    assert all(len(rows) not in numbers for numbers in sets.values())
 
 
 def test_no_group_is_in_two_sets(wines: Any) -> None:
@@ -81,7 +93,7 @@ def test_rows_are_drawn_once() -> None:
     sets = split_rows(40, {"test": 5, "validation": 7}, 1)
     assert [len(numbers) for numbers in sets.values()] == [5, 7]
     assert not sets["test"] & sets["validation"]
-    with pytest.raises(TrainError, match="no row is left for training"):
+    with pytest.raises(TrainError, match="no row stays for training"):
         split_rows(12, {"test": 5, "validation": 7}, 1)
 
 
@@ -89,6 +101,11 @@ def job_of(folder: Path, sets: Any, recipe: Any, **training: Any) -> Any:
     data = write_data(folder / "data", sets)
     model = write_model(folder / "bert", "bert", TASK)
     return make_whole_job(folder / "train", TASK, data, model, None, recipe, **training)
+
+
+def sizes_of(inputs: Any) -> dict[str, int]:
+    folders = [path for path in Path(inputs.samples).iterdir() if path.is_dir()]
+    return {folder.name: len(Samples(folder)) for folder in folders}
 
 
 @pytest.mark.usefixtures("one_world")
@@ -111,6 +128,13 @@ def test_the_test_set_is_measured_once_at_the_end(tmp_path: Path) -> None:
     ]
     assert [len({*rows}) for rows in lists] == [12, 8]
     assert not {*lists[0]} & {*lists[1]}
+    card = ModelCard.load(job.run_dir / "model" / "README.md")
+    assert f"| test_accuracy | {result['metrics']['test_accuracy']:.6g} |" in card.content
+    of_tests = [one for one in card.data.eval_results or () if one.dataset_split == "test"]
+    assert {one.metric_name: one.metric_type for one in of_tests} == {
+        "test_accuracy": "accuracy", "test_f1_macro": "f1_macro", "test_loss": "loss",
+    }  # fmt: skip
+    assert "The classes of test, 12 rows:" in card.content
     # the saved model, evaluated on the same rows by `ftcluster evaluate`'s code
     rows = classes(60, 3)
     chosen = [rows[int(place.rpartition(":")[2]) - 1] for place in lists[0]]
@@ -125,7 +149,7 @@ def test_groups_of_a_recipe(tmp_path: Path) -> None:
     rows = [{**row, "author": n % 13} for n, row in enumerate(classes(80, 4))]
     fields = {"test_split_percentage": 10.0, "group_column": "author"}
     inputs = prepare(job_of(tmp_path / "a", {"train": rows}, fields))
-    sizes = {one.name: len(Samples(one)) for one in Path(inputs.samples).iterdir() if one.is_dir()}
+    sizes = sizes_of(inputs)
     assert sum(sizes.values()) == 80
     assert sizes.keys() == {"train", "validation", "test"}
     parts = {"train": rows[:60], "validation": rows[60:]}
@@ -160,6 +184,85 @@ def test_blocks_of_texts_are_taken_from_the_end(tmp_path: Path) -> None:
     fields = {"test_split_percentage": 25.0}
     job = make_whole_job(tmp_path / "train", "causal-lm", data, model, None, fields)
     inputs = prepare(job)
-    sizes = {one.name: len(Samples(one)) for one in Path(inputs.samples).iterdir() if one.is_dir()}
+    sizes = sizes_of(inputs)
     assert sizes["test"] == round((sizes["train"] + sizes["test"]) * 0.25)
     assert sizes["validation"] == round(sum(sizes.values()) * 0.1)
+
+
+def _rank(rank: int, jobs: Sequence[Job], ports: Sequence[int], size: int) -> None:
+    torch.set_num_threads(1)
+    for job, port in zip(jobs, ports, strict=True):
+        os.environ |= {"PMI_RANK": str(rank), "PMI_SIZE": str(size), "MASTER_PORT": str(port)}
+        run(job)
+
+
+BEST = {
+    "num_train_epochs": 3, "eval_strategy": "epoch", "save_strategy": "epoch",
+    "load_best_model_at_end": True,
+}  # fmt: skip
+WAYS: dict[str, dict[str, Any]] = {  # by name: fields of the job and of the training
+    "flat": {},
+    "sharded": {"shard_optimizer": True},
+    "sharded in bf16": {"shard_optimizer": True, "precision": "bf16"},
+}
+
+
+@pytest.mark.parametrize("training", [{"num_train_epochs": 1}, BEST], ids=["last", "best"])
+def test_two_ranks_measure_what_the_saved_model_does(tmp_path: Path, training: Any) -> None:
+    """Each host makes its sets from its copy of the file, and the ranks compare them."""
+    rows = [{**row, "author": n % 23} for n, row in enumerate(classes(80, 3))]
+    fields = {"test_split_rows": 14, "group_column": "author"}
+    jobs = [
+        replace(job_of(tmp_path / name, {"train": rows}, fields, **training), **way)
+        for name, way in WAYS.items()
+    ]
+    for job in jobs:
+        job.run_dir.mkdir(parents=True, exist_ok=True)
+        write_inputs(job.run_dir, prepare(job))
+    start(_rank, 2, jobs, free_ports(len(jobs)), 2)
+    drawn = {
+        (job.run_dir / "test_rows.json").read_text().replace(str(job.prefix), "") for job in jobs
+    }
+    assert len(drawn) == 1
+    [document] = map(json.loads, drawn)
+    chosen = [rows[int(place.rpartition(":")[2]) - 1] for place in document["rows"]]
+    data = write_data(tmp_path / "again", {"test": chosen})
+    evaluations = []
+    for job in jobs:
+        again = make_whole_job(job.prefix / "again", TASK, data, str(job.run_dir / "model"))
+        evaluations.append(replace(again, purpose="evaluate"))
+        write_inputs(again.run_dir, prepare(evaluations[-1]))
+    start(_rank, 1, evaluations, free_ports(len(jobs)), 1)
+    for job, evaluation in zip(jobs, evaluations, strict=True):
+        result, measured = read_events(job)[-1], read_events(evaluation)[-1]["metrics"]
+        rel = 2e-2 if job.precision == "bf16" else 1e-4
+        assert result["metrics"]["test_loss"] == pytest.approx(measured["loss"], rel=rel)
+
+
+@pytest.mark.usefixtures("one_world")
+def test_a_resumed_run_has_the_same_test_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4}
+    jobs = [
+        job_of(tmp_path / name, {"train": classes(60, 3)}, {"test_split_rows": 12}, **training)
+        for name in ("whole", "killed")
+    ]
+    whole = run_rank(jobs[0])[-1]
+    with monkeypatch.context() as patch:
+        killed_at(patch, 6)
+        with pytest.raises(Killed):
+            run_rank(jobs[1])
+    events = run_rank(jobs[1])
+    steps = [event["step"] for event in events if event["event"] == "step"]
+    assert steps == [1, 2, 3, 4, 5, 5, 6, 7, 8]
+    assert events[-1]["metrics"] == whole["metrics"]
+    assert "test_loss" in whole["metrics"]
+
+
+def test_fields_without_effect_are_named(tmp_path: Path) -> None:
+    sets = {"train": classes(40, 1), "validation": classes(9, 2), "test": classes(9, 3)}
+    inputs = prepare(job_of(tmp_path, sets, {"test_split_rows": 3, "stratify_column": "label"}))
+    [notice] = [notice for notice in inputs.notices if "without effect" in notice]
+    assert notice.startswith("test_split_rows, stratify_column: ")
+    assert sizes_of(inputs) == {"train": 40, "validation": 9, "test": 9}

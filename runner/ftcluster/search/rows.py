@@ -11,6 +11,7 @@ from ftcluster_common.recipe import Recipe
 
 LESS_IS_BETTER = {"loss", "perplexity"}  # words in a metric's name
 PREFIX = "eval_"  # prefix of metric names in transformers
+OF_TESTS = "test_"  # prefix of the metrics of test sets, which choose no run
 WAITING, DIVERGED, NOT_STARTED = "waiting", "diverged", "not started"
 
 
@@ -75,7 +76,8 @@ class Aim:
 
     Attributes:
         metric: name of the metric. If "", the first measured metric of `others` is used; without
-            `others`, the loss, or the first measured metric if the loss is not measured.
+            `others`, the loss, or the first measured metric if the loss is not measured. Metrics of
+            test sets are not used.
         greater: True if greater values are better; None to decide by the metric's name.
         others: names of metrics to use if `metric` is "".
     """
@@ -87,7 +89,8 @@ class Aim:
     def of(self, metrics: Mapping[str, float]) -> tuple[str, float | None]:
         """Return the name and the value of the metric; the value is None if it is not measured."""
         plain = {name.removeprefix(PREFIX): value for name, value in metrics.items()}
-        known = self.others or ("loss", *plain)
+        measured = (name for name in plain if not name.startswith(OF_TESTS))
+        known = self.others or ("loss", *measured)
         name = self.metric or next((name for name in known if name in plain), "")
         return name, plain.get(name)
 

@@ -24,7 +24,7 @@ from ftcluster_kernels.nf4 import shape_of
 from ftcluster_train.comm.world import World, check_equal_on_ranks, gather_over_ranks
 from ftcluster_train.engine.checkpoints import Checkpoints
 from ftcluster_train.engine.data.token_samples import Samples
-from ftcluster_train.engine.evaluation import Evaluator, evaluate_tests
+from ftcluster_train.engine.evaluation import Evaluator, Scores, evaluate_tests
 from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.optim.flat_params import state_layout
 from ftcluster_train.engine.optim.optimizer_step import make_optimizer_step, make_schedule, set_step
@@ -63,7 +63,7 @@ class LoopResult:
 
     Attributes:
         metrics: metrics of the last evaluation; metrics of the best evaluation if the best model is
-            loaded at the end. Those of the test sets begin with `test_`.
+            loaded at the end. The metrics of the test sets begin with `test_`.
         classes: class reports of the same evaluation, see `Scores`.
         train_seconds: training time in seconds, without evaluations and checkpoints.
         step: step after which the returned model was saved.
@@ -301,7 +301,7 @@ class _Loop:
         report(state.step, "saving")
         check_equal_weights(self._optimizer, state.step, self._log)
         self._snapshots.wait()
-        trained = self._optimizer.detach(wanted=self._world.rank == 0 or bool(self._test_sets))
+        trained = self._optimizer.detach(wanted=self._world.rank == 0)
         metrics, classes, at = state.metrics, state.classes, state.step
         if self._settings.load_best_model_at_end and self._checkpoints.load_best(
             trained, state, state_folders(self._job)
@@ -310,12 +310,22 @@ class _Loop:
             at = state.best_step or at
         self._task.use_scores(classes)
         if self._test_sets:
-            report(state.step, "evaluating")
-            context = self._optimizer.context if trained is self._model else None
-            bf16 = self._job.precision == "bf16"
-            test = evaluate_tests(self._task, trained, self._test_sets, self._world, bf16, context)
+            test = self._test(trained)
             metrics, classes = {**metrics, **test.metrics}, {**classes, **test.classes}
         return LoopResult(metrics, seconds, state.samples / seconds, classes, at), trained
+
+    def _test(self, trained: PreTrainedModel) -> Scores:
+        """Evaluate the detached model on the test sets; every rank must call this method.
+
+        Rank 0 has the weights in fp32. The other ranks still have those of the training's dtype, so
+        that a test set needs no more memory than a validation set.
+        """
+        report(self.state.step, "evaluating")
+        count = sum(map(len, self._test_sets.values()))
+        self._log.write("phase", doing=f"evaluating {count} test samples")
+        context = self._optimizer.context if trained is self._model else None
+        bf16 = self._job.precision == "bf16"
+        return evaluate_tests(self._task, trained, self._test_sets, self._world, bf16, context)
 
 
 def log_start(

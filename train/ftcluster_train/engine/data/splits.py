@@ -4,7 +4,6 @@ The same rows and the same seed give the same sets on every host. Standard libra
 """
 
 import random
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
 from ftcluster_train.errors import TrainError
@@ -36,69 +35,83 @@ def split_rows(count: int, sizes: Mapping[str, int], seed: int) -> dict[str, fro
     return sets
 
 
-def split_classes(
-    classes: Sequence[Hashable], sizes: Mapping[str, int], seed: int, column: str
+def split_strata(
+    strata: Sequence[Hashable], sizes: Mapping[str, int], seed: int, column: str = ""
 ) -> dict[str, frozenset[int]]:
-    """Draw rows so that each set has the proportions of the classes, within one row per class.
+    """Draw rows so that each set has the proportions of the strata, within one row per stratum.
 
     Args:
-        classes: class of each row.
-        column: name of the column with the classes, for messages.
+        strata: stratum of each row, such as its class.
+        column: name of the column if the user asks for it. Each set then gets rows of each stratum.
+            If "", a rare stratum may be in the training set only.
 
     Raises:
-        TrainError: a class or a set has too few rows.
+        TrainError: a set has too few rows, or `column` has a value with too few rows.
     """
-    _check_sizes(len(classes), sizes)
+    _check_sizes(len(strata), sizes)
+    rows = _rows_by_key(strata)
+    if column:
+        _check_strata(rows, sizes, column)
+    draw = random.Random(seed)
+    for numbers in rows.values():
+        draw.shuffle(numbers)
+    sets: dict[str, frozenset[int]] = {}
+    totals = {key: len(numbers) for key, numbers in rows.items()}
+    for name, size in sizes.items():
+        free = {key: len(numbers) - 1 for key, numbers in rows.items()}  # one row stays
+        counts = _quotas(totals, free, size)
+        sets[name] = frozenset(n for key in rows for n in rows[key][: counts[key]])
+        rows = {key: numbers[counts[key] :] for key, numbers in rows.items()}
+    return sets
+
+
+def _rows_by_key(keys: Sequence[Hashable]) -> dict[Hashable, list[int]]:
+    """Return the indices of the rows that have each key."""
     rows: dict[Hashable, list[int]] = {}
-    for number, name in enumerate(classes):
-        rows.setdefault(name, []).append(number)
+    for number, key in enumerate(keys):
+        rows.setdefault(key, []).append(number)
+    return rows
+
+
+def _check_strata(
+    rows: Mapping[Hashable, Sequence[int]], sizes: Mapping[str, int], column: str
+) -> None:
     needed = len(sizes) + 1
     if few := [name for name, numbers in rows.items() if len(numbers) < needed]:
         shown = ", ".join(f"{name!s:.40} ({len(rows[name])})" for name in few[:SHOWN])
         more = f" and {len(few) - SHOWN} more" if few[SHOWN:] else ""
         raise TrainError(
             f"column {column} has too few rows of {shown}{more}: training and {', '.join(sizes)} "
-            f"need {needed} rows of each class",
-            "add rows of these classes, or remove stratify_column",
+            f"need {needed} rows of each value",
+            "add rows with these values, or remove stratify_column",
         )
     for name, size in sizes.items():
         if size < len(rows):
             raise TrainError(
-                f"{name} gets {size} rows, fewer than the {len(rows)} classes of column {column}",
+                f"{name} gets {size} rows, fewer than the {len(rows)} values of column {column}",
                 f"increase its size: {name}_split_rows={len(rows)}",
             )
-    draw = random.Random(seed)
-    for numbers in rows.values():
-        draw.shuffle(numbers)
-    sets: dict[str, frozenset[int]] = {}
-    for name, size in sizes.items():
-        totals = Counter(classes)
-        free = {label: len(numbers) - 1 for label, numbers in rows.items()}  # one row stays
-        counts = _quotas(totals, free, size)
-        sets[name] = frozenset(n for label in rows for n in rows[label][: counts[label]])
-        rows = {label: numbers[counts[label] :] for label, numbers in rows.items()}
-    return sets
 
 
 def _quotas(
     totals: Mapping[Hashable, int], free: Mapping[Hashable, int], size: int
 ) -> dict[Hashable, int]:
-    """Return the number of rows of each class in a set of `size` rows, by largest remainders.
+    """Return the number of rows of each stratum in a set of `size` rows, by largest remainders.
 
     Args:
-        totals: number of rows of each class in the data.
-        free: maximum number of rows of each class that the set can have.
+        totals: number of rows of each stratum in the data.
+        free: maximum number of rows of each stratum that the set can have.
     """
     every = sum(totals.values())
-    counts = {label: min(size * total // every, free[label]) for label, total in totals.items()}
-    # the difference to the exact share decides which classes get one more row
+    counts = {key: min(size * total // every, free[key]) for key, total in totals.items()}
+    # the difference to the exact share decides which strata get one more row
     while (missing := size - sum(counts.values())) > 0:
-        open_classes = [label for label in totals if counts[label] < free[label]]
-        open_classes.sort(key=lambda label: counts[label] - size * totals[label] / every)
-        if not open_classes:
+        unfilled = [key for key in totals if counts[key] < free[key]]
+        unfilled.sort(key=lambda key: counts[key] - size * totals[key] / every)
+        if not unfilled:
             break
-        for label in open_classes[:missing]:
-            counts[label] += 1
+        for key in unfilled[:missing]:
+            counts[key] += 1
     return counts
 
 
@@ -121,9 +134,7 @@ def split_groups(
         TrainError: there are fewer groups than sets, or no row would stay for training.
     """
     _check_sizes(len(groups), sizes)
-    rows: dict[Hashable, list[int]] = {}
-    for number, name in enumerate(groups):
-        rows.setdefault(name, []).append(number)
+    rows = _rows_by_key(groups)
     if len(rows) <= len(sizes):
         raise TrainError(
             f"column {column} has {len(rows)} different values; training and {', '.join(sizes)} "
@@ -166,6 +177,6 @@ def _check_sizes(count: int, sizes: Mapping[str, int]) -> None:
     if sum(sizes.values()) >= count:
         asked = ", ".join(f"{size} for {name}" for name, size in sizes.items())
         raise TrainError(
-            f"the data have {count} rows, and no row is left for training: {asked}",
+            f"the data have {count} rows, and no row stays for training: {asked}",
             "add rows, or make these sets smaller",
         )

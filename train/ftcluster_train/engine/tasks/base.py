@@ -39,12 +39,7 @@ from ftcluster_train.engine.data.sources import (
     load_rows,
     places,
 )
-from ftcluster_train.engine.data.splits import (
-    size_of,
-    split_groups,
-    split_rows,
-)
-from ftcluster_train.engine.data.splits import split_classes as split_by_class
+from ftcluster_train.engine.data.splits import size_of, split_groups, split_rows, split_strata
 from ftcluster_train.engine.data.token_samples import Sample, Samples
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.tasks.tokens import TextReader, check_padding
@@ -63,6 +58,8 @@ ROWS_FILE = "rows.jsonl"  # file with the rows to predict, in the folder of the 
 VALIDATION_ROWS = "validation_rows.json"  # indices of the rows drawn for validation
 TEST_ROWS = "test_rows.json"  # indices of the rows drawn for the test set
 COMPARED_TOKENS = 64
+# recipe fields without effect if no set is drawn
+OF_DRAWN = ("validation_split_rows", "test_split_rows", "test_split_percentage", "stratify_column")
 
 Data = str | tuple[DataSet, ...]  # the field `data` of a recipe
 
@@ -488,6 +485,11 @@ class Task(ABC):
             sizes[VALIDATION] = size_of(count, percent, recipe.validation_split_rows)
         seed = SEED if recipe.training.data_seed is None else recipe.training.data_seed
         drawn, notices = self._draw(rows, sizes, seed, train)
+        unused = [name for name in OF_DRAWN if getattr(recipe, name) is not None]
+        if unused and not sizes:
+            notices.append(
+                f"{', '.join(unused)}: without effect, because the data have all sets already"
+            )
         chosen: frozenset[int] = frozenset().union(*drawn.values())
         parts = {split: PartOfRows(rows, numbers, True, train) for split, numbers in drawn.items()}
         if TEST in parts:
@@ -514,12 +516,12 @@ class Task(ABC):
         if column := self.recipe.group_column:
             return split_groups(values_of(rows, column, split), sizes, seed, column)
         if column := self.recipe.stratify_column:
-            return split_by_class(values_of(rows, column, split), sizes, seed, column), []
+            return split_strata(values_of(rows, column, split), sizes, seed, column), []
         column, keys, together = self.keys_of_rows(rows)
         if together:
             return split_groups(keys, sizes, seed, column)
         if keys:
-            return split_by_class(keys, sizes, seed, column), []
+            return split_strata(keys, sizes, seed), []
         return split_rows(sum(1 for _ in rows), sizes, seed), []
 
     def keys_of_rows(self, rows: Rows) -> tuple[str, Sequence[Hashable], bool]:  # noqa: ARG002

@@ -13,6 +13,7 @@ from ftcluster_common.data.class_names import (
 )
 from ftcluster_common.data.columns import as_flag
 from ftcluster_common.data.data_files import TRAIN, short
+from ftcluster_common.data.data_sets import is_test
 from ftcluster_common.data.numbers import as_number, is_decimal, why_no_number
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.classify import TextClassification
@@ -307,7 +308,8 @@ def check_classes(
             )
         best = (recipe.training.metric_for_best_model or "").rpartition("_")[2]
         sets = sorted(
-            (name for name in classes if name != TRAIN), key=lambda name: not name.endswith(best)
+            (name for name in classes if name != TRAIN and not is_test(name)),
+            key=lambda name: not name.endswith(best),
         )
         for split in sets[:1]:  # thresholds are tuned on this set, see `evaluate`
             in_set = classes[split]
