@@ -185,7 +185,7 @@ class Training:
 # if they are set.
 SPLIT_FIELDS = (
     "validation_split_rows", "test_split_percentage", "test_split_rows", "group_column",
-    "stratify_column",
+    "stratify_column", "folds", "fold",
 )  # fmt: skip
 GENERATED = "generated:"  # prefix of generated data: train=N,validation=N,seed=N follow
 BY_TYPE = "config:"  # prefix of a model without weights: a model type follows
@@ -238,6 +238,9 @@ class Recipe:
             sets. Sets have whole groups, so their sizes may differ from the shares.
         stratify_column: column whose values have the same proportions in each set, within one row.
             Default: the class, in tasks that draw the same share of each class.
+        folds: number of parts of the rows for cross-validation. Each part is the validation set of
+            one run. `ftcluster sweep folds=5` trains all of them.
+        fold: number of the part, from 1, that is the validation set.
         batch_size: samples of one optimizer step, over all ranks and all accumulated parts.
         ranks_per_host: number of ranks on each host. Default: the plan's choice. Hosts with fewer
             cores have fewer ranks.
@@ -270,6 +273,8 @@ class Recipe:
     test_split_rows: int | None = limited(None, at_least=1)
     group_column: str | None = None
     stratify_column: str | None = None
+    folds: int | None = limited(None, at_least=2)
+    fold: int | None = limited(None, at_least=1)
     batch_size: int = limited(32, at_least=1)
     ranks_per_host: int | None = limited(None, at_least=1)
     communication_cores: int | None = limited(None, at_least=0)

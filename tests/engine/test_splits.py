@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard
 
 from ftcluster_common.protocol.job import Job, read_job
 from ftcluster_train.engine.data.run_inputs import write_inputs
-from ftcluster_train.engine.data.splits import split_groups, split_rows, split_strata
+from ftcluster_train.engine.data.splits import rows_of_fold, split_groups, split_rows, split_strata
 from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.rank import run
@@ -34,11 +34,15 @@ SKLEARN = """
 import json
 from collections import Counter
 from sklearn.datasets import load_wine
-from sklearn.model_selection import StratifiedShuffleSplit
+from sklearn.model_selection import GroupKFold, StratifiedKFold, StratifiedShuffleSplit
 wines = load_wine().target.tolist()
 split = StratifiedShuffleSplit(1, test_size=25, random_state=0)
 [(_, test)] = split.split(wines, wines)
-print(json.dumps([wines, Counter(wines[n] for n in test)]))
+groups = [n * n % 61 for n in range(len(wines))]
+strata = [[*Counter(wines[n] for n in test).items()]
+          for _, test in StratifiedKFold(7).split(wines, wines)]
+sizes = [len(test) for _, test in GroupKFold(7).split(wines, wines, groups)]
+print(json.dumps([wines, Counter(wines[n] for n in test), groups, strata, sizes]))
 """
 
 
@@ -52,7 +56,7 @@ def wines() -> Any:
 
 
 def test_strata_have_the_proportions_of_scikit_learn(wines: Any) -> None:
-    rows, theirs = wines
+    rows, theirs, *_ = wines
     for seed in range(5):
         sets = split_strata(rows, {"test": 25, "validation": 18}, seed, "class")
         assert {name: len(numbers) for name, numbers in sets.items()} == {
@@ -73,7 +77,7 @@ def test_strata_have_the_proportions_of_scikit_learn(wines: Any) -> None:
 
 
 def test_no_group_is_in_two_sets(wines: Any) -> None:
-    groups = [f"{number * number % 61}" for number in range(len(wines[0]))]
+    groups = [*map(str, wines[2])]
     for seed in range(5):
         sets, _ = split_groups(groups, {"test": 20, "validation": 20}, seed, "vineyard")
         train = {*range(len(groups))}.difference(*sets.values())
@@ -87,6 +91,46 @@ def test_no_group_is_in_two_sets(wines: Any) -> None:
     assert any("larger than the share of 4 rows: a (50 rows)" in notice for notice in notices)
     with pytest.raises(TrainError, match="2 different values"):
         split_groups(["a", "b"] * 20, {"test": 4, "validation": 4}, 0, "vineyard")
+
+
+def test_folds_are_those_of_scikit_learn(wines: Any) -> None:
+    rows, _, groups, strata, sizes = wines
+    every = [rows_of_fold(rows, False, 7, fold, 5, "class") for fold in range(1, 8)]
+    assert sorted(number for numbers in every for number in numbers) == [*range(len(rows))]
+    counts = [Counter(rows[number] for number in numbers) for numbers in every]
+    assert counts == [Counter(dict(pairs)) for pairs in strata]
+    for seed in range(3):
+        every = [rows_of_fold(groups, True, 7, fold, seed, "vineyard") for fold in range(1, 8)]
+        assert sorted(number for numbers in every for number in numbers) == [*range(len(rows))]
+        in_folds = [{groups[number] for number in numbers} for numbers in every]
+        assert sum(map(len, in_folds)) == len({*groups})  # no group is in two folds
+        assert sorted(map(len, every)) == sorted(sizes)
+    with pytest.raises(TrainError, match=r"need at least 3 groups; .* 2 in column vineyard"):
+        rows_of_fold(["a", "b"] * 9, True, 3, 1, 0, "vineyard")
+
+
+def test_each_row_is_validated_in_one_fold_or_tested(tmp_path: Path) -> None:
+    rows = [{**row, "author": n % 23} for n, row in enumerate(classes(90, 3))]
+    fields = {"test_split_rows": 9, "group_column": "author", "folds": 4}
+    validated: list[str] = []
+    for fold in (1, 2, 3, 4):
+        inputs = prepare(job_of(tmp_path / f"{fold}", {"train": rows}, {**fields, "fold": fold}))
+        folder = Path(inputs.samples)
+        tested, drawn = (
+            [place.rpartition(":")[2] for place in json.loads((folder / name).read_text())["rows"]]
+            for name in ("test_rows.json", "validation_rows.json")
+        )
+        assert sizes_of(inputs) == {
+            "train": 90 - len(tested) - len(drawn), "validation": len(drawn), "test": len(tested),
+        }  # fmt: skip
+        assert f"validation: fold {fold} of 4" in inputs.notices
+        validated += drawn
+    authors = Counter(rows[int(place) - 1]["author"] for place in validated)
+    assert sorted(map(int, [*validated, *tested])) == [*range(1, 91)]
+    assert not {rows[int(place) - 1]["author"] for place in tested} & authors.keys()
+    sets = {"train": rows[:60], "validation": rows[60:]}
+    with pytest.raises(TrainError, match="the data have a validation set"):
+        prepare(job_of(tmp_path / "own", sets, {"folds": 4, "fold": 1}))
 
 
 def test_rows_are_drawn_once() -> None:
@@ -140,7 +184,7 @@ def test_the_test_set_is_measured_once_at_the_end(tmp_path: Path) -> None:
     chosen = [rows[int(place.rpartition(":")[2]) - 1] for place in lists[0]]
     data = write_data(tmp_path / "again", {"test": chosen})
     again = make_whole_job(tmp_path / "evaluate", TASK, data, str(job.run_dir / "model"))
-    measured = result_of(type(job)(**{**vars(again), "purpose": "evaluate"}))["metrics"]
+    measured = result_of(replace(again, purpose="evaluate"))["metrics"]
     assert measured["accuracy"] == pytest.approx(result["metrics"]["test_accuracy"])
     assert measured["loss"] == pytest.approx(result["metrics"]["test_loss"], rel=1e-3)
 
@@ -200,41 +244,35 @@ BEST = {
     "num_train_epochs": 3, "eval_strategy": "epoch", "save_strategy": "epoch",
     "load_best_model_at_end": True,
 }  # fmt: skip
-WAYS: dict[str, dict[str, Any]] = {  # by name: fields of the job and of the training
-    "flat": {},
-    "sharded": {"shard_optimizer": True},
-    "sharded in bf16": {"shard_optimizer": True, "precision": "bf16"},
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes of the training, of the job
+    "last": ({"num_train_epochs": 1}, {}),
+    "best": (BEST, {}),
+    "best of shards": (BEST, {"shard_optimizer": True}),
+    "last of shards": ({"num_train_epochs": 1}, {"shard_optimizer": True, "precision": "bf16"}),
 }
 
 
-@pytest.mark.parametrize("training", [{"num_train_epochs": 1}, BEST], ids=["last", "best"])
-def test_two_ranks_measure_what_the_saved_model_does(tmp_path: Path, training: Any) -> None:
+@pytest.mark.usefixtures("one_world")
+def test_two_ranks_measure_what_the_saved_model_does(tmp_path: Path) -> None:
     """Each host makes its sets from its copy of the file, and the ranks compare them."""
     rows = [{**row, "author": n % 23} for n, row in enumerate(classes(80, 3))]
     fields = {"test_split_rows": 14, "group_column": "author"}
     jobs = [
         replace(job_of(tmp_path / name, {"train": rows}, fields, **training), **way)
-        for name, way in WAYS.items()
+        for name, (training, way) in WAYS.items()
     ]
     for job in jobs:
         job.run_dir.mkdir(parents=True, exist_ok=True)
         write_inputs(job.run_dir, prepare(job))
     start(_rank, 2, jobs, free_ports(len(jobs)), 2)
-    drawn = {
-        (job.run_dir / "test_rows.json").read_text().replace(str(job.prefix), "") for job in jobs
-    }
-    assert len(drawn) == 1
-    [document] = map(json.loads, drawn)
-    chosen = [rows[int(place.rpartition(":")[2]) - 1] for place in document["rows"]]
+    lists = [json.loads((job.run_dir / "test_rows.json").read_text())["rows"] for job in jobs]
+    assert lists == lists[:1] * len(jobs)
+    chosen = [rows[int(place.rpartition(":")[2]) - 1] for place in lists[0]]
     data = write_data(tmp_path / "again", {"test": chosen})
-    evaluations = []
     for job in jobs:
-        again = make_whole_job(job.prefix / "again", TASK, data, str(job.run_dir / "model"))
-        evaluations.append(replace(again, purpose="evaluate"))
-        write_inputs(again.run_dir, prepare(evaluations[-1]))
-    start(_rank, 1, evaluations, free_ports(len(jobs)), 1)
-    for job, evaluation in zip(jobs, evaluations, strict=True):
-        result, measured = read_events(job)[-1], read_events(evaluation)[-1]["metrics"]
+        result, model = read_events(job)[-1], str(job.run_dir / "model")
+        again = make_whole_job(job.prefix / "again", TASK, data, model)
+        measured = result_of(replace(again, purpose="evaluate"))["metrics"]
         rel = 2e-2 if job.precision == "bf16" else 1e-4
         assert result["metrics"]["test_loss"] == pytest.approx(measured["loss"], rel=rel)
 

@@ -63,6 +63,11 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
         files, problems = {}, [str(error)]
     used = used_splits(files, options, purpose, recipe.has_test) if files else ()
     options = options_for(files, options, purpose)
+    if recipe.folds is not None and purpose == "train" and VALIDATION in files:
+        problems.append(
+            f"{files[VALIDATION][0]}: folds of the training rows are the validation sets; move its "
+            "rows to the training set, name the file test, or remove folds"
+        )
     for split in used:
         make_check = partial(recipe.spec.row_check, options, answered)
         if purpose == "train":

@@ -116,6 +116,9 @@ def test_columns_that_divide_the_rows(tmp_path: Path) -> None:
     assert "train.jsonl:1: no column author" in found
     assert "sentence1, sentence2, label, writer" in found
     assert "stratify_column=NAME" in found
+    folds = replace(groups, folds=3, fold=1)
+    write(tmp_path, train=[{**PAIR, "writer": n, "label": n} for n in (0, 1)], validation=[PAIR])
+    assert "validation.jsonl: folds of the training rows are the" in problems_of(tmp_path, folds)
     assert "test.jsonl:1: label is -1" in problems_of(tmp_path, replace(groups, test_split_rows=1))
 
 

@@ -261,6 +261,12 @@ def test_keys_are_names_whatever_yaml_takes_them_for(tmp_path: Path) -> None:
         ("group_column: a\nstratify_column: b\n", "stratify_column"),
         ("test_split_rows: 5\nvalidation_splits: [test]\n", "validation_splits"),
         ("task: causal-lm\ngroup_column: a\n", "group_column"),
+        ("folds: 5\n", "folds"),
+        ("fold: 5\n", "fold:"),
+        ("folds: 5\nfold: 6\n", "fold:"),
+        ("folds: 5\nfold: 5\nvalidation_split_rows: 9\n", "validation_split_rows"),
+        ("folds: 5\nfold: 5\nvalidation_splits: [a, b]\n", "validation_splits"),
+        ("task: masked-lm\nfolds: 5\nfold: 5\n", "folds"),
     ],
 )
 def test_contradictions_of_splits(lines: str, field: str) -> None:

@@ -40,7 +40,7 @@ class SweepResult:
 
     @property
     def repeated(self) -> list[RepeatedSetting]:
-        """The settings that have the metric, best mean first. Runs with other seeds are repeats."""
+        """The settings that have the metric, best mean first; other seeds or folds are repeats."""
         more_is_better = self.aim.more_is_better(self.metric)
         sign = -1 if more_is_better else 1
         valued = [

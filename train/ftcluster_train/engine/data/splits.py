@@ -5,10 +5,26 @@ The same rows and the same seed give the same sets on every host. Standard libra
 
 import random
 from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
 
 from ftcluster_train.errors import TrainError
 
 SHOWN = 3  # number of group names in a message
+
+
+class RowKeys(NamedTuple):
+    """The values that decide which rows get into the same set.
+
+    Attributes:
+        column: name of the values in messages.
+        values: a value for each row; empty if nothing decides.
+        together: True if rows with the same value stay together, False if each set has the
+            proportions of the values.
+    """
+
+    column: str
+    values: Sequence[Hashable]
+    together: bool = False
 
 
 def size_of(count: int, percent: float, rows: int | None) -> int:
@@ -171,6 +187,48 @@ def split_groups(
             )
         order = [group for group in order if group not in {*chosen}]
     return sets, notices
+
+
+def rows_of_fold(
+    keys: Sequence[Hashable], together: bool, folds: int, fold: int, seed: int, column: str
+) -> frozenset[int]:
+    """Return the indices of the rows of one of the parts for cross-validation.
+
+    Each row is in exactly one part. With groups, the largest group comes first, and each group is
+    added to the smallest part, as in scikit-learn's GroupKFold. With strata, the rows of each
+    stratum are dealt to the parts in turn, so that no two parts differ by more than a row in any
+    stratum, nor in their size.
+
+    Args:
+        keys: group or stratum of each row.
+        together: True if keys are groups, whose rows stay together; False if they are strata.
+        folds: number of parts.
+        fold: number of the part, from 1.
+        column: name of the column with the keys, for messages.
+
+    Raises:
+        TrainError: there are fewer rows or groups than parts.
+    """
+    rows = _rows_by_key(keys)
+    count, units = (len(rows), "groups") if together else (len(keys), "rows")
+    if count < folds:
+        where = f" in column {column}" if together else ""
+        raise TrainError(
+            f"{folds} folds need at least {folds} {units}; the training data have {count}{where}",
+            f"use fewer folds: folds={max(count, 2)}",
+        )
+    draw = random.Random(seed)
+    if not together:
+        for numbers in rows.values():
+            draw.shuffle(numbers)
+        dealt = [number for numbers in rows.values() for number in numbers]
+        return frozenset(dealt[fold - 1 :: folds])
+    groups = [*rows.values()]
+    draw.shuffle(groups)
+    parts: list[list[int]] = [[] for _ in range(folds)]
+    for numbers in sorted(groups, key=len, reverse=True):
+        min(parts, key=len).extend(numbers)
+    return frozenset(parts[fold - 1])
 
 
 def _check_sizes(count: int, sizes: Mapping[str, int]) -> None:

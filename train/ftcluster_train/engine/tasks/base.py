@@ -3,7 +3,7 @@
 import contextlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -39,7 +39,14 @@ from ftcluster_train.engine.data.sources import (
     load_rows,
     places,
 )
-from ftcluster_train.engine.data.splits import size_of, split_groups, split_rows, split_strata
+from ftcluster_train.engine.data.splits import (
+    RowKeys,
+    rows_of_fold,
+    size_of,
+    split_groups,
+    split_rows,
+    split_strata,
+)
 from ftcluster_train.engine.data.token_samples import Sample, Samples
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.tasks.tokens import TextReader, check_padding
@@ -58,6 +65,7 @@ ROWS_FILE = "rows.jsonl"  # file with the rows to predict, in the folder of the 
 VALIDATION_ROWS = "validation_rows.json"  # indices of the rows drawn for validation
 TEST_ROWS = "test_rows.json"  # indices of the rows drawn for the test set
 COMPARED_TOKENS = 64
+NO_KEYS = RowKeys("", ())
 # recipe fields without effect if no set is drawn
 OF_DRAWN = ("validation_split_rows", "test_split_rows", "test_split_percentage", "stratify_column")
 
@@ -480,13 +488,22 @@ class Task(ABC):
         if recipe.has_test and split_name(TEST, name) not in sets:
             percent = recipe.test_split_percentage or 0
             sizes[TEST] = size_of(count, percent, recipe.test_split_rows)
-        if lacks_validation:
+        if recipe.folds is not None and not lacks_validation:
+            raise TrainError(
+                "the data have a validation set, but folds divide the rows of the training set",
+                "remove folds, or move the rows of the validation set to the training set",
+            )
+        if lacks_validation and recipe.folds is None:
             percent = self.options.validation_split_percentage
             sizes[VALIDATION] = size_of(count, percent, recipe.validation_split_rows)
         seed = SEED if recipe.training.data_seed is None else recipe.training.data_seed
-        drawn, notices = self._draw(rows, sizes, seed, train)
+        keys = self._keys(rows, train) if sizes or recipe.folds else NO_KEYS
+        drawn, notices = self._draw(keys, count, sizes, seed)
+        if recipe.folds is not None:
+            drawn[VALIDATION] = self._fold(keys, drawn.get(TEST, frozenset()), count, seed)
+            notices.append(f"{split_name(VALIDATION, name)}: fold {recipe.fold} of {recipe.folds}")
         unused = [name for name in OF_DRAWN if getattr(recipe, name) is not None]
-        if unused and not sizes:
+        if unused and not drawn:
             notices.append(
                 f"{', '.join(unused)}: without effect, because the data have all sets already"
             )
@@ -507,31 +524,45 @@ class Task(ABC):
             self._check_groups(divided, recipe.group_column)
         return divided, notices
 
+    def _keys(self, rows: Rows, split: str) -> RowKeys:
+        """Return the group or the stratum of each row: from the recipe's column, or the task's."""
+        if column := self.recipe.group_column:
+            return RowKeys(column, values_of(rows, column, split), together=True)
+        if column := self.recipe.stratify_column:
+            return RowKeys(column, values_of(rows, column, split))
+        return self.keys_of_rows(rows)
+
     def _draw(
-        self, rows: Rows, sizes: Mapping[str, int], seed: int, split: str
+        self, keys: RowKeys, count: int, sizes: Mapping[str, int], seed: int
     ) -> tuple[dict[str, frozenset[int]], list[str]]:
-        """Return the indices of the rows of each new set, and notices."""
+        """Return the indices of the rows of each new set, and notices.
+
+        Args:
+            count: number of rows.
+            sizes: number of rows of each new set.
+        """
         if not sizes:
             return {}, []
-        if column := self.recipe.group_column:
-            return split_groups(values_of(rows, column, split), sizes, seed, column)
-        if column := self.recipe.stratify_column:
-            return split_strata(values_of(rows, column, split), sizes, seed, column), []
-        column, keys, together = self.keys_of_rows(rows)
-        if together:
-            return split_groups(keys, sizes, seed, column)
-        if keys:
-            return split_strata(keys, sizes, seed), []
-        return split_rows(sum(1 for _ in rows), sizes, seed), []
+        if keys.together:
+            return split_groups(keys.values, sizes, seed, keys.column)
+        if keys.values:
+            column = self.recipe.stratify_column or ""
+            return split_strata(keys.values, sizes, seed, column), []
+        return split_rows(count, sizes, seed), []
 
-    def keys_of_rows(self, rows: Rows) -> tuple[str, Sequence[Hashable], bool]:  # noqa: ARG002
-        """Return what decides the set of a row if the recipe names no column.
+    def _fold(self, keys: RowKeys, tests: frozenset[int], count: int, seed: int) -> frozenset[int]:
+        """Return the indices of the rows of the recipe's fold; rows of the test set are in none."""
+        folds, fold = self.recipe.folds, self.recipe.fold
+        assert folds is not None, "called without folds"
+        assert fold is not None, "the control node has checked this"
+        others = [number for number in range(count) if number not in tests]
+        values = [keys.values[number] if keys.values else None for number in others]
+        chosen = rows_of_fold(values, keys.together, folds, fold, seed, keys.column)
+        return frozenset(others[position] for position in chosen)
 
-        Returns:
-            A name for messages; a value for each row, or [] if nothing decides; True if rows with
-            the same value stay together, False if each set has the proportions of the values.
-        """
-        return "", [], False
+    def keys_of_rows(self, rows: Rows) -> RowKeys:  # noqa: ARG002
+        """Return the values that decide the set of each row if the recipe names no column."""
+        return NO_KEYS
 
     def _check_groups(self, sets: Mapping[str, Rows], column: str) -> None:
         """Check that no group is in two sets, which files of the user may cause."""

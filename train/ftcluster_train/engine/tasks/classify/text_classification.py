@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from ftcluster_common.tasks.classify import (
 from ftcluster_common.tasks.registry import spec_of
 from ftcluster_train.engine.data.sets import Complete, all_rows, draw_rows
 from ftcluster_train.engine.data.sources import Rows, class_names, column_batches, columns_of
+from ftcluster_train.engine.data.splits import RowKeys
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.metrics import constant_notice
 from ftcluster_train.engine.tasks.base import Batch, Data, Document, Task
@@ -196,10 +197,11 @@ class TextClassificationTask(Task):
         drawn = draw_rows([*self._values(rows)], percent, seed)  # same fraction of each class
         return drawn, f"{len(drawn)} rows"
 
-    def keys_of_rows(self, rows: Rows) -> tuple[str, Sequence[Hashable], bool]:
+    def keys_of_rows(self, rows: Rows) -> RowKeys:
+        """Return the class of each row, unless rows have a number or several classes."""
         if self.options.regression or self.several:
             return super().keys_of_rows(rows)
-        return self._label[0], [*map(as_word, self._values(rows))], False
+        return RowKeys(self._label[0], [*map(as_word, self._values(rows))])
 
     def _values(self, rows: Rows) -> Iterator[Any]:
         [column] = self._label
