@@ -292,6 +292,10 @@ class TaskSpec(ABC, Generic[Fields]):
             return [name for name in labels if as_flag(row.get(name))]
         return [*flat_labels(row.get(name) for name in labels)]
 
+    def tunes_on_validation(self, options: Fields) -> tuple[str, ...]:
+        """Return the set fields that tune predictions on the validation set."""
+        return ()
+
     def has_references(self, options: Fields) -> bool:
         """Return True if users' metrics can get the correct answer for each row."""
         return False

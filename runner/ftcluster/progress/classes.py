@@ -58,6 +58,11 @@ def notes_of(report: ClassReport) -> Iterator[str]:
         yield f"these have the lowest f1; {max(more, 0) + report.left_out} more are not shown"
     if report.positive:
         yield f"f1 is computed for the class {_short(report.positive)}"
+    if report.temperature is not None:
+        yield f"the probabilities are calibrated: temperature {report.temperature:.4g}"
+    for one in () if report.several else report.classes:
+        if one.threshold is not None:
+            yield f"{_short(one.name)} is predicted from a probability of {one.threshold:.4g}"
     if names := report.never_predicted:
         yield f"NEVER PREDICTED: {_listed(names)}; the data has such rows, but the model finds none"
     if names := [one.name for one in report.classes if not one.support]:

@@ -640,6 +640,9 @@ def _of_training(
             "training.metric_for_best_model",
             f"'{metric}' is not a metric of this task: {', '.join(sorted(metrics))}",
         )
+    if recipe.training.eval_strategy == "no":
+        for name in recipe.spec.tunes_on_validation(options):
+            yield name, f"{name} needs evaluations, and training.eval_strategy is no"
     if recipe.spec.compares_batch(options):
         if recipe.training.sync == "local":
             yield (

@@ -9,7 +9,7 @@ from ftcluster.errors import UsageError
 from ftcluster.search.space import Settings
 from ftcluster_common.recipe import Recipe
 
-LESS_IS_BETTER = {"loss", "perplexity"}  # words in a metric's name
+LESS_IS_BETTER = {"loss", "perplexity", "ece"}  # words in a metric's name
 PREFIX = "eval_"  # prefix of metric names in transformers
 OF_TESTS = "test_"  # prefix of the metrics of test sets, which choose no run
 WAITING, DIVERGED, NOT_STARTED = "waiting", "diverged", "not started"

@@ -275,3 +275,24 @@ def test_contradictions_of_splits(lines: str, field: str) -> None:
     with pytest.raises(RecipeError) as refused:
         parse_recipe(text, "my.yml")
     assert f"my.yml:{line}: " in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("lines", "field"),
+    [
+        ("calibrate: true\nregression: true\n", "calibrate"),
+        ("threshold_metric: f1\nlabel_columns: [a, b]\n", "threshold_metric"),
+        ('threshold_metric: f1\ntraining: {eval_strategy: "no"}\n', "threshold_metric"),
+        (
+            "training: {metric_for_best_model: ece_calibrated, load_best_model_at_end: true}\n"
+            "calibrate: true\n",
+            "training",
+        ),
+    ],
+)
+def test_contradictions_of_calibration(lines: str, field: str) -> None:
+    text = f"model: m\ndata: d\n{lines}"
+    number = next(n for n, line in enumerate(text.splitlines(), 1) if line.startswith(field))
+    with pytest.raises(RecipeError) as refused:
+        parse_recipe(text, "my.yml")
+    assert f"my.yml:{number}: " in str(refused.value)

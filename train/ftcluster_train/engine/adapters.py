@@ -42,7 +42,12 @@ PLAIN = {
 }  # fmt: skip
 Layer: TypeAlias = nn.Linear | Conv1D
 THRESHOLDS = "label_thresholds"  # configuration field with the threshold of each class by name
-OF_HEAD = ("problem_type", THRESHOLDS)  # a classifier's configuration besides its classes
+TEMPERATURE = "calibration_temperature"  # configuration field with the divisor of the logits
+OF_HEAD = (
+    "problem_type",
+    THRESHOLDS,
+    TEMPERATURE,
+)  # a classifier's configuration besides its classes
 MERGE = "merge them with peft: merge_and_unload()"
 
 
@@ -85,8 +90,8 @@ def trained_config(
         settings["label2id"] = {name: number for number, name in enumerate(classes)}
         settings |= {"problem_type": head.get("problem_type")}
     config = load_config(recipe, model, tokenizer, **settings)
-    if limits := head.get(THRESHOLDS):
-        config.update({THRESHOLDS: limits})  # from_pretrained ignores fields that it does not know
+    tuned = {name: head[name] for name in (THRESHOLDS, TEMPERATURE) if head.get(name)}
+    config.update(tuned)  # from_pretrained ignores fields that it does not know
     return config
 
 
