@@ -1,6 +1,7 @@
 """Temperatures and thresholds against torch's LBFGS and scikit-learn, on scikit-learn's data."""
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +16,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from ftcluster_common.protocol.job import EVALUATE, PREDICT, Job
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.classify.calibration import (
+    Temperature,
     best_temperature,
     calibration_error,
     probabilities,
@@ -102,6 +104,19 @@ def test_temperatures_are_those_of_lbfgs(sklearn: Any) -> None:
     assert under[0] == pytest.approx(under[1], rel=1e-3)
     assert over[0] > 1.5
     assert under[0] < 0.7
+
+
+def test_a_temperature_without_an_optimum_is_doubted() -> None:
+    temperature = Temperature(None)
+    for logits, labels, why in (
+        ([[0.0, 1.0], [2.0, 0.0]], [1, 0], "all rows are predicted correctly"),
+        ([[0.0, 9.0], [9.0, 0.0]], [0, 1], "do not separate the classes"),
+    ):
+        temperature.choose(logits, labels)
+        assert why in temperature.doubt
+    temperature.choose([[0.0, 8.0]] * 4, [1, 1, 1, 0])
+    assert temperature.value == pytest.approx(8 / math.log(3), rel=1e-5)
+    assert not temperature.doubt
 
 
 def test_the_error_is_that_of_scikit_learns_curve(sklearn: Any) -> None:

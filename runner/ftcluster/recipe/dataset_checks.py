@@ -69,7 +69,7 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
             "rows to the training set, name the file test, or remove folds"
         )
     for split in used:
-        make_check = partial(recipe.spec.row_check, options, answered)
+        make_check: MakeCheck = partial(recipe.spec.row_check, options, answered)
         if purpose == "train":
             make_check = _with_split_columns(make_check, recipe, split)
         if split not in files:

@@ -232,8 +232,8 @@ def _results(
             if data_set_of(name, names) == data_set.name
         }
         tests = {name for name in of_set if _is_of_tests(name, recipe)}
-        for split, names in (("", of_set.keys() - tests), (TEST, tests)):
-            if names or not split:
+        for split, measured in (("", of_set.keys() - tests), (TEST, tests)):
+            if measured or not split:
                 yield {
                     "task": {"type": pipeline},
                     "dataset": {
@@ -243,7 +243,7 @@ def _results(
                     "metrics": [
                         {"type": _hub_name(name, recipe), "name": name, "value": value}
                         for name, value in of_set.items()
-                        if name in names
+                        if name in measured
                     ],
                 }
 

@@ -41,6 +41,18 @@ class Temperature:
         """Use the temperature with the highest likelihood of the labels."""
         self.value = best_temperature(logits, labels)
 
+    @property
+    def doubt(self) -> str:
+        """A reason to distrust the temperature, or ""."""
+        if self.value not in (LOWEST, HIGHEST):
+            return ""
+        why = (
+            "all rows are predicted correctly"
+            if self.value == LOWEST
+            else "the logits do not separate the classes"
+        )
+        return f"the temperature is at its limit {self.value:g}, because {why}: use more validation rows"
+
     def use(self, reports: Iterator[ClassReport]) -> None:
         """Use the temperature in the class reports of an evaluation."""
         for report in reports:
@@ -48,7 +60,8 @@ class Temperature:
 
     def probabilities(self, logits: Rows) -> list[list[float]]:
         """Return the calibrated probabilities of each row's classes."""
-        return probabilities(logits, self.value or 1.0).tolist()
+        rows: list[list[float]] = probabilities(logits, self.value or 1.0).tolist()
+        return rows
 
 
 def probabilities(logits: Rows, temperature: float = 1.0) -> torch.Tensor:

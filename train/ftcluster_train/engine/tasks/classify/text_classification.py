@@ -385,7 +385,7 @@ class TextClassificationTask(Task):
 
     def doubts(self, predictions: Sequence[Any], samples: Samples) -> str:
         if not self.options.regression:
-            return ""
+            return self._temperature.doubt if self.options.calibrate else ""
         labels = [sample["label"][0] for sample in samples]
         return constant_notice([value for _, value, *_ in predictions], labels)
 
