@@ -46,12 +46,10 @@ class Temperature:
         """A reason to distrust the temperature, or ""."""
         if self.value not in (LOWEST, HIGHEST):
             return ""
-        why = (
-            "all rows are predicted correctly"
-            if self.value == LOWEST
-            else "the logits do not separate the classes"
-        )
-        return f"the temperature is at its limit {self.value:g}, because {why}: use more validation rows"
+        why = "the logits do not separate the classes"
+        if self.value == LOWEST:
+            why = "all rows are predicted correctly"
+        return f"the temperature is at its limit {self.value:g}, because {why}; use more rows"
 
     def use(self, reports: Iterator[ClassReport]) -> None:
         """Use the temperature in the class reports of an evaluation."""
