@@ -181,6 +181,12 @@ class Training:
     outer_momentum: float = limited(0.5, at_least=0, below=1)
 
 
+# Fields that divide the rows. Hosts of an older release do not know them, so job.json has them only
+# if they are set.
+SPLIT_FIELDS = (
+    "validation_split_rows", "test_split_percentage", "test_split_rows", "group_column",
+    "stratify_column", "folds", "fold",
+)  # fmt: skip
 GENERATED = "generated:"  # prefix of generated data: train=N,validation=N,seed=N follow
 BY_TYPE = "config:"  # prefix of a model without weights: a model type follows
 
@@ -222,6 +228,19 @@ class Recipe:
         teacher: classifier or embedder that a distillation learns from: a folder, or a name on the
             Hub.
         data_config: configuration of a data set on the Hub that has several.
+        validation_split_rows: number of rows that become the validation set if the data have none,
+            instead of validation_split_percentage.
+        test_split_percentage: share in percent of the rows that become the test set if the data
+            have none. The test set is evaluated once, after the training. Its metrics begin with
+            `test_`, and never select the best model. Default: there is no test set.
+        test_split_rows: number of rows of the test set, instead of test_split_percentage.
+        group_column: column whose values stay together: no value, such as a customer, is in two
+            sets. Sets have whole groups, so their sizes may differ from the shares.
+        stratify_column: column whose values have the same proportions in each set, within one row.
+            Default: the class, in tasks that draw the same share of each class.
+        folds: number of parts of the rows for cross-validation. Each part is the validation set of
+            one run. `ftcluster sweep folds=5` trains all of them.
+        fold: number of the part, from 1, that is the validation set.
         batch_size: samples of one optimizer step, over all ranks and all accumulated parts.
         ranks_per_host: number of ranks on each host. Default: the plan's choice. Hosts with fewer
             cores have fewer ranks.
@@ -249,6 +268,13 @@ class Recipe:
     teacher: str | None = None
     data_config: str | None = None
     data_mixing: Mixing = "proportional"
+    validation_split_rows: int | None = limited(None, at_least=1)
+    test_split_percentage: float | None = limited(None, at_least=0.001, at_most=50)
+    test_split_rows: int | None = limited(None, at_least=1)
+    group_column: str | None = None
+    stratify_column: str | None = None
+    folds: int | None = limited(None, at_least=2)
+    fold: int | None = limited(None, at_least=1)
     batch_size: int = limited(32, at_least=1)
     ranks_per_host: int | None = limited(None, at_least=1)
     communication_cores: int | None = limited(None, at_least=0)
@@ -258,6 +284,17 @@ class Recipe:
     license: str | None = None
     card_host_names: bool = False
     training: Training = field(default_factory=Training)
+
+    @property
+    def has_test(self) -> bool:
+        """True if a test set is evaluated after the training."""
+        return self.test_split_percentage is not None or self.test_split_rows is not None
+
+    @property
+    def split_settings(self) -> dict[str, Any]:
+        """The fields of SPLIT_FIELDS that differ from their defaults."""
+        values = {name: getattr(self, name) for name in SPLIT_FIELDS}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def spec(self) -> AnyTask:

@@ -30,7 +30,7 @@ HOSTS_ONLY = (PARQUET, ARROW)  # extensions of files that only hosts can read
 CONLL = ".conll"
 TABLES = (".csv", ".tsv", ".json", ".jsonl", PARQUET, ARROW)
 SENTENCES = (TEXT, ".tsv", ".bio", ".iob", ".iob2")  # extensions that may hold CoNLL
-TRAIN, VALIDATION = "train", "validation"
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
 WORDS = {  # words in file names, as in `datasets`
     "train": TRAIN, "training": TRAIN,
     "validation": VALIDATION, "valid": VALIDATION, "val": VALIDATION, "dev": VALIDATION,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, Literal
 
-from ftcluster_common.data.data_files import TRAIN, WORDS
+from ftcluster_common.data.data_files import TEST, TRAIN, WORDS
 
 Mixing = Literal["proportional", "equal"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{,63}")
@@ -98,6 +98,15 @@ def is_train(split: str) -> bool:
     (True, True, False)
     """
     return split == TRAIN or split.startswith(f"{TRAIN}{PART}")
+
+
+def is_test(split: str) -> bool:
+    """Return True if a set with this name is a test set.
+
+    >>> is_test("test"), is_test("test_reviews"), is_test("tests")
+    (True, True, False)
+    """
+    return split == TEST or split.startswith(f"{TEST}{PART}")
 
 
 def weights_of(data_sets: Sequence[DataSet], mixing: Mixing) -> list[float] | None:

@@ -3,6 +3,7 @@
 Standard library only.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -34,8 +35,8 @@ def trained_document(
         recipe: recipe of the training, or a recipe for further uses of the model.
         columns: the column fields of the task, also of columns with usual names that it found.
         head: names of the classes, and configuration fields, of a classifier that is saved as
-            adapters: `classes`, `problem_type`, `label_thresholds`. A whole model has them in its
-            config.json.
+            adapters: `classes`, `problem_type`, `label_thresholds`, `calibration_temperature`. A
+            whole model has them in its config.json.
     """
     options = {**asdict(recipe.options), **columns}
     kept = {
@@ -72,9 +73,8 @@ def _head(head: Any) -> dict[str, Any]:
     """Return the valid fields of a classifier's head; anybody may have written the file."""
     if not isinstance(head, dict):
         return {}
-    classes, kind, limits = (
-        head.get(name) for name in ("classes", "problem_type", "label_thresholds")
-    )
+    fields = ("classes", "problem_type", "label_thresholds", "calibration_temperature")
+    classes, kind, limits, divisor = map(head.get, fields)
     valid: dict[str, Any] = {}
     if isinstance(classes, list) and all(isinstance(name, str) for name in classes):
         valid["classes"] = classes
@@ -82,4 +82,6 @@ def _head(head: Any) -> dict[str, Any]:
         valid["problem_type"] = kind
     if isinstance(limits, dict) and all(isinstance(at, int | float) for at in limits.values()):
         valid["label_thresholds"] = limits
+    if isinstance(divisor, int | float) and 0 < divisor < math.inf:
+        valid["calibration_temperature"] = divisor
     return valid

@@ -3,6 +3,7 @@
 Standard library only.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -20,7 +21,8 @@ class ClassScores:
         support: number of rows that have the class.
         predicted: number of rows for which the class is predicted.
         right: number of rows that have the class and for which it is predicted.
-        threshold: minimum probability of a prediction if rows may have several classes.
+        threshold: minimum probability of a prediction if rows may have several classes, or if it
+            was tuned for two classes.
     """
 
     name: str
@@ -60,6 +62,7 @@ class ClassReport:
         several: True if a row may have several classes or none, such as the entities of a text.
         left_out: number of omitted classes, and number of omitted cells.
         whole: `averages` over all classes if some are omitted.
+        temperature: divisor of the logits that calibrates the probabilities; None without one.
     """
 
     classes: tuple[ClassScores, ...]
@@ -69,6 +72,7 @@ class ClassReport:
     several: bool = False
     left_out: int = 0
     whole: Mapping[str, tuple[float, float, float]] | None = None
+    temperature: float | None = None
 
     @property
     def thresholds(self) -> bool:
@@ -123,6 +127,7 @@ class ClassReport:
             "several": self.several,
             "left_out": omitted,
             **({"averages": self.averages} if len(kept) < len(self.classes) else {}),
+            **self._calibration,
         }
 
     def document(self) -> dict[str, Any]:
@@ -136,7 +141,7 @@ class ClassReport:
                     "f1": scores.f1,
                     "support": scores.support,
                     "predicted": scores.predicted,
-                    **({"threshold": scores.threshold} if self.thresholds else {}),
+                    **({} if scores.threshold is None else {"threshold": scores.threshold}),
                 }
                 for scores in self.classes
             ],
@@ -148,7 +153,12 @@ class ClassReport:
             "never_predicted": self.never_predicted,
             "left_out": self.left_out,
             "f1_is_of": self.positive or None,
+            **self._calibration,
         }
+
+    @property
+    def _calibration(self) -> dict[str, float]:
+        return {} if self.temperature is None else {"temperature": self.temperature}
 
 
 def read_report(data: Mapping[str, Any]) -> ClassReport:
@@ -165,7 +175,11 @@ def read_report(data: Mapping[str, Any]) -> ClassReport:
     several, positive = bool(data["several"]), str(data["positive"])
     left, averages = _count(data["left_out"]), data.get("averages")
     whole = {str(name): _three(values) for name, values in averages.items()} if averages else None
-    return ClassReport(classes, confused, _count(data["rows"]), positive, several, left, whole)
+    divisor = None if data.get("temperature") is None else float(data["temperature"])
+    if divisor is not None and not 0 < divisor < math.inf:
+        raise ValueError(f"{divisor} is no temperature")
+    rows = _count(data["rows"])
+    return ClassReport(classes, confused, rows, positive, several, left, whole, divisor)
 
 
 def _three(values: Sequence[Any]) -> tuple[float, float, float]:
@@ -176,12 +190,15 @@ def _three(values: Sequence[Any]) -> tuple[float, float, float]:
 
 
 def report_of_classes(
-    predictions: Sequence[int], labels: Sequence[int], names: Sequence[str]
-) -> ClassReport:
+    predictions: Sequence[int], labels: Sequence[int], names: Sequence[str],
+    threshold: float | None = None, temperature: float | None = None,
+) -> ClassReport:  # fmt: skip
     """Return the report of rows that have one class each.
 
     Args:
         names: class names by number.
+        threshold: tuned threshold of the second of two classes; None without one.
+        temperature: see `ClassReport`.
 
     >>> report_of_classes([0, 0, 0], [0, 1, 0], ["no", "yes"]).never_predicted
     ['yes']
@@ -189,11 +206,12 @@ def report_of_classes(
     cells = Counter(zip(labels, predictions, strict=True))
     support, predicted = Counter(labels), Counter(predictions)
     classes = tuple(
-        ClassScores(name, support[n], predicted[n], cells[n, n]) for n, name in enumerate(names)
+        ClassScores(name, support[n], predicted[n], cells[n, n], threshold if n == 1 else None)
+        for n, name in enumerate(names)
     )
     wrong = [(names[a], names[b], count) for (a, b), count in cells.most_common() if a != b]
     positive = names[1] if len(names) == 2 else ""
-    return ClassReport(classes, tuple(wrong), len(labels), positive)
+    return ClassReport(classes, tuple(wrong), len(labels), positive, temperature=temperature)
 
 
 def report_of_sets(

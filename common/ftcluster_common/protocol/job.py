@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ftcluster_common.data.data_sets import DataSet
 from ftcluster_common.given_files import read_form
 from ftcluster_common.protocol.formats import JOB, opened, stamped
-from ftcluster_common.recipe import Recipe, Training
+from ftcluster_common.recipe import SPLIT_FIELDS, Recipe, Training
 from ftcluster_common.tasks.registry import TASKS
 from ftcluster_common.user_code import NO_CODE, UserCode, code_of
 
@@ -72,6 +72,9 @@ class Job:
         del data["run_dir"]
         if not isinstance(self.recipe.data, tuple):
             del data["recipe"]["data_mixing"]  # unknown to older hosts, and without effect
+        for name in SPLIT_FIELDS:
+            if data["recipe"][name] is None:
+                del data["recipe"][name]
         if self.code == NO_CODE:
             del data["code"]
         options = data["recipe"]["options"]

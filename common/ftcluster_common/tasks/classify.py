@@ -41,6 +41,8 @@ GlueTask = Literal["cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte",
 Metric = Literal[
     "accuracy", "f1", "f1_macro", "f1_micro", "f1_weighted", "matthews", "pearson", "spearman"
 ]  # fmt: skip
+ThresholdMetric = Literal["f1", "f1_macro", "accuracy", "matthews"]
+CALIBRATION_METRICS = ("ece", "ece_calibrated")  # before and after the calibration
 REGRESSION_METRICS = ("pearson", "spearman")
 CLASS_METRICS = ("accuracy", "f1", "f1_macro", "f1_micro")
 
@@ -67,6 +69,10 @@ class TextClassification(Adapters):
             number of rows, or numbers by class, such as `{spam: 4}` (other classes have 1).
         skip_incomplete: True to skip rows without a text or a class; otherwise they are an error.
         all_probabilities: True to have `ftcluster predict` write the probability of every class.
+        calibrate: True to calibrate the probabilities of rows with one class each: the logits are
+            divided by a temperature, which has the highest likelihood on the validation set.
+        threshold_metric: metric that the threshold of the second of two classes maximizes on the
+            validation set. Default: the more likely class is predicted.
         validation_splits: names of the sets to evaluate. With several, the metrics carry their
             names.
         validation_split_percentage: share in percent of each class's rows that become the
@@ -84,6 +90,8 @@ class TextClassification(Adapters):
     class_weights: Literal["balanced"] | Mapping[str, float] | None = None
     skip_incomplete: bool = False
     all_probabilities: bool = False
+    calibrate: bool = False
+    threshold_metric: ThresholdMetric | None = None
     validation_splits: tuple[str, ...] = ("validation",)
     validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
     max_length: int = limited(128, at_least=1)
@@ -273,7 +281,7 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
 
     name = "text-classification"
     fields = TextClassification
-    later_fields = (*TaskSpec.later_fields, "label_separator")
+    later_fields = (*TaskSpec.later_fields, "label_separator", "calibrate", "threshold_metric")
     recipe = "classify"
     exported_as = "SequenceClassification"
     compared_rows = "classes"
@@ -283,7 +291,7 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
     training_fields = (
         *TaskSpec.training_fields,
         "glue_task", "metrics", "class_weights", "skip_incomplete", "all_probabilities",
-        "validation_splits",
+        "calibrate", "threshold_metric", "validation_splits",
     )  # fmt: skip
 
     def columns(
@@ -312,6 +320,10 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
             label = f" and {', '.join(options.label_columns)} (0 or 1)"
         return f"each row has {texts}{label}"
 
+    def tunes_on_validation(self, options: TextClassification) -> tuple[str, ...]:
+        """Return the set fields of calibration."""
+        return tuple(name for name in ("calibrate", "threshold_metric") if getattr(options, name))
+
     def has_references(self, options: TextClassification) -> bool:
         """Return True."""
         return True
@@ -320,6 +332,7 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
         """Return the metrics; with several validation sets, return each set's metrics."""
         default = REGRESSION_METRICS if options.regression else CLASS_METRICS
         names = (*(options.metrics or default), "loss")
+        names = (*names, *CALIBRATION_METRICS) if options.calibrate else names
         if len(options.validation_splits) == 1:
             return names
         endings = [split.removeprefix("validation_") for split in options.validation_splits]
@@ -335,9 +348,15 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
         if wrong:
             kind = "a regression" if options.regression else "classes"
             yield "metrics", f"{', '.join(wrong)} cannot be measured for {kind}"
-        for name in ("class_weights", "label_columns", "all_probabilities"):
+        of_classes = (
+            "class_weights", "label_columns", "all_probabilities", "calibrate", "threshold_metric",
+        )  # fmt: skip
+        for name in of_classes:
             if options.regression and getattr(options, name):
                 yield name, f"{name} is for classes, and regression predicts a number"
+        for name in self.tunes_on_validation(options):
+            if options.label_columns:
+                yield name, f"{name} is for rows with one class each, and label_columns for several"
         if isinstance(options.class_weights, Mapping):
             for name, weight in options.class_weights.items():
                 if isinstance(weight, bool) or not 0 < weight < math.inf:

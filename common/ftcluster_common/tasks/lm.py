@@ -95,6 +95,7 @@ class LanguageModelSpec(TaskSpec[Texts]):
     """The common part of the declarations of tasks with plain texts."""
 
     file_kinds = (TEXT,)
+    splits_rows = False
     predicts_tokens = True
 
     def columns(self, options: Texts, columns: Sequence[str], answered: bool) -> Columns:

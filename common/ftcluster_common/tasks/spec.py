@@ -134,6 +134,7 @@ class TaskSpec(ABC, Generic[Fields]):
             of a text then has an element for each token of the vocabulary.
         auto_class: class of transformers that loads the model if no pipeline does.
         training_fields: fields that do not change how the trained model reads a row.
+        splits_rows: True if rows are divided into sets; False if only blocks of tokens are.
         mixes_data: True if a training can mix several data sets.
         later_fields: fields that hosts of an older release may not know. job.json has them only if
             they differ from their defaults.
@@ -163,6 +164,7 @@ class TaskSpec(ABC, Generic[Fields]):
     is_sparse_encoder: bool = False
     auto_class: str = ""
     training_fields: tuple[str, ...] = ("validation_split_percentage", "lora_r", *OF_ADAPTERS)
+    splits_rows: bool = True
     mixes_data: bool = True
     later_fields: tuple[str, ...] = ("lora_r", *OF_ADAPTERS)
     set_fields: tuple[str, ...] = ()
@@ -289,6 +291,10 @@ class TaskSpec(ABC, Generic[Fields]):
         if len(labels) > 1:
             return [name for name in labels if as_flag(row.get(name))]
         return [*flat_labels(row.get(name) for name in labels)]
+
+    def tunes_on_validation(self, options: Fields) -> tuple[str, ...]:
+        """Return the set fields that tune predictions on the validation set."""
+        return ()
 
     def has_references(self, options: Fields) -> bool:
         """Return True if users' metrics can get the correct answer for each row."""

@@ -60,6 +60,11 @@ def notes_of(report: ClassReport) -> Iterator[str]:
         yield f"these classes have the lowest f1; {hidden} more are not shown"
     if report.positive:
         yield f"f1 is computed for the class {_short(report.positive)}"
+    if report.temperature is not None:
+        yield f"the probabilities are calibrated: temperature {report.temperature:.4g}"
+    for one in () if report.several else report.classes:
+        if one.threshold is not None:
+            yield f"{_short(one.name)} is predicted from a probability of {one.threshold:.4g}"
     if names := report.never_predicted:
         yield f"NEVER PREDICTED: {_listed(names)}, although the data has rows of this class"
     if names := [scores.name for scores in report.classes if not scores.support]:

@@ -45,7 +45,7 @@ def count_rows(
     """
     path = Path(recipe.source)
     files = files_of(path) if path.exists() and header(recipe, purpose) else {}
-    used = used_splits(files, recipe.options, purpose) if files else ()
+    used = used_splits(files, recipe.options, purpose, recipe.has_test) if files else ()
     readable = {
         name: Table(files[name], purpose != PREDICT)
         for name in used
@@ -65,6 +65,7 @@ def count_rows(
     notes = [
         f"NOT READ, although it contains texts: column {name}"
         for name in unread_texts(columns, _rows(next(iter(readable.values()))))
+        if name not in (recipe.group_column, recipe.stratify_column)
     ]
     notes += recipe.spec.reading_notes(recipe.options, options, columns)
     notes += [note for name, reviewed in reviews.items() for note in reviewed.notes(name)]

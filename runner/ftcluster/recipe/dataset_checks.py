@@ -9,13 +9,16 @@ from ftcluster_common.data.compressed import open_text, unpack_hint
 from ftcluster_common.data.data_files import (
     PARQUET,
     TABLES,
+    TEST,
     TEXT,
     TRAIN,
     VALIDATION,
     DataError,
     Files,
+    Row,
     Table,
     files_of,
+    found_columns,
     kind_of,
     read_on_hosts,
     texts_of,
@@ -58,10 +61,17 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
         problems = [] if files else [_no_data(path, recipe.spec.file_kinds)]
     except DataError as error:
         files, problems = {}, [str(error)]
-    used = used_splits(files, options, purpose) if files else ()
+    used = used_splits(files, options, purpose, recipe.has_test) if files else ()
     options = options_for(files, options, purpose)
-    make_check = partial(recipe.spec.row_check, options, answered)
+    if recipe.folds is not None and purpose == "train" and VALIDATION in files:
+        problems.append(
+            f"{files[VALIDATION][0]}: folds of the training rows are the validation sets; move its "
+            "rows to the training set, name the file test, or remove folds"
+        )
     for split in used:
+        make_check: MakeCheck = partial(recipe.spec.row_check, options, answered)
+        if purpose == "train":
+            make_check = _with_split_columns(make_check, recipe, split)
         if split not in files:
             problems.append(f"{path} has no file for {split}; it has {', '.join(files)}")
         for file in files.get(split, ()):
@@ -98,8 +108,40 @@ def _archive_hint(folder: Path) -> str:
     return next(filter(None, map(unpack_hint, sorted(folder.iterdir()))), "")
 
 
-def used_splits(files: Mapping[str, Files], options: Options, purpose: Purpose) -> tuple[str, ...]:
-    """Return the names of the data sets that the task reads. Other data sets are not checked."""
+def _with_split_columns(make_check: MakeCheck, recipe: Recipe, split: str) -> MakeCheck:
+    """Return `make_check` with a check of the columns by which the recipe divides the rows."""
+    groups, strata = recipe.group_column, recipe.stratify_column if split == TRAIN else None
+    fields = {"group_column": groups, "stratify_column": strata}
+    wanted = {name: column for name, column in fields.items() if column is not None}
+    may_be_empty = recipe.spec.skips_incomplete(recipe.options)
+
+    def make(columns: Sequence[str]) -> CheckRow:
+        for name, column in wanted.items():
+            if column not in columns:
+                raise DataError(
+                    f"no column {column}; {found_columns(columns)}; name one: {name}=NAME"
+                )
+        check = make_check(columns)
+
+        def check_row(row: Row) -> str:
+            empty = [name for name in wanted.values() if row.get(name) in (None, "")]
+            if empty and not may_be_empty:
+                return f"{empty[0]} is empty, so the row cannot be put into a set"
+            return check(row)
+
+        return check_row
+
+    return make if wanted else make_check
+
+
+def used_splits(
+    files: Mapping[str, Files], options: Options, purpose: Purpose, tests: bool = False
+) -> tuple[str, ...]:
+    """Return the names of the data sets that the task reads. Other data sets are not checked.
+
+    Args:
+        tests: True if a training evaluates the test set, if the data have one.
+    """
     if purpose != "train" and len(files) == 1:
         return tuple(files)
     if purpose == PREDICT:
@@ -108,7 +150,8 @@ def used_splits(files: Mapping[str, Files], options: Options, purpose: Purpose) 
     if purpose == EVALUATE:
         return validation
     drawn = validation == (VALIDATION,) and VALIDATION not in files
-    return (TRAIN,) if drawn else (TRAIN, *validation)
+    more = [TEST] if tests and TEST in files else []
+    return (TRAIN, *more) if drawn else (TRAIN, *validation, *more)
 
 
 def _check_text(file: Path) -> list[str]:

@@ -22,7 +22,8 @@ from ftcluster.recipe.unsupported import TRL_TRAINERS, UNSUPPORTED
 from ftcluster.recipe.yaml_loader import read_keys, read_value
 from ftcluster.text.plural import counted
 from ftcluster.text.printable import is_plain
-from ftcluster_common.data.data_sets import split_name
+from ftcluster_common.data.data_files import VALIDATION
+from ftcluster_common.data.data_sets import is_test, split_name
 from ftcluster_common.given_files import GivenFileError, read_given
 from ftcluster_common.models.model_package import PACKAGE, read_model_package
 from ftcluster_common.protocol.job import recipe_of
@@ -34,6 +35,7 @@ from ftcluster_common.tasks.spec import Contradiction, adapter_contradictions
 RECIPES = {name: spec.recipe for name, spec in TASKS.items() if spec.recipe}
 SECTIONS = ("training", "config_overrides")
 MAX_RECIPE_BYTES = 1 << 20
+MOST_SHOWN = 10  # maximum number of folds in a message
 MAX_PATH_BYTES = 4096  # PATH_MAX
 NOT_TEXT = "has characters that are not text"
 OWN_TASK = "a task of your own needs the file that defines it: --task FILE.py"
@@ -523,6 +525,7 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
             "teacher",
             f"{what} need a teacher, and other tasks have none: teacher=DIR, or a name on the Hub",
         )
+    yield from _of_splits(recipe)
     for field in ("name", "data_config", "license"):
         if not is_plain(getattr(recipe, field) or ""):
             yield field, f"{getattr(recipe, field)[:200]!a} {NOT_TEXT}"
@@ -552,6 +555,65 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
     yield from adapter_contradictions(options)
     yield from recipe.spec.contradictions(options)
     yield from data_sets.contradictions(recipe)
+
+
+def _of_splits(recipe: Recipe) -> Iterator[Contradiction]:
+    """Yield errors of the fields that divide the rows into sets."""
+    if recipe.test_split_percentage is not None and recipe.test_split_rows is not None:
+        yield "test_split_rows", "contradicts test_split_percentage; remove one of them"
+    if recipe.group_column is not None and recipe.stratify_column is not None:
+        yield (
+            "stratify_column",
+            "contradicts group_column, because whole groups rarely have equal proportions; remove "
+            "one of them",
+        )
+    evaluated = recipe.spec.validation_splits(recipe.options)
+    yield from _of_folds(recipe, evaluated)
+    if recipe.has_test and any(map(is_test, evaluated)):
+        yield (
+            "validation_splits",
+            "a test set cannot be a validation set too; name another validation set",
+        )
+    of_rows = (
+        "validation_split_rows",
+        "test_split_rows",
+        "group_column",
+        "stratify_column",
+        "folds",
+    )
+    for name in of_rows:
+        if getattr(recipe, name) is not None and not recipe.spec.splits_rows:
+            yield name, f"{recipe.task} packs texts into blocks, which are divided in percent only"
+
+
+def _of_folds(recipe: Recipe, evaluated: Sequence[str]) -> Iterator[Contradiction]:
+    """Yield errors of the fields of cross-validation.
+
+    Args:
+        evaluated: names of the validation sets.
+    """
+    if recipe.folds is None:
+        if recipe.fold is not None:
+            yield "fold", f"fold {recipe.fold} of how many? name their number: folds=5"
+        return
+    if recipe.fold is None:
+        every = ",".join(str(number + 1) for number in range(min(recipe.folds, MOST_SHOWN)))
+        yield (
+            "folds",
+            f"train one of the parts with fold=1, or all with ftcluster sweep fold={every}",
+        )
+    elif recipe.fold > recipe.folds:
+        yield "fold", f"there is no fold {recipe.fold} of {recipe.folds}"
+    if recipe.validation_split_rows is not None:
+        yield (
+            "validation_split_rows",
+            "contradicts folds, which have equal sizes; remove one of them",
+        )
+    if tuple(evaluated) != (VALIDATION,):
+        yield (
+            "validation_splits",
+            "contradicts folds, which are the only validation set; remove one",
+        )
 
 
 def _not_a_source(value: str) -> str:
@@ -584,6 +646,9 @@ def _of_training(
             "training.metric_for_best_model",
             f"'{metric}' is not a metric of this task: {', '.join(sorted(metrics))}",
         )
+    if recipe.training.eval_strategy == "no":
+        for name in recipe.spec.tunes_on_validation(options):
+            yield name, f"{name} needs evaluations, and training.eval_strategy is no"
     if recipe.spec.compares_batch(options):
         if recipe.training.sync == "local":
             yield (

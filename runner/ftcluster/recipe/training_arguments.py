@@ -13,6 +13,7 @@ from ftcluster_common.tasks.spec import Contradiction
 NAMED = ("trackio", "mlflow", "wandb")  # trackers of report_to whose runs have names
 # binary floating-point numbers only approximate decimal fractions
 SHARE_TOLERANCE = 1e-6
+LESS_IS_BETTER = {"perplexity", "ece"}  # words in the names of such metrics, besides loss
 
 
 def contradictions(training: Training, given: Collection[str]) -> Iterator[Contradiction]:
@@ -115,7 +116,7 @@ def _best(training: Training, given: Collection[str]) -> Iterator[Contradiction]
                 )
     # in transformers, a greater value of a metric is better unless the metric's name ends in loss
     elif (
-        "perplexity" in (training.metric_for_best_model or "")
+        LESS_IS_BETTER & {*(training.metric_for_best_model or "").split("_")}
         and training.greater_is_better is None
     ):
         yield (

@@ -23,6 +23,7 @@ from ftcluster.report.cost import recorded_price
 from ftcluster.report.files import RunFiles
 from ftcluster.report.pictures import course, growth, places, speed, tried
 from ftcluster.report.run_page import RunPage, fields_of, labels
+from ftcluster.search.repeats import SEEDS, spreads
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 from ftcluster.text.printable import printable
@@ -52,6 +53,7 @@ def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | 
         now=now.strftime("%Y-%m-%d %H:%M UTC"),
         runs=runs,
         summary=[(name, cells) for name, cells in summary(runs) if any(cells)],
+        means=list(means(runs, fields)),
         places=list(places(runs)),
         course=[*tried(runs, fields, differing(fields, ())), *course(runs)],
         speed=list(speed(runs)),
@@ -71,6 +73,28 @@ def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | 
     )
     shown: str = printable(page)  # escapes bidi controls; the template escapes markup
     return shown
+
+
+def means(
+    runs: Sequence[RunPage], fields: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, int, list[tuple[str, str]]]]:
+    """Yield settings with several runs, which differ only in seeds and folds.
+
+    Yields:
+        The setting, its number of runs, and the mean of each metric with its standard deviation.
+    """
+    tried = [name for name in differing(fields, ()) if name not in SEEDS]
+    groups: dict[str, list[RunPage]] = {}
+    for run, recipe in zip(runs, fields, strict=True):
+        label = ", ".join(f"{name}={recipe.get(name)}" for name in tried)
+        groups.setdefault(label, []).append(run)
+    for label, repeats in groups.items():
+        spread = spreads([run.last_metrics for run in repeats]) if len(repeats) > 1 else {}
+        cells = [
+            (name, f"{mean:.4g} ± {deviation:.2g}") for name, (mean, deviation) in spread.items()
+        ]
+        if cells:
+            yield label or "all runs", len(repeats), cells
 
 
 def class_tables(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[Any], list[str]]]:

@@ -1,16 +1,17 @@
-"""Runs that repeat a setting with other seeds: their mean, their spread, and the role of chance."""
+"""Runs that repeat a setting with other seeds or folds: their mean, spread, and role of chance."""
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ftcluster.search.rows import SweepRun
 from ftcluster.search.space import Settings
 
+FOLD = "fold"
 # Fields that change a run by chance only. Runs that differ in no other field repeat each other.
-SEEDS = frozenset({"seed", "data_seed", "training.seed", "training.data_seed"})
+SEEDS = frozenset({"seed", "data_seed", "training.seed", "training.data_seed", FOLD})
 # Two-sided 95 % quantiles of Student's t distribution for 1, 2, ... degrees of freedom, from the
 # NIST/SEMATECH e-Handbook of Statistical Methods, section 1.3.6.7.2.
 T_QUANTILES = (
@@ -20,12 +21,46 @@ T_QUANTILES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class RepeatedSetting:
-    """The runs of one setting, which differ only in their seeds.
+class Spread(NamedTuple):
+    """The values of a metric in several runs.
 
     Attributes:
-        settings: the tried values, without seeds.
+        mean: mean of the values.
+        deviation: standard deviation of the values; None for a single run.
+    """
+
+    mean: float
+    deviation: float | None
+
+
+def deviation_of(values: Sequence[float]) -> float | None:
+    """Return the standard deviation of a sample; None for a single value."""
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def spreads(runs: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
+    """Return the mean and the standard deviation of each metric that all runs have.
+
+    Args:
+        runs: metrics of each run, by name. Metrics that are not finite are omitted.
+
+    >>> spreads([{"f1": 0.5, "loss": 1.0}, {"f1": 0.75}])["f1"].mean
+    0.625
+    """
+    found: dict[str, Spread] = {}
+    for name in runs[0] if runs else ():
+        values = [run[name] for run in runs if math.isfinite(run.get(name, math.nan))]
+        if len(values) == len(runs):
+            found[name] = Spread(statistics.fmean(values), deviation_of(values))
+    return found
+
+
+@dataclass(frozen=True)
+class RepeatedSetting:
+    """The runs of one setting, which differ only in their seeds and folds.
+
+    Attributes:
+        settings: the tried values, without seeds and folds.
         rows: the runs that have the metric, best first.
         values: value of the metric of each run.
     """
@@ -46,8 +81,13 @@ class RepeatedSetting:
 
     @property
     def deviation(self) -> float | None:
-        """The standard deviation of the metric over all seeds; None for a single run."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
+        """The standard deviation of the metric over all runs; None for a single run."""
+        return deviation_of(self.values)
+
+    @property
+    def metrics(self) -> dict[str, Spread]:
+        """The mean and the standard deviation of each metric that all runs have."""
+        return spreads([row.metrics for row in self.rows])
 
     def document(self) -> dict[str, Any]:
         """Return the setting for `--json`."""
@@ -56,13 +96,14 @@ class RepeatedSetting:
             "runs": [row.run for row in self.rows],
             "mean": self.mean,
             "deviation": self.deviation,
+            "metrics": {name: spread._asdict() for name, spread in self.metrics.items()},
         }
 
 
 def repeated_settings(
     ranked: Sequence[tuple[float, SweepRun]], more_is_better: bool
 ) -> list[RepeatedSetting]:
-    """Group runs that differ only in their seeds. Return the setting with the best mean first.
+    """Group runs that differ only in seeds and folds. Return the setting with the best mean first.
 
     Args:
         ranked: the metric of each run, and the run, best first.

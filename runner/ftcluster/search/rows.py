@@ -9,8 +9,9 @@ from ftcluster.errors import UsageError
 from ftcluster.search.space import Settings
 from ftcluster_common.recipe import Recipe
 
-LESS_IS_BETTER = {"loss", "perplexity"}  # words in a metric's name
+LESS_IS_BETTER = {"loss", "perplexity", "ece"}  # words in a metric's name
 PREFIX = "eval_"  # prefix of metric names in transformers
+OF_TESTS = "test_"  # prefix of the metrics of test sets, which choose no run
 WAITING, DIVERGED, NOT_STARTED = "waiting", "diverged", "not started"
 
 
@@ -77,7 +78,8 @@ class Aim:
 
     Attributes:
         metric: name of the metric. If "", the first measured metric of `others` is used; without
-            `others`, the loss, or the first measured metric if the loss is not measured.
+            `others`, the loss, or the first measured metric if the loss is not measured. Metrics of
+            test sets are not used.
         greater: True if greater values are better; None to decide by the metric's name.
         others: names of metrics to use if `metric` is "".
     """
@@ -89,7 +91,8 @@ class Aim:
     def of(self, metrics: Mapping[str, float]) -> tuple[str, float | None]:
         """Return the name and the value of the metric; the value is None if it is not measured."""
         plain = {name.removeprefix(PREFIX): value for name, value in metrics.items()}
-        names = self.others or ("loss", *plain)
+        measured = (name for name in plain if not name.startswith(OF_TESTS))
+        names = self.others or ("loss", *measured)
         name = self.metric or next((name for name in names if name in plain), "")
         return name, plain.get(name)
 

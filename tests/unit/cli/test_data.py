@@ -62,6 +62,16 @@ def test_rows_classes_and_duplicates_without_a_cluster(shell: Shell) -> None:
     assert "validation: 2 rows, 2 classes (good 1, bad 1), 2 OF THEM ALSO IN TRAIN" in text
 
 
+def test_a_test_set_is_counted_if_it_is_evaluated(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "dev.JSONL").rename(tmp_path / "test.jsonl")
+    found = json.loads(told(shell, "--json", "test_split_rows=1", "group_column=title"))
+    assert found["notes"] == []  # the column title is read
+    assert [(one["set"], one["rows"], one.get("duplicates")) for one in found["sets"]] == [
+        ("train", 3, None), ("test", 2, 2),
+    ]  # fmt: skip
+    assert [one["set"] for one in json.loads(told(shell, "--json"))["sets"]] == ["train"]
+
+
 def test_several_classes_in_a_cell_are_noted(shell: Shell, tmp_path: Path) -> None:
     """The files are those that pandas and json.dumps write of lists, and a person of tags."""
     arguments = ["data", "classify", "--model", "model", "--here", "--json", "--data", "tags.csv"]

@@ -132,6 +132,29 @@ def test_each_combination_is_trained_once(shell: Shell, hosts: Hosts) -> None:
     assert more["best"] == found["best"]
 
 
+def test_all_folds_of_each_combination_are_trained(
+    shell: Shell, hosts: Hosts, tmp_path: Path
+) -> None:
+    rows = [{"text": f"text {n}", "label": n % 2} for n in range(30)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ("sweep", "quickstart", "text_columns=text", "--data", str(tmp_path / "rows.jsonl"))
+    found = shell([*words, "folds=3", "batch_size=16,32", "--json"]).document
+    assert [(run.recipe.batch_size, run.recipe.fold) for run in hosts.launched] == [
+        (size, fold) for size in (16, 32) for fold in (1, 2, 3)
+    ]
+    best = found["settings"][0]
+    assert (best["settings"], len(best["runs"])) == ({"batch_size": "32"}, 3)
+    assert best["metrics"]["accuracy"] == {"mean": 0.5, "deviation": 0.0}
+    rates = ("learning_rate=1e-5..1e-4", "folds=3")
+    shell([*words, *rates, "--random", "2", "--json"])
+    drawn = [(run.recipe.training.learning_rate, run.recipe.fold) for run in hosts.launched[6:]]
+    assert sorted(drawn) == [(r, f) for r in sorted({r for r, _ in drawn}) for f in (1, 2, 3)]
+    assert len(drawn) == 6
+    assert "not folds" in shell([*words, *rates, "--tpe", "2"], code=2).err
+    some = shell([*words, "folds=3", "fold=1,3", "--dry-run", "--json"]).document
+    assert [run["settings"] for run in some["runs"]] == [{"fold": "1"}, {"fold": "3"}]
+
+
 def test_another_control_node_finds_them(
     shell: Shell, hosts: Hosts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

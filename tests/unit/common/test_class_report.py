@@ -13,6 +13,7 @@ from ftcluster_common.protocol.class_report import (
 )
 from ftcluster_common.protocol.events import is_event
 
+TUNED = report_of_classes([0, 1, 1, 0], [0, 1, 0, 0], ["no", "yes"], 0.25, 1.5)
 LABELS = [0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 0, 1, 4]
 PREDICTED = [0, 0, 1, 0, 2, 1, 0, 1, 2, 0, 2, 2, 0, 0, 1]
 ONE = report_of_classes(PREDICTED, LABELS, ["a", "b", "c", "in no row", "e"])
@@ -106,3 +107,15 @@ def test_no_threshold_of_many_classes_is_lost() -> None:
     report = report_of_sets([[0], [1]], [[0], [2]], names, limits)
     again = read_report(json.loads(json.dumps(report.to_dict())))
     assert [one.threshold for one in again.classes] == limits
+
+
+def test_a_tuned_threshold_and_a_temperature_are_kept() -> None:
+    event = json.loads(json.dumps(TUNED.to_dict()))
+    assert read_report(event) == TUNED
+    document = TUNED.document()
+    assert document["temperature"] == 1.5
+    assert [one.get("threshold") for one in document["classes"]] == [None, 0.25]
+    assert "temperature" not in ONE.to_dict()  # as in earlier releases
+    for wrong in (0, -1, "x", [], float("inf"), float("nan")):
+        with pytest.raises((ValueError, TypeError)):
+            read_report({**event, "temperature": wrong})

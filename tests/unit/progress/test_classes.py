@@ -24,6 +24,14 @@ def test_two_classes() -> None:
     ]
 
 
+def test_a_calibrated_classifier() -> None:
+    report = report_of_classes([0, 0, 0, 1, 0], [0, 1, 0, 1, 1], ["ham", "spam"], 0.31, 1.25)
+    assert lines(report)[-2:] == [
+        "  the probabilities are calibrated: temperature 1.25",
+        "  spam is predicted from a probability of 0.31",
+    ]
+
+
 def test_a_class_that_is_never_predicted_and_one_without_rows() -> None:
     report = report_of_classes([0, 0], [0, 1], ["a", "b\nerror: c", "d"])
     assert "  NEVER PREDICTED: b error: c, although the data has rows of this class" in lines(

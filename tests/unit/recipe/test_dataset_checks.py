@@ -104,6 +104,24 @@ def test_good_folders(tmp_path: Path, recipe: Recipe, rows: list[Any]) -> None:
     check_data(write(tmp_path, train=rows, validation=rows), recipe)
 
 
+def test_columns_that_divide_the_rows(tmp_path: Path) -> None:
+    rows = [{**PAIR, "writer": "a"}, {**PAIR, "writer": ""}, PAIR]
+    write(tmp_path, train=rows, test=[{**PAIR, "label": -1, "writer": "b"}])
+    groups = replace(MRPC, group_column="writer")
+    found = problems_of(tmp_path, groups)
+    assert "train.jsonl:2: writer is empty, so the row cannot be put into a set" in found
+    assert "train.jsonl:3: " in found
+    assert "test.jsonl" not in found
+    found = problems_of(tmp_path, replace(MRPC, stratify_column="author"))
+    assert "train.jsonl:1: no column author" in found
+    assert "sentence1, sentence2, label, writer" in found
+    assert "stratify_column=NAME" in found
+    folds = replace(groups, folds=3, fold=1)
+    write(tmp_path, train=[{**PAIR, "writer": n, "label": n} for n in (0, 1)], validation=[PAIR])
+    assert "validation.jsonl: folds of the training rows are the" in problems_of(tmp_path, folds)
+    assert "test.jsonl:1: label is -1" in problems_of(tmp_path, replace(groups, test_split_rows=1))
+
+
 @pytest.mark.parametrize(
     ("recipe", "good", "changes"),
     [

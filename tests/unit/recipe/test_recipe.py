@@ -252,3 +252,47 @@ def test_keys_are_names_whatever_yaml_takes_them_for(tmp_path: Path) -> None:
     path = tmp_path / "mine.yml"
     path.write_text(f"task: text-classification\nmodel: m\ndata: d\nclass_weights: {{{text}}}\n")
     assert load_recipe(str(path)).options.class_weights == given.options.class_weights  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("lines", "field"),
+    [
+        ("test_split_rows: 5\ntest_split_percentage: 10\n", "test_split_rows"),
+        ("group_column: a\nstratify_column: b\n", "stratify_column"),
+        ("test_split_rows: 5\nvalidation_splits: [test]\n", "validation_splits"),
+        ("task: causal-lm\ngroup_column: a\n", "group_column"),
+        ("folds: 5\n", "folds"),
+        ("fold: 5\n", "fold:"),
+        ("folds: 5\nfold: 6\n", "fold:"),
+        ("folds: 5\nfold: 5\nvalidation_split_rows: 9\n", "validation_split_rows"),
+        ("folds: 5\nfold: 5\nvalidation_splits: [a, b]\n", "validation_splits"),
+        ("task: masked-lm\nfolds: 5\nfold: 5\n", "folds"),
+    ],
+)
+def test_contradictions_of_splits(lines: str, field: str) -> None:
+    text = f"model: m\ndata: d\n{lines}"
+    line = next(n for n, one in enumerate(text.splitlines(), 1) if one.startswith(field))
+    with pytest.raises(RecipeError) as refused:
+        parse_recipe(text, "my.yml")
+    assert f"my.yml:{line}: " in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("lines", "field"),
+    [
+        ("calibrate: true\nregression: true\n", "calibrate"),
+        ("threshold_metric: f1\nlabel_columns: [a, b]\n", "threshold_metric"),
+        ('threshold_metric: f1\ntraining: {eval_strategy: "no"}\n', "threshold_metric"),
+        (
+            "training: {metric_for_best_model: ece_calibrated, load_best_model_at_end: true}\n"
+            "calibrate: true\n",
+            "training",
+        ),
+    ],
+)
+def test_contradictions_of_calibration(lines: str, field: str) -> None:
+    text = f"model: m\ndata: d\n{lines}"
+    number = next(n for n, line in enumerate(text.splitlines(), 1) if line.startswith(field))
+    with pytest.raises(RecipeError) as refused:
+        parse_recipe(text, "my.yml")
+    assert f"my.yml:{number}: " in str(refused.value)

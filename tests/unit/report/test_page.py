@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from xml.etree import ElementTree
@@ -114,6 +115,21 @@ def test_fields_that_differ_are_in_the_table() -> None:
     assert "training.weight_decay 0.01 0.002 steps" in text
     assert "training.adam_beta1" not in text
     assert "max_length 64 64" not in text
+
+
+def test_folds_have_a_mean_and_a_deviation() -> None:
+    """Show the mean and standard deviation of the classic example 2, 4, 4, 4, 5, 5, 7, 9."""
+    files = []
+    for fold, value in enumerate((2, 4, 4, 4, 5, 5, 7, 9)):
+        one = run_files(f"mrpc-20261123-013759-{fold}abc")
+        recipe = {**one.record["recipe"], "folds": 8, "fold": fold, "training": {"seed": fold // 4}}
+        end = [event for event in one.events if event["event"] != "result"]
+        result = {"event": "result", "time": end[-1]["time"], "metrics": {"loss": float(value)}}
+        record = {**one.record, "recipe": recipe}
+        files.append(replace(one, record=record, events=[*end[:-1], result, end[-1]]))
+    text = text_of(render(files, NOW))
+    assert "all runs, 8 runs: mean ± standard deviation loss 5 ± 2.1" in text
+    assert "standard deviation" not in text_of(render(files[:1], NOW))
 
 
 def test_what_several_values_of_a_field_did_is_drawn() -> None:

@@ -81,6 +81,27 @@ def test_a_clear_difference_is_not_doubted() -> None:
     assert "chance" not in "\n".join(result.lines())
 
 
+def test_folds_are_repeats_and_have_the_spread_of_each_metric() -> None:
+    rows = [
+        SweepRun(
+            {"batch_size": size, "fold": str(fold)}, state="done",
+            metrics={"loss": -value, "accuracy": value, **({"test_f1": 1.0} if fold else {})},
+        )
+        for size, values in (("8", CONTROL[:5]), ("16", TREATMENT_2[:5]))
+        for fold, value in enumerate(values)
+    ]  # fmt: skip
+    document = SweepResult(rows, Aim("accuracy")).document()
+    first, second = document["settings"]
+    assert first["settings"] == {"batch_size": "16"}
+    for setting, values in ((first, TREATMENT_2[:5]), (second, CONTROL[:5])):
+        assert setting["metrics"].keys() == {"loss", "accuracy"}  # a fold lacks test_f1
+        spread = setting["metrics"]["accuracy"]
+        assert spread == pytest.approx(
+            {"mean": statistics.mean(values), "deviation": statistics.stdev(values)}
+        )
+        assert setting["metrics"]["loss"]["mean"] == pytest.approx(-spread["mean"])
+
+
 def test_seeds_alone_are_repeats_of_one_setting() -> None:
     rows = [
         SweepRun({"training.seed": str(seed)}, state="done", metrics={"loss": value})

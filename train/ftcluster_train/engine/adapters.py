@@ -42,7 +42,9 @@ PLAIN = {
 }  # fmt: skip
 Layer: TypeAlias = nn.Linear | Conv1D
 THRESHOLDS = "label_thresholds"  # configuration field with the threshold of each class by name
-OF_HEAD = ("problem_type", THRESHOLDS)  # fields that are saved along with a classifier's classes
+TEMPERATURE = "calibration_temperature"  # configuration field with the divisor of the logits
+# fields that are saved along with a classifier's classes
+OF_HEAD = ("problem_type", THRESHOLDS, TEMPERATURE)
 MERGE = "merge them with peft: merge_and_unload()"
 
 
@@ -87,8 +89,8 @@ def trained_config(
         settings["label2id"] = {name: number for number, name in enumerate(classes)}
         settings |= {"problem_type": head.get("problem_type")}
     config = load_config(recipe, model, tokenizer, **settings)
-    if limits := head.get(THRESHOLDS):
-        config.update({THRESHOLDS: limits})  # from_pretrained ignores unknown fields
+    tuned = {name: head[name] for name in (THRESHOLDS, TEMPERATURE) if head.get(name)}
+    config.update(tuned)  # from_pretrained ignores unknown fields
     return config
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from ftcluster_common.data.data_files import TEST
 from ftcluster_common.protocol.job import PREDICT, Job
 from ftcluster_train.comm.world import World, folder_led, gather_over_ranks
 from ftcluster_train.engine.data.sets import PREDICTED
@@ -49,6 +50,7 @@ def evaluate(
     world: World,
     bf16: bool,
     context: BatchContext | None = None,
+    fits: bool = True,
 ) -> Scores:
     """Evaluate a model on all validation sets, and return the same scores on every rank.
 
@@ -62,6 +64,7 @@ def evaluate(
 
     Args:
         context: batch context, see `predict`.
+        fits: False to use the settings as they are, as for a test set.
     """
     metrics, classes, texts = {}, {}, {}
     doubts: list[str] = []
@@ -72,7 +75,7 @@ def evaluate(
     for name in sets:
         with task.using(name):
             predicted[name] = predict(task, model, validation_sets[name], world, bf16, context)
-    if task.purpose == "train" and sets:
+    if task.purpose == "train" and sets and fits:
         fitted = sets if mixes else sets[:1]
         every = [prediction for name in fitted for prediction in predicted[name]]
         task.fit(every, joined([validation_sets[name] for name in fitted]))
@@ -120,7 +123,22 @@ def mean_metrics(
 
 
 def _suffix(name: str) -> str:
-    return f"_{name.removeprefix('validation_')}"
+    return f"_{name.removeprefix('validation_').removeprefix('test_')}"
+
+
+def evaluate_tests(
+    task: Task, model: PreTrainedModel, test_sets: Mapping[str, Samples], world: World, bf16: bool,
+    context: BatchContext | None,
+) -> Scores:  # fmt: skip
+    """Evaluate a trained model on the test sets; the metrics' names begin with `test_`.
+
+    Settings such as thresholds are not tuned on these sets.
+    """
+    doubts = [*task.score_notices]
+    scores: Scores = evaluate(task, model, test_sets, world, bf16, context, fits=False)
+    task.score_notices = [*doubts, *task.score_notices]
+    metrics = {f"{TEST}_{name}": value for name, value in scores.metrics.items()}
+    return scores._replace(metrics=metrics)
 
 
 class Evaluator:

@@ -24,7 +24,7 @@ from ftcluster_kernels.nf4 import shape_of
 from ftcluster_train.comm.world import World, check_equal_on_ranks, gather_over_ranks
 from ftcluster_train.engine.checkpoints import Checkpoints
 from ftcluster_train.engine.data.token_samples import Samples
-from ftcluster_train.engine.evaluation import Evaluator
+from ftcluster_train.engine.evaluation import Evaluator, Scores, evaluate_tests
 from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.optim.flat_params import state_layout
 from ftcluster_train.engine.optim.optimizer_step import make_optimizer_step, make_schedule, set_step
@@ -53,6 +53,7 @@ from ftcluster_train.patching.patch_model import (
 )
 
 ALL_OPTIMIZATIONS = Optimizations()
+NO_SETS: Mapping[str, Samples] = {}
 SHOWN_SAMPLES = 8  # maximum number of samples to list if a batch's loss is NaN
 
 
@@ -62,7 +63,7 @@ class LoopResult:
 
     Attributes:
         metrics: metrics of the last evaluation; metrics of the best evaluation if the best model is
-            loaded at the end.
+            loaded at the end. The metrics of the test sets begin with `test_`.
         classes: class reports of the same evaluation, see `Scores`.
         train_seconds: training time in seconds, without evaluations and checkpoints.
         step: step after which the returned model was saved.
@@ -80,7 +81,7 @@ def train(
     validation_sets: Mapping[str, Samples], world: World, log: ProgressLog,
     optimizations: Optimizations = ALL_OPTIMIZATIONS,
     stop_asked: Callable[[], bool] = lambda: False, check: SavedCheck | None = None,
-    sizes: Sequence[int] = (),
+    sizes: Sequence[int] = (), test_sets: Mapping[str, Samples] = NO_SETS,
 ) -> tuple[LoopResult, PreTrainedModel]:  # fmt: skip
     """Train `model` and return it in fp32 on rank 0.
 
@@ -91,6 +92,7 @@ def train(
             to stop, all ranks stop after the current step.
         check: validator for the first checkpoint that this rank writes, or None for no check.
         sizes: number of training samples of each data set; may be empty for a single data set.
+        test_sets: sets that are evaluated once, with the model that is returned.
 
     Raises:
         TrainingStopped: a rank was asked to stop; the state is saved.
@@ -99,7 +101,7 @@ def train(
     """
     loop = _Loop(
         job, task, model, train_set, validation_sets, world, log, optimizations, stop_asked, check,
-        sizes,
+        sizes, test_sets,
     )  # fmt: skip
     loop.evaluate_at_start()
     for step, indices in loop.batches.after(loop.state.step):
@@ -124,10 +126,11 @@ class _Loop:
         self, job: Job, task: Task, model: PreTrainedModel, train_set: Samples,
         validation_sets: Mapping[str, Samples], world: World, log: ProgressLog,
         optimizations: Optimizations, stop_asked: Callable[[], bool], check: SavedCheck | None,
-        sizes: Sequence[int],
+        sizes: Sequence[int], test_sets: Mapping[str, Samples],
     ) -> None:  # fmt: skip
         self._job, self._task, self._model, self._world, self._log = job, task, model, world, log
         self._validation_sets, self._stop_asked = validation_sets, stop_asked
+        self._test_sets = test_sets
         self._settings, bf16 = job.recipe.training, job.precision == "bf16"
         torch.use_deterministic_algorithms(self._settings.full_determinism)
         self.batches = Batches(job, task, train_set, world, optimizations.group_by_length, sizes)
@@ -142,7 +145,8 @@ class _Loop:
         self._evaluator = Evaluator(task, model, optimizer, world, bf16, log)
         if task.needs_reference:
             others = validation_sets.values() if task.references_validation else ()
-            self._evaluator.compute_reference(job, [train_set, *others])
+            tests = test_sets.values() if task.references_validation else ()
+            self._evaluator.compute_reference(job, [train_set, *others, *tests])
         log_start(job, model, train_set, self.batches, world, log)
         self._resume(new_state(job, model, train_set, self.batches, world), check)
         self._times = StepTimes(optimizer.traffic, world)
@@ -305,7 +309,23 @@ class _Loop:
             metrics, classes = state.best_metrics, state.best_classes
             at = state.best_step or at
         self._task.use_scores(classes)
+        if self._test_sets:
+            test = self._test(trained)
+            metrics, classes = {**metrics, **test.metrics}, {**classes, **test.classes}
         return LoopResult(metrics, seconds, state.samples / seconds, classes, at), trained
+
+    def _test(self, trained: PreTrainedModel) -> Scores:
+        """Evaluate the detached model on the test sets; every rank must call this method.
+
+        Rank 0 has the weights in fp32. The other ranks still have those of the training's dtype, so
+        that a test set needs no more memory than a validation set.
+        """
+        report(self.state.step, "evaluating")
+        count = sum(map(len, self._test_sets.values()))
+        self._log.write("phase", doing=f"evaluating {count} test samples")
+        context = self._optimizer.context if trained is self._model else None
+        bf16 = self._job.precision == "bf16"
+        return evaluate_tests(self._task, trained, self._test_sets, self._world, bf16, context)
 
 
 def log_start(

@@ -18,6 +18,7 @@ import yaml
 
 from ftcluster_common import __version__
 from ftcluster_common.data.class_names import are_unnamed
+from ftcluster_common.data.data_files import TEST
 from ftcluster_common.data.data_sets import data_set_of, split_name
 from ftcluster_common.models.model_package import PACKAGE
 from ftcluster_common.models.trained_model import pipeline_of, read_trained
@@ -28,6 +29,7 @@ from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.io.events import seconds_since_first
 
 FILE = "README.md"
+OF_TESTS = f"{TEST}_"  # prefix of the metrics of test sets
 MOST_CLASSES = 20  # maximum number of class names in a card's example
 # the Hub's names of metrics, if they differ from a task's names
 METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
@@ -198,6 +200,7 @@ def front_matter(
     }.get(kind, [])
     on_the_hub = [split_revision(part.path)[0] for part in recipe.data_sets if of_hub(part.path)]
     results = [*_results(recipe, commits, values, pipeline)]
+    measured = [_hub_name(name, recipe) for name in values]
     library = "sentence-transformers" if kind.endswith("-encoder") else kind
     return {
         **({"license": recipe.license} if recipe.license else {}),
@@ -205,7 +208,7 @@ def front_matter(
         "pipeline_tag": pipeline,
         **(base if on_hub else {}),
         **({"datasets": [*dict.fromkeys(on_the_hub)]} if on_the_hub else {}),
-        **({"metrics": [METRICS.get(name, name) for name in values]} if values else {}),
+        **({"metrics": [*dict.fromkeys(measured)]} if values else {}),
         "tags": sorted({*tags}),
         **({"model-index": [{"name": job.run, "results": results}]} if values else {}),
     }
@@ -228,14 +231,32 @@ def _results(
             for name, value in values.items()
             if data_set_of(name, names) == data_set.name
         }
-        yield {
-            "task": {"type": pipeline},
-            "dataset": {name: value for name, value in of_data.items() if value},
-            "metrics": [
-                {"type": METRICS.get(name, name), "name": name, "value": value}
-                for name, value in of_set.items()
-            ],
-        }
+        tests = {name for name in of_set if _is_of_tests(name, recipe)}
+        for split, measured in (("", of_set.keys() - tests), (TEST, tests)):
+            if measured or not split:
+                yield {
+                    "task": {"type": pipeline},
+                    "dataset": {
+                        **{name: value for name, value in of_data.items() if value},
+                        **({"split": split} if split else {}),
+                    },
+                    "metrics": [
+                        {"type": _hub_name(name, recipe), "name": name, "value": value}
+                        for name, value in of_set.items()
+                        if name in measured
+                    ],
+                }
+
+
+def _is_of_tests(metric: str, recipe: Recipe) -> bool:
+    """Return True if a metric was measured on a test set."""
+    return recipe.has_test and metric.startswith(OF_TESTS)
+
+
+def _hub_name(metric: str, recipe: Recipe) -> str:
+    """Return the Hub's name of a metric; it does not depend on the set."""
+    name = metric.removeprefix(OF_TESTS) if _is_of_tests(metric, recipe) else metric
+    return METRICS.get(name, name)
 
 
 def of_hub(name: str) -> bool:

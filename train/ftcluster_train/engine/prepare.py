@@ -71,7 +71,7 @@ from ftcluster_train.engine.models import (
     longest_input,
     train_tokenizer,
 )
-from ftcluster_train.engine.tasks.base import VALIDATION_ROWS, Task
+from ftcluster_train.engine.tasks.base import TEST_ROWS, VALIDATION_ROWS, Task
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io.fsync import ACCOUNT_ONLY, write_atomically
@@ -128,14 +128,15 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         _check_ends(task, config, samples)
         report = describe(task, samples, earlier)
         (samples / REPORT).write_text(json.dumps(report), encoding="utf-8")
-        if task.drawn:
-            sources = {data_set.name: data_set.path for data_set in recipe.data_sets}
-            drawn = [
-                {"data": sources[name], "rows": [place for place, _ in rows.with_places()]}
-                for name, rows in task.drawn.items()
-            ]
-            document = json.dumps(drawn[0] if len(sources) == 1 else drawn)
-            (samples / VALIDATION_ROWS).write_text(f"{document}\n", encoding="utf-8")
+        for file, parts in ((VALIDATION_ROWS, task.drawn), (TEST_ROWS, task.drawn_tests)):
+            if parts:
+                sources = {data_set.name: data_set.path for data_set in recipe.data_sets}
+                drawn = [
+                    {"data": sources[name], "rows": [place for place, _ in rows.with_places()]}
+                    for name, rows in parts.items()
+                ]
+                document = json.dumps(drawn[0] if len(sources) == 1 else drawn)
+                (samples / file).write_text(f"{document}\n", encoding="utf-8")
         if job.purpose == EVALUATE:
             notices += [
                 f"{data_set['set']}: THE MODEL WAS TRAINED ON {data_set['duplicates']} OF "
@@ -210,6 +211,7 @@ def _token_settings(
         ],
         "earlier": hash_of(array("q", (number >> 1 for number in earlier))),
         **({"sets": [[entry.name, dict(entry.fields)] for entry in several]} if several else {}),
+        **({"splits": splits} if (splits := job.recipe.split_settings) else {}),
         **({"code": job.code.task.sha256} if job.code.task else {}),
         **({"own_metrics": task.own_metric_names} if task.own_metric_names else {}),
     }

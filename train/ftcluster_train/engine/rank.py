@@ -27,7 +27,7 @@ from transformers import PreTrainedModel, set_seed
 from transformers.utils import logging as transformers_logging
 
 from ftcluster_common.data.data_files import TRAIN
-from ftcluster_common.data.data_sets import split_name
+from ftcluster_common.data.data_sets import is_test, split_name
 from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.models.row_hashes import ROWS
 from ftcluster_common.protocol.class_report import read_report
@@ -78,7 +78,7 @@ from ftcluster_train.engine.models import (
 from ftcluster_train.engine.optim.ipex import load_ipex
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.saved_check import SavedCheck
-from ftcluster_train.engine.tasks.base import VALIDATION_ROWS, Task
+from ftcluster_train.engine.tasks.base import TEST_ROWS, VALIDATION_ROWS, Task
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.engine.trackers import make_trackers
 from ftcluster_train.errors import STOPPED_LINE, TrainError, TrainingStopped, error_line
@@ -176,6 +176,9 @@ def _train(
         with task.using(data_set.name):
             train_sets.append(task.prepare_train_set(model, samples.pop(split), world, bf16, log))
     train_set = joined(train_sets)
+    tests = {
+        name: samples.pop(name) for name in [*samples] if job.recipe.has_test and is_test(name)
+    }
     length = sum(train_set.lengths("input_ids")) / len(train_set)
     write_matmul_speed(log, job, model, length, world.size)
     merged = adapters is not None and adapters.merge_adapters
@@ -183,9 +186,10 @@ def _train(
     if world.rank == 0:
         saved = model.parameters() if merged else saved_parameters(model)
         check_space(job.run_dir, sum(shape_of(p).numel() * dtype_of(p).itemsize for p in saved))
-        drawn = Path(inputs.samples) / VALIDATION_ROWS
-        if drawn.exists():
-            shutil.copyfile(drawn, job.run_dir / VALIDATION_ROWS)
+        for name in (VALIDATION_ROWS, TEST_ROWS):
+            drawn = Path(inputs.samples) / name
+            if drawn.exists():
+                shutil.copyfile(drawn, job.run_dir / name)
         trackers = make_trackers(job.recipe.training, job.run_dir, job.run, log.notice)
         log = ProgressLog(events, trackers)
         plain = not (job.recipe.from_scratch or job.recipe.load_in_4bit)
@@ -195,7 +199,7 @@ def _train(
     try:
         done, trained = train(
             job, task, model, train_set, samples, world, log, stop_asked=stop_asked, check=check,
-            sizes=[*map(len, train_sets)],
+            sizes=[*map(len, train_sets)], test_sets=tests,
         )  # fmt: skip
     finally:
         if trackers:

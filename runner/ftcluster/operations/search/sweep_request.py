@@ -18,7 +18,8 @@ from ftcluster.planning.plan import first_hosts
 from ftcluster.recipe.inputs import copy_name
 from ftcluster.recipe.recipe import all_fields
 from ftcluster.search.engine import Listed, Strategy
-from ftcluster.search.space import MOST, Axis, Settings, axes_of, combinations, drawn
+from ftcluster.search.repeats import FOLD
+from ftcluster.search.space import MOST, Axis, Settings, Values, axes_of, combinations, drawn
 from ftcluster.search.tpe import Tpe
 
 NAME_LENGTH, DIGEST_LENGTH = 29, 10  # a run's name has at most 40 characters
@@ -66,6 +67,8 @@ class SweepRequest(RecipeRequest):
             raise UsageError("--random and --tpe exclude each other")
         if self.tpe > MOST:
             raise UsageError(f"--tpe {self.tpe:,} is more than {MOST:,} runs")
+        if self.tpe and FOLD in self.fields:
+            raise UsageError("--tpe compares single runs, not folds", "name one of them: fold=1")
         if not self._axes[1]:
             raise UsageError(
                 "no field has several values",
@@ -75,7 +78,14 @@ class SweepRequest(RecipeRequest):
 
     @cached_property
     def _axes(self) -> tuple[list[str], list[Axis]]:
-        return axes_of(self.words, all_fields())
+        fixed, axes = axes_of(self.words, all_fields())
+        names = {*(word.partition("=")[0] for word in fixed), *(axis.name for axis in axes)}
+        folds = next((word for word in fixed if word.startswith("folds=")), "").removeprefix(
+            "folds="
+        )
+        if FOLD not in names and folds.isdecimal() and 1 < int(folds) <= MOST:
+            axes.append(Values(FOLD, tuple(str(number + 1) for number in range(int(folds)))))
+        return fixed, axes
 
     @property
     def fields(self) -> list[str]:
@@ -94,6 +104,12 @@ class SweepRequest(RecipeRequest):
             FtclusterError: optuna is not installed.
         """
         _, axes = self._axes
+        of_folds = [axis for axis in axes if axis.name == FOLD]
+        others = [axis for axis in axes if axis.name != FOLD]
+        if self.random and of_folds and others:  # each combination is trained on all folds
+            folds = combinations(of_folds)
+            chosen = drawn(others, self.random, self.seed)
+            return Listed([{**settings, **fold} for settings in chosen for fold in folds])
         if self.tpe:
             return Tpe(axes, self.seed, self.tpe, at_once)
         return Listed(drawn(axes, self.random, self.seed) if self.random else combinations(axes))

@@ -41,7 +41,10 @@ class SweepResult:
 
     @property
     def repeated(self) -> list[RepeatedSetting]:
-        """The settings that have the metric, best mean first. Seeds are not part of a setting."""
+        """The settings that have the metric, best mean first.
+
+        Seeds and folds are not part of a setting.
+        """
         more_is_better = self.aim.more_is_better(self.metric)
         sign = -1 if more_is_better else 1
         valued = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from ftcluster_common.data.columns import is_incomplete
-from ftcluster_common.data.data_files import TRAIN, VALIDATION, Row
+from ftcluster_common.data.data_files import TEST, TRAIN, VALIDATION, Row
 from ftcluster_common.data.data_sets import is_train
 from ftcluster_common.protocol.job import EVALUATE, PREDICT, Purpose
 from ftcluster_train.engine.data.sources import Rows, class_names, places
@@ -20,7 +20,11 @@ SEED = 42  # seed for drawing validation rows; equal for all runs, so that metri
 
 
 def choose_sets(
-    found: Mapping[str, Rows], purpose: Purpose, validation: Sequence[str], data: str
+    found: Mapping[str, Rows],
+    purpose: Purpose,
+    validation: Sequence[str],
+    data: str,
+    tests: bool = False,
 ) -> dict[str, Rows]:
     """Return the sets of rows that a task reads, by name.
 
@@ -28,6 +32,7 @@ def choose_sets(
 
     Args:
         validation: names of the validation sets.
+        tests: True to return the test set too, if the data have one.
 
     Raises:
         TrainError: the data lack a set that the task needs.
@@ -45,11 +50,12 @@ def choose_sets(
     wanted = (*([] if purpose == EVALUATE else [TRAIN]), *validation)
     missing = [name for name in wanted if name not in found]
     if purpose != EVALUATE and tuple(validation) == tuple(missing) == (VALIDATION,):
-        return {TRAIN: found[TRAIN]}
+        wanted, missing = (TRAIN,), [name for name in (TRAIN,) if name not in found]
     if missing:
         names = ", ".join(found) or "none"
         raise TrainError(f"data '{data}' has no split {', '.join(missing)}; found {names}")
-    return {name: found[name] for name in wanted}
+    more = [TEST] if tests and purpose == "train" and TEST in found else []
+    return {name: found[name] for name in (*wanted, *more)}
 
 
 def draw_rows(classes: Sequence[Hashable], percent: float, seed: int) -> frozenset[int]:
@@ -78,6 +84,25 @@ def draw_rows(classes: Sequence[Hashable], percent: float, seed: int) -> frozens
             "add rows, two or more of each class, or a file validation.csv",
         )
     return frozenset(chosen)
+
+
+def values_of(rows: Rows, column: str, split: str) -> list[str]:
+    """Return the value of a column in each row, as text.
+
+    Raises:
+        TrainError: a row has no value in the column.
+    """
+    values: list[str] = []
+    for where, row in places(rows, split):
+        value = row.get(column)
+        if value is None or value == "":
+            lacks = "an empty" if column in row else "no"
+            raise TrainError(
+                f"{where} has {lacks} column {column}; the data have {', '.join(row)}",
+                "give each row a value, or name another column in the recipe",
+            )
+        values.append(str(value))
+    return values
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from ftcluster_common.data.compressed import open_text
 from ftcluster_common.data.data_files import (
     PARQUET,
     TABLES,
+    TEST,
     TRAIN,
     VALIDATION,
     DataError,
@@ -376,25 +377,29 @@ class TextRows:
 Texts = TextFiles | TextRows
 
 
-def load_texts(data: str, config: str | None, options: Options) -> dict[str, Texts]:
+def load_texts(
+    data: str, config: str | None, options: Options, tests: bool = False
+) -> dict[str, Texts]:
     """Return the texts of the splits train and validation; validation may be missing.
 
     Args:
         data: text file *.txt, folder with such files, or other data, see `load_rows`. Each text
             file is one text.
         options: task options, which name the text column of data that has rows.
+        tests: True to return the split test too, if the data have one.
 
     Raises:
         TrainError: the data cannot be loaded, or have no split train.
         DataError: the data have no column with texts.
     """
+    names = (TRAIN, VALIDATION, *([TEST] if tests else []))
     if texts := texts_of(Path(data)):
         if TRAIN not in texts:
             raise TrainError(
                 f"data '{data}' has no texts to train on; it has texts for {', '.join(texts)}",
                 "rename files: all except test.txt and validation.txt are used for training",
             )
-        return {split: TextFiles(texts[split]) for split in (TRAIN, VALIDATION) if split in texts}
+        return {split: TextFiles(texts[split]) for split in names if split in texts}
     rows = load_rows(data, config)
     if TRAIN not in rows:
         raise TrainError(
@@ -404,6 +409,6 @@ def load_texts(data: str, config: str | None, options: Options) -> dict[str, Tex
     [column] = spec_of(options).columns(options, columns_of(rows[TRAIN]), True)["text"]
     return {
         split: TextRows(rows[split], column, f"{split} of {data}")
-        for split in (TRAIN, VALIDATION)
+        for split in names
         if split in rows
     }

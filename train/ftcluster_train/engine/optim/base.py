@@ -244,8 +244,8 @@ class OptimizerStep(ABC):
         """Return the model with separate fp32 tensors, as `from_pretrained` would load it.
 
         Args:
-            wanted: False if this rank does not use the returned model; its weights are then
-                undefined.
+            wanted: False if this rank does not save the returned model; its weights then keep
+                the dtype of the training.
         """
 
     def attach(self) -> None:  # noqa: B027 - no-op if `detach` makes a copy

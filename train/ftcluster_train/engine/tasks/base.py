@@ -13,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ftcluster_common.data.column_uses import UNREAD, Columns, unread_texts
 from ftcluster_common.data.columns import is_incomplete
-from ftcluster_common.data.data_files import TRAIN, VALIDATION, DataError
+from ftcluster_common.data.data_files import TEST, TRAIN, VALIDATION, DataError
 from ftcluster_common.data.data_sets import DataSet, data_set_of, split_name
 from ftcluster_common.protocol.class_report import ClassReport
 from ftcluster_common.protocol.job import PREDICT, Purpose
@@ -28,6 +28,7 @@ from ftcluster_train.engine.data.sets import (
     RenamedRows,
     choose_sets,
     draw_rows,
+    values_of,
 )
 from ftcluster_train.engine.data.sources import (
     Rows,
@@ -37,6 +38,14 @@ from ftcluster_train.engine.data.sources import (
     host_export_notes,
     load_rows,
     places,
+)
+from ftcluster_train.engine.data.splits import (
+    RowKeys,
+    rows_of_fold,
+    size_of,
+    split_groups,
+    split_rows,
+    split_strata,
 )
 from ftcluster_train.engine.data.token_samples import Sample, Samples
 from ftcluster_train.engine.models import call_model
@@ -54,7 +63,11 @@ if TYPE_CHECKING:
 
 ROWS_FILE = "rows.jsonl"  # file with the rows to predict, in the folder of the samples
 VALIDATION_ROWS = "validation_rows.json"  # indices of the rows drawn for validation
+TEST_ROWS = "test_rows.json"  # indices of the rows drawn for the test set
 COMPARED_TOKENS = 64
+NO_KEYS = RowKeys("", ())
+# recipe fields without effect if no set is drawn
+OF_DRAWN = ("validation_split_rows", "test_split_rows", "test_split_percentage", "stratify_column")
 
 Data = str | tuple[DataSet, ...]  # the field `data` of a recipe
 
@@ -114,6 +127,7 @@ class Task(ABC):
         uses: column names of the first data set, by the purpose of the columns.
         uses_of: column names of each data set, by its name and by the purpose of the columns.
         drawn: rows that were drawn for validation, by the name of their data set.
+        drawn_tests: rows that were drawn for the test set, by the name of their data set.
         loss_column: column with one value, such as a target token, for each term in the mean loss
             of a set; "" if each sample is one term.
         separates_sets: True if all samples of a batch must come from one data set.
@@ -158,6 +172,7 @@ class Task(ABC):
     limit = 0
     validation_splits: tuple[str, ...] = (VALIDATION,)
     drawn: Mapping[str, PartOfRows] = {}
+    drawn_tests: Mapping[str, PartOfRows] = {}
     separates_sets = False
     loss_column = ""
     model_class: Any
@@ -343,7 +358,9 @@ class Task(ABC):
     def _sets_of(self, part: Recipe, name: str) -> dict[str, Rows]:
         """Return the rows of each set of one data set."""
         splits = load_rows(part.source, part.data_config, self.purpose != PREDICT)
-        chosen = choose_sets(splits, self.purpose, self.validation_splits, part.source)
+        chosen = choose_sets(
+            splits, self.purpose, self.validation_splits, part.source, self.recipe.has_test
+        )
         sets = {split_name(split, name): rows for split, rows in chosen.items()}
         self.inspect_rows(next(iter(sets.values())))
         for split, rows in sets.items():
@@ -408,7 +425,9 @@ class Task(ABC):
         except DataError:  # reading the rows reports the error with more details
             return
         self.uses_of[self._data_set] = self.uses
-        self._unread[self._data_set] = tuple(unread_texts(self.uses, rows))
+        divides = (self.recipe.group_column, self.recipe.stratify_column)
+        unread = unread_texts(self.uses, rows)
+        self._unread[self._data_set] = tuple(name for name in unread if name not in divides)
 
     def notices(self) -> list[str]:
         """Return notices for the user about the data that `encode` has read."""
@@ -428,7 +447,11 @@ class Task(ABC):
     def with_validation(self, sets: dict[str, Rows]) -> tuple[dict[str, Rows], list[str]]:
         """Return the sets and notices.
 
-        If a data set has no validation set, draw its rows from its training set.
+        If a data set has no validation set, or not the test set that the recipe asks for, draw
+        their rows from its training set.
+
+        Raises:
+            TrainError: there are too few rows, or a group is in several sets.
         """
         if self.purpose != "train":
             return sets, []
@@ -438,7 +461,11 @@ class Task(ABC):
         for name in self._options:
             of_set = {s: rows for s, rows in sets.items() if data_set_of(s, self._options) == name}
             train, validation = split_name(TRAIN, name), split_name(VALIDATION, name)
-            if [*of_set] == [train]:
+            if self.recipe.split_settings:
+                with self.using(name):
+                    of_set, more = self._divide(of_set, name)
+                notices += more
+            elif [*of_set] == [train]:
                 rows = of_set[train]
                 with self.using(name):
                     drawn, what = self.draw_validation(
@@ -452,6 +479,106 @@ class Task(ABC):
                 }
             complete |= of_set
         return complete, notices
+
+    def _divide(self, sets: dict[str, Rows], name: str) -> tuple[dict[str, Rows], list[str]]:
+        """Draw the sets that a data set lacks, as the recipe's fields about splits say."""
+        recipe, rows = self.recipe, sets[split_name(TRAIN, name)]
+        train = split_name(TRAIN, name)
+        lacks_validation = self.validation_splits == (VALIDATION,) and (
+            split_name(VALIDATION, name) not in sets
+        )
+        count = sum(1 for _ in rows)
+        sizes: dict[str, int] = {}
+        if recipe.has_test and split_name(TEST, name) not in sets:
+            percent = recipe.test_split_percentage or 0
+            sizes[TEST] = size_of(count, percent, recipe.test_split_rows)
+        if recipe.folds is not None and not lacks_validation:
+            raise TrainError(
+                "the data have a validation set, but folds divide the rows of the training set",
+                "remove folds, or move the rows of the validation set to the training set",
+            )
+        if lacks_validation and recipe.folds is None:
+            percent = self.options.validation_split_percentage
+            sizes[VALIDATION] = size_of(count, percent, recipe.validation_split_rows)
+        seed = SEED if recipe.training.data_seed is None else recipe.training.data_seed
+        keys = self._keys(rows, train) if sizes or recipe.folds else NO_KEYS
+        drawn, notices = self._draw(keys, count, sizes, seed)
+        if recipe.folds is not None:
+            drawn[VALIDATION] = self._fold(keys, drawn.get(TEST, frozenset()), count, seed)
+            notices.append(f"{split_name(VALIDATION, name)}: fold {recipe.fold} of {recipe.folds}")
+        unused = [name for name in OF_DRAWN if getattr(recipe, name) is not None]
+        if unused and not drawn:
+            notices.append(
+                f"{', '.join(unused)}: without effect, because the data have all sets already"
+            )
+        chosen: frozenset[int] = frozenset().union(*drawn.values())
+        parts = {split: PartOfRows(rows, numbers, True, train) for split, numbers in drawn.items()}
+        if TEST in parts:
+            self.drawn_tests = {**self.drawn_tests, name: parts[TEST]}
+        if VALIDATION in parts:
+            self.drawn = {**self.drawn, name: parts[VALIDATION]}
+        notices += [
+            f"{split_name(split, name)}: {len(numbers)} of {count} rows of {train}"
+            for split, numbers in drawn.items()
+        ]
+        rest = PartOfRows(rows, chosen, False, train) if chosen else rows
+        new = {split_name(split, name): part for split, part in parts.items()}
+        divided = {**sets, train: rest, **new}
+        if recipe.group_column:
+            self._check_groups(divided, recipe.group_column)
+        return divided, notices
+
+    def _keys(self, rows: Rows, split: str) -> RowKeys:
+        """Return the group or the stratum of each row: from the recipe's column, or the task's."""
+        if column := self.recipe.group_column:
+            return RowKeys(column, values_of(rows, column, split), together=True)
+        if column := self.recipe.stratify_column:
+            return RowKeys(column, values_of(rows, column, split))
+        return self.keys_of_rows(rows)
+
+    def _draw(
+        self, keys: RowKeys, count: int, sizes: Mapping[str, int], seed: int
+    ) -> tuple[dict[str, frozenset[int]], list[str]]:
+        """Return the indices of the rows of each new set, and notices.
+
+        Args:
+            count: number of rows.
+            sizes: number of rows of each new set.
+        """
+        if not sizes:
+            return {}, []
+        if keys.together:
+            return split_groups(keys.values, sizes, seed, keys.column)
+        if keys.values:
+            column = self.recipe.stratify_column or ""
+            return split_strata(keys.values, sizes, seed, column), []
+        return split_rows(count, sizes, seed), []
+
+    def _fold(self, keys: RowKeys, tests: frozenset[int], count: int, seed: int) -> frozenset[int]:
+        """Return the indices of the rows of the recipe's fold; rows of the test set are in none."""
+        folds, fold = self.recipe.folds, self.recipe.fold
+        assert folds is not None, "called without folds"
+        assert fold is not None, "the control node has checked this"
+        others = [number for number in range(count) if number not in tests]
+        values = [keys.values[number] if keys.values else None for number in others]
+        chosen = rows_of_fold(values, keys.together, folds, fold, seed, keys.column)
+        return frozenset(others[position] for position in chosen)
+
+    def keys_of_rows(self, rows: Rows) -> RowKeys:  # noqa: ARG002
+        """Return the values that decide the set of each row if the recipe names no column."""
+        return NO_KEYS
+
+    def _check_groups(self, sets: Mapping[str, Rows], column: str) -> None:
+        """Check that no group is in two sets, which files of the user may cause."""
+        set_of: dict[str, str] = {}
+        for split, rows in sets.items():
+            for group in dict.fromkeys(values_of(rows, column, split)):
+                if set_of.setdefault(group, split) != split:
+                    raise TrainError(
+                        f"the group {group:.80} of column {column} is in {set_of[group]} and in "
+                        f"{split}",
+                        "move its rows into one set, or remove group_column",
+                    )
 
     def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
         """Draw rows for validation.

@@ -27,6 +27,26 @@ class Thresholds:
     def __init__(self, trained: PretrainedConfig | None) -> None:
         self._by_name: Mapping[str, float] = getattr(trained, THRESHOLDS, None) or {}
 
+    def choose_for_two(
+        self, names: Sequence[str], sure: Sequence[float], labels: Sequence[int], metric: str
+    ) -> None:
+        """Choose the threshold of the second of two classes; 0.5 if one of them is rare.
+
+        Args:
+            names: names of both classes.
+            sure: probability of the second class, for each row.
+            labels: number of the true class, for each row.
+            metric: metric to maximize.
+        """
+        positive = [label == 1 for label in labels]
+        is_rare = min(sum(positive), len(positive) - sum(positive)) < FEWEST
+        at = HALF if is_rare else best_threshold(sure, positive, metric)
+        self._by_name = {names[1]: at}
+
+    def of_second(self, names: Sequence[str]) -> float | None:
+        """Return the threshold of the second of two classes; None if there is none."""
+        return self._by_name.get(names[1]) if len(names) == 2 else None
+
     def choose(
         self, names: Sequence[str], rows: Sequence[Sequence[float]], labels: Sequence[Sequence[int]]
     ) -> None:
@@ -56,12 +76,29 @@ class Thresholds:
         """Return the thresholds of classes; 0.5 for a class without a chosen threshold."""
         return [self._by_name.get(name, HALF) for name in names]
 
-    def write(self, model: "PreTrainedModel", folder: Path) -> None:
-        """Write the chosen thresholds into the configuration of a saved model."""
-        if self._by_name:
-            setattr(model.config, THRESHOLDS, dict(self._by_name))
-            if (folder / CONFIG_NAME).exists():  # adapters have no configuration of the model
-                model.config.save_pretrained(folder)
+    @property
+    def by_name(self) -> dict[str, float]:
+        """The threshold of each class; empty if no thresholds were chosen."""
+        return dict(self._by_name)
+
+
+def write_settings(model: "PreTrainedModel", folder: Path, settings: Mapping[str, Any]) -> None:
+    """Write fields into the configuration of a saved model.
+
+    Args:
+        settings: value of each field. None removes a field, which a base model may have.
+    """
+    changed = [
+        name for name, value in settings.items() if getattr(model.config, name, None) != value
+    ]
+    for name in changed:
+        if settings[name] is None:
+            delattr(model.config, name)
+        else:
+            setattr(model.config, name, settings[name])
+    # adapters have no configuration of the model
+    if changed and (folder / CONFIG_NAME).exists():
+        model.config.save_pretrained(folder)
 
 
 def reports_of(classes: Mapping[str, Any]) -> Iterator[ClassReport]:

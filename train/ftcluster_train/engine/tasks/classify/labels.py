@@ -13,9 +13,11 @@ from ftcluster_common.data.class_names import (
 )
 from ftcluster_common.data.columns import as_flag
 from ftcluster_common.data.data_files import TRAIN, short
+from ftcluster_common.data.data_sets import is_test
 from ftcluster_common.data.numbers import as_number, is_decimal, why_no_number
 from ftcluster_common.recipe import Recipe
-from ftcluster_common.tasks.classify import TextClassification
+from ftcluster_common.tasks.classify import CALIBRATION_METRICS, TextClassification
+from ftcluster_common.tasks.registry import spec_of
 from ftcluster_train.engine.tasks.classify.metrics import FEWEST, default_metrics
 from ftcluster_train.errors import TrainError
 
@@ -270,7 +272,8 @@ def check_metrics(
             "use other metrics: metrics=[accuracy,f1_macro,f1_weighted]",
         )
     best = (recipe.training.metric_for_best_model or "").removeprefix("eval_")
-    measured = (*metrics, *own_metrics, "loss")
+    of_calibration = CALIBRATION_METRICS if options.calibrate else ()
+    measured = (*metrics, *own_metrics, "loss", *of_calibration)
     if trains and best and len(options.validation_splits) == 1 and best not in measured:
         raise TrainError(
             f"metric_for_best_model is {best}, which is not among the metrics for {len(names)} "
@@ -294,6 +297,12 @@ def check_classes(
     """
     train, columns = classes[TRAIN], options.label_columns
     if several:
+        if tuned := spec_of(options).tunes_on_validation(options):
+            raise TrainError(
+                f"{' and '.join(tuned)} cannot be used if a row may have several classes: each "
+                "class gets a threshold anyway",
+                f"remove {' and '.join(tuned)}",
+            )
         smoothing = recipe.training.label_smoothing_factor
         if options.class_weights or smoothing:
             raise TrainError(
@@ -307,11 +316,7 @@ def check_classes(
                 f"no column has the classes, so each of these columns of 0 and 1 is a class: "
                 f"{few(columns)}"
             )
-        best = (recipe.training.metric_for_best_model or "").rpartition("_")[2]
-        sets = sorted(
-            (name for name in classes if name != TRAIN), key=lambda name: not name.endswith(best)
-        )
-        for split in sets[:1]:  # thresholds are tuned on this set, see `evaluate`
+        for split in _tuned_set(recipe, classes)[:1]:
             in_set = classes[split]
             rare = [name for number, name in enumerate(names) if in_set.get(number, 0) < FEWEST]
             if rare:
@@ -329,9 +334,41 @@ def check_classes(
     for name, counts_of_set in classes.items():
         if unknown := [names[n] for n in sorted(counts_of_set.keys() - train.keys())]:
             raise TrainError(f"{name} has classes that {TRAIN} lacks: {', '.join(unknown)}")
+    notices = _threshold_notices(recipe, options, classes, names)
     if not options.class_weights:
-        return []
+        return notices
     counts = [train.get(number, 0) for number in range(len(names))]
     weights = weights_of_classes(options.class_weights, counts, names)
     shown = few([f"{n} {w:.4g}" for n, w in zip(names, weights, strict=True)])
-    return [f"class weights: {shown}; evaluations compute the loss without weights"]
+    return [*notices, f"class weights: {shown}; evaluations compute the loss without weights"]
+
+
+def _tuned_set(recipe: Recipe, classes: Mapping[str, Mapping[int, int]]) -> Sequence[str]:
+    """Return the validation sets, first the set on which thresholds are tuned, see `evaluate`."""
+    best = (recipe.training.metric_for_best_model or "").rpartition("_")[2]
+    sets = (name for name in classes if name != TRAIN and not is_test(name))
+    return sorted(sets, key=lambda name: not name.endswith(best))
+
+
+def _threshold_notices(
+    recipe: Recipe, options: TextClassification, classes: Mapping[str, Mapping[int, int]],
+    names: Sequence[str],
+) -> list[str]:  # fmt: skip
+    """Return a notice if the validation set is too small to tune a threshold.
+
+    Raises:
+        TrainError: a threshold is to be tuned, and there are not two classes.
+    """
+    if options.threshold_metric is None:
+        return []
+    if len(names) != 2:
+        raise TrainError(
+            f"threshold_metric needs exactly two classes, the data have {len(names)}",
+            "remove threshold_metric",
+        )
+    for split in _tuned_set(recipe, classes)[:1]:
+        if min(classes[split].get(number, 0) for number in (0, 1)) < FEWEST:
+            return [
+                f"{split}: the threshold stays at 0.5, because a class has fewer than {FEWEST} rows"
+            ]
+    return []

@@ -90,8 +90,37 @@ def f1_scores(report: ClassReport) -> dict[str, float]:
     return scores
 
 
-def best_threshold(probabilities: Sequence[float], labels: Sequence[bool]) -> float:
-    """Return the probability threshold with the highest F1 for a class.
+def f1_of(right: int, wrong: int, missed: int) -> float:
+    """Return the F1 of a class.
+
+    Args:
+        right: number of true positives.
+        wrong: number of false positives.
+        missed: number of false negatives.
+    """
+    return 2 * right / (2 * right + wrong + missed) if right else 0.0
+
+
+def _matthews_of(right: int, wrong: int, missed: int, rest: int) -> float:
+    below = (right + wrong) * (right + missed) * (rest + wrong) * (rest + missed)
+    return (right * rest - wrong * missed) / math.sqrt(below) if below else 0.0
+
+
+# metrics by the numbers of true positives, false positives, false negatives and true negatives
+OF_COUNTS: dict[str, Callable[[int, int, int, int], float]] = {
+    "f1": lambda right, wrong, missed, _: f1_of(right, wrong, missed),
+    "f1_macro": lambda right, wrong, missed, rest: (
+        (f1_of(right, wrong, missed) + f1_of(rest, missed, wrong)) / 2
+    ),
+    "accuracy": lambda right, wrong, missed, rest: (right + rest) / (right + wrong + missed + rest),
+    "matthews": _matthews_of,
+}
+
+
+def best_threshold(
+    probabilities: Sequence[float], labels: Sequence[bool], metric: str = "f1"
+) -> float:
+    """Return the probability threshold with the highest value of a metric for a class.
 
     The threshold is the middle between two neighbouring probabilities. Among equally good
     thresholds, the nearest to 0.5 is returned. For a class without rows the threshold is 0.5.
@@ -99,17 +128,24 @@ def best_threshold(probabilities: Sequence[float], labels: Sequence[bool]) -> fl
     Args:
         probabilities: probability of the class, for each row.
         labels: True for each row that has the class.
+        metric: a name in OF_COUNTS.
 
     >>> best_threshold([0.9, 0.4, 0.2], [True, True, False])
     0.30000000000000004
     """
     pairs = sorted(zip(probabilities, labels, strict=True), reverse=True)
-    support = sum(labels)
-    candidates, right = [(0.0, 0.0, HALF)], 0
+    support, value_of = sum(labels), OF_COUNTS[metric]
+
+    def value(right: int, count: int) -> float:
+        """Return the metric if `count` rows are predicted, `right` of them correctly."""
+        return value_of(right, count - right, support - right, len(pairs) - count - support + right)
+
+    at_half = [label for probability, label in pairs if probability >= HALF]
+    candidates, right = [(value(sum(at_half), len(at_half)), 0.0, HALF)], 0
     for count, (probability, label) in enumerate(pairs, start=1):
         right += label
         following = pairs[count][0] if count < len(pairs) else 0.0
-        if following < probability and right:
+        if following < probability:
             threshold = (probability + following) / 2
-            candidates.append((2 * right / (count + support), -abs(threshold - HALF), threshold))
+            candidates.append((value(right, count), -abs(threshold - HALF), threshold))
     return max(candidates)[2]

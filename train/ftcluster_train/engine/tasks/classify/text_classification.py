@@ -20,17 +20,30 @@ from ftcluster_common.protocol.class_report import ClassReport, report_of_classe
 from ftcluster_common.protocol.job import PREDICT
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.classify import (
+    CALIBRATION_METRICS,
     TextClassification,
     classification_columns,
 )
 from ftcluster_common.tasks.registry import spec_of
+from ftcluster_train.engine.adapters import TEMPERATURE, THRESHOLDS
 from ftcluster_train.engine.data.sets import Complete, all_rows, draw_rows
 from ftcluster_train.engine.data.sources import Rows, class_names, column_batches, columns_of
+from ftcluster_train.engine.data.splits import RowKeys
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.metrics import constant_notice
 from ftcluster_train.engine.tasks.base import Batch, Data, Document, Task
 from ftcluster_train.engine.tasks.class_numbers import names_of_model, numbered
-from ftcluster_train.engine.tasks.classify.class_choice import Thresholds, class_answer, reports_of
+from ftcluster_train.engine.tasks.classify.calibration import (
+    Temperature,
+    calibration_error,
+    probabilities,
+)
+from ftcluster_train.engine.tasks.classify.class_choice import (
+    Thresholds,
+    class_answer,
+    reports_of,
+    write_settings,
+)
 from ftcluster_train.engine.tasks.classify.labels import (
     ClassLabels,
     check_classes,
@@ -67,7 +80,7 @@ class TextClassificationTask(Task):
         super().__init__(recipe, tokenizer, *others)
         self.validation_splits = self.options.validation_splits
         self.several = getattr(self.trained, "problem_type", None) == MULTI_LABEL
-        self._thresholds = Thresholds(self.trained)
+        self._thresholds, self._temperature = Thresholds(self.trained), Temperature(self.trained)
         self._weights: torch.Tensor | None = None
         self._class_count = getattr(self.trained, "num_labels", 0)
 
@@ -197,6 +210,12 @@ class TextClassificationTask(Task):
         drawn = draw_rows([*self._values(rows)], percent, seed)  # same fraction of each class
         return drawn, f"{len(drawn)} rows"
 
+    def keys_of_rows(self, rows: Rows) -> RowKeys:
+        """Return the class of each row, unless rows have a number or several classes."""
+        if self.options.regression or self.several:
+            return super().keys_of_rows(rows)
+        return RowKeys(self._label[0], [*map(as_word, self._values(rows))])
+
     def _values(self, rows: Rows) -> Iterator[Any]:
         [column] = self._label
         separator = self.options.label_separator
@@ -292,7 +311,8 @@ class TextClassificationTask(Task):
         """Return, for each sample, its loss and prediction.
 
         For a regression the prediction is a number. Otherwise it is the most likely class and its
-        probability; if needed, the probabilities of all classes follow.
+        probability. If needed, values of all classes follow: the probabilities if a row may have
+        several classes, else their logarithms, which are logits too.
         """
         logits = outputs.logits.float()
         losses = self._losses(logits, self._targets(samples)).tolist()
@@ -302,12 +322,38 @@ class TextClassificationTask(Task):
             ]
         every = logits.sigmoid() if self.several else logits.softmax(dim=-1)
         sure, likeliest = every.max(dim=-1)
-        kept = self.several or self.options.all_probabilities
-        rows = every.tolist() if kept else [[]] * len(samples)
+        values = every if self.several else logits.log_softmax(dim=-1)
+        rows = values.tolist() if self._needs_all_classes else [[]] * len(samples)
         return list(zip(losses, likeliest.tolist(), sure.tolist(), rows, strict=True))
 
+    @property
+    def _needs_all_classes(self) -> bool:
+        """True if predictions include a value for each class."""
+        tuned = self._thresholds.by_name or self._temperature.value is not None
+        tunes = self.purpose == "train" and spec_of(self.options).tunes_on_validation(self.options)
+        return bool(self.several or self.options.all_probabilities or tuned or tunes)
+
+    def _probabilities(self, predictions: Sequence[Any]) -> list[list[float]]:
+        """Return the probabilities of each row's classes; [] for each row if they are unknown."""
+        rows = [row for *_, row in predictions]
+        if self.several or not any(rows):
+            return rows
+        return self._temperature.probabilities(rows)
+
+    def _calibration(self, predictions: Sequence[Any], labels: Sequence[Any]) -> dict[str, float]:
+        """Return the calibration error before and after the calibration; {} without one."""
+        if self._temperature.value is None or self.several:
+            return {}
+        rows, numbers = [row for *_, row in predictions], [label for [label] in labels]
+        temperatures = (1.0, self._temperature.value)
+        errors = (calibration_error(probabilities(rows, at), numbers) for at in temperatures)
+        return dict(zip(CALIBRATION_METRICS, errors, strict=True))
+
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """Return the recipe's metrics and the mean loss."""
+        """Return the recipe's metrics, the mean loss, and the errors of a calibration.
+
+        The loss is that of the logits without a temperature.
+        """
         losses, predicted, _, _ = zip(*predictions, strict=True)
         labels: list[Any] = [sample["label"] for sample in samples]
         report, metrics = self.class_report(predictions, samples), self.options.metrics
@@ -318,7 +364,8 @@ class TextClassificationTask(Task):
         else:
             names = metrics or default_metrics(len(report.classes), self.several)
             values = measure(names, self._classes(predictions, samples), labels, report)
-        return {**values, "loss": math.fsum(losses) / len(losses)}
+        of_calibration = self._calibration(predictions, labels) if report else {}
+        return {**values, "loss": math.fsum(losses) / len(losses), **of_calibration}
 
     def compared(
         self, predictions: Sequence[Any], samples: Samples
@@ -341,7 +388,7 @@ class TextClassificationTask(Task):
 
     def doubts(self, predictions: Sequence[Any], samples: Samples) -> str:
         if not self.options.regression:
-            return ""
+            return self._temperature.doubt if self.options.calibrate else ""
         labels = [sample["label"][0] for sample in samples]
         return constant_notice([value for _, value, *_ in predictions], labels)
 
@@ -350,6 +397,13 @@ class TextClassificationTask(Task):
             rows = [row for *_, row in predictions]
             labels = [sample["label"] for sample in samples]
             self._thresholds.choose(self._names(samples), rows, labels)
+            return
+        numbers = [sample["label"][0] for sample in samples]
+        if self.options.calibrate:
+            self._temperature.choose([row for *_, row in predictions], numbers)
+        if metric := self.options.threshold_metric:
+            sure = [row[1] for row in self._probabilities(predictions)]
+            self._thresholds.choose_for_two(self._names(samples), sure, numbers, metric)
 
     def class_report(self, predictions: Sequence[Any], samples: Samples) -> ClassReport | None:
         if self.options.regression:
@@ -359,26 +413,44 @@ class TextClassificationTask(Task):
         if self.several:
             return report_of_sets(classes, labels, names, self._thresholds.of(names))
         return report_of_classes(
-            [number for [number] in classes], [number for [number] in labels], names
-        )
+            [number for [number] in classes], [number for [number] in labels], names,
+            self._thresholds.of_second(names), self._temperature.value,
+        )  # fmt: skip
 
     def use_scores(self, classes: Mapping[str, Any]) -> None:
-        if self.several:
+        if self._needs_all_classes:
             self._thresholds.use(reports_of(classes))
+            self._temperature.use(reports_of(classes))
+
+    def check_model(self, model: "PreTrainedModel") -> None:  # noqa: ARG002
+        """Describe the settings by which a trained model predicts rows with one class."""
+        if not self.trained or self.several or self.options.regression:
+            return
+        names, notices = names_of_model(self.trained), []
+        if (value := self._temperature.value) is not None:
+            notices.append(f"the probabilities are calibrated: temperature {value:.4g}")
+        if (at := self._thresholds.of_second(names)) is not None:
+            notices.append(f"{names[1]} is predicted from a probability of {at:.4g}")
+        self.model_notices = notices
 
     def write_files(self, model: "PreTrainedModel", folder: Path) -> None:
-        """Write the thresholds of the classes into the model's configuration."""
-        self._thresholds.write(model, folder)
+        """Write the thresholds and the temperature into the model's configuration."""
+        thresholds, temperature = self._thresholds.by_name or None, self._temperature.value
+        write_settings(model, folder, {THRESHOLDS: thresholds, TEMPERATURE: temperature})
 
     def _classes(self, predictions: Sequence[Any], samples: Samples) -> list[list[int]]:
         """Return the predicted classes of each row.
 
         A row has its most likely class or, if rows may have several classes, all classes whose
-        probability is at least their threshold.
+        probability is at least their threshold. Two classes may have a tuned threshold.
         """
+        names = self._names(samples)
         if not self.several:
+            at = self._thresholds.of_second(names)
+            if at is not None:
+                return [[int(row[1] >= at)] for row in self._probabilities(predictions)]
             return [[likeliest] for _, likeliest, *_ in predictions]
-        limits = self._thresholds.of(self._names(samples))
+        limits = self._thresholds.of(names)
         return [[n for n, p in enumerate(row) if p >= limits[n]] for *_, row in predictions]
 
     def answers(self, predictions: Sequence[Any], samples: Samples) -> list[dict[str, Any]]:
@@ -386,10 +458,10 @@ class TextClassificationTask(Task):
         if self.options.regression:
             return [{"prediction": value} for _, value, *_ in predictions]
         names, every = self._names(samples), self.options.all_probabilities
-        rows = zip(predictions, self._classes(predictions, samples), strict=True)
+        rows, classes = self._probabilities(predictions), self._classes(predictions, samples)
         return [
             class_answer(names, chosen, sure, row, self.several, every)
-            for (_, _, sure, row), chosen in rows
+            for (_, _, sure, _), row, chosen in zip(predictions, rows, classes, strict=True)
         ]
 
     def _targets(self, samples: Sequence[Sample]) -> torch.Tensor:

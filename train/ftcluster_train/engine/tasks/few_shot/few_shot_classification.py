@@ -23,6 +23,7 @@ from ftcluster_common.tasks.few_shot import (
 from ftcluster_train.engine.data.sampler import length_groups
 from ftcluster_train.engine.data.sets import draw_rows
 from ftcluster_train.engine.data.sources import Rows, column_batches, find_columns
+from ftcluster_train.engine.data.splits import RowKeys
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.tasks.base import Document
 from ftcluster_train.engine.tasks.class_numbers import names_of_model, numbered
@@ -105,6 +106,11 @@ class FewShotClassificationTask(SentenceSimilarityTask):
         _, labels = self._cells(rows, TRAIN)
         drawn = draw_rows([*map(as_word, labels)], percent, seed)  # same fraction of each class
         return drawn, f"{len(drawn)} rows"
+
+    def keys_of_rows(self, rows: Rows) -> RowKeys:
+        """Return the class of each row."""
+        _, label = self._column_names(rows, TRAIN)
+        return RowKeys(label, [*map(as_word, self._cells(rows, TRAIN)[1])])
 
     def _cells(self, rows: Rows, split: str) -> tuple[list[str], list[Any]]:
         """Return the texts and the labels of a set."""

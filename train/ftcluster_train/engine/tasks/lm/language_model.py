@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from ftcluster_common.data.data_files import TRAIN, VALIDATION
+from ftcluster_common.data.data_files import TEST, TRAIN, VALIDATION
 from ftcluster_common.data.data_sets import split_name
 from ftcluster_common.protocol.job import EVALUATE
 from ftcluster_common.recipe import Recipe
@@ -47,7 +47,7 @@ class LanguageModelTask(Task):
     def _encode_set(self, part: Recipe, name: str, length: int, folder: Path) -> list[str]:
         """Write the samples of one data set into `folder`, and return notices."""
         notices: list[str] = []
-        texts = load_texts(part.source, part.data_config, self.options)
+        texts = load_texts(part.source, part.data_config, self.options, self.recipe.has_test)
         if self.purpose == EVALUATE:
             texts = {VALIDATION: texts.get(VALIDATION, texts[TRAIN])}
         first = next(iter(texts.values()))
@@ -57,18 +57,26 @@ class LanguageModelTask(Task):
             split = split_name(split, name)
             notices += self.encode_texts(of_split, split, length, folder / split)
         if VALIDATION not in texts:
-            train, validation = split_name(TRAIN, name), split_name(VALIDATION, name)
-            count = len(Samples(folder / train))
-            moved = max(1, round(count * self.options.validation_split_percentage / 100))
-            if moved == count:
-                raise TrainError(
-                    f"the texts{f' of {train}' * bool(name)} fill only one block of {length} "
-                    "tokens; training and validation need at least one block each",
-                    f"add text, or use smaller blocks: {self.length_field}=128",
-                )
-            move_tail(folder / train, folder / validation, moved)
-            notices.append(f"{validation}: the last {moved} of {count} blocks")
+            percent = self.options.validation_split_percentage
+            notices.append(self._move_tail(VALIDATION, percent, name, length, folder))
+        tests = self.recipe.test_split_percentage
+        if self.purpose == "train" and tests is not None and TEST not in texts:
+            notices.append(self._move_tail(TEST, tests, name, length, folder))
         return notices
+
+    def _move_tail(self, split: str, percent: float, name: str, length: int, folder: Path) -> str:
+        """Move the last samples of a training set to a new set, and return a notice."""
+        train, new = split_name(TRAIN, name), split_name(split, name)
+        count = len(Samples(folder / train))
+        moved = max(1, round(count * percent / 100))
+        if moved == count:
+            raise TrainError(
+                f"the texts{f' of {train}' * bool(name)} fill only one block of {length} tokens; "
+                f"training and {split} need at least one block each",
+                f"add text, or use smaller blocks: {self.length_field}=128",
+            )
+        move_tail(folder / train, folder / new, moved)
+        return f"{new}: the last {moved} of {count} blocks"
 
     @abstractmethod
     def encode_texts(self, texts: Texts, split: str, length: int, folder: Path) -> list[str]:

@@ -23,6 +23,7 @@ from ftcluster_common.tasks.rerank import (
 )
 from ftcluster_train.engine.data.sets import draw_rows
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns, read_rows
+from ftcluster_train.engine.data.splits import RowKeys
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.metrics import constant_notice
 from ftcluster_train.engine.models import longest_input
@@ -83,6 +84,10 @@ class TextRankingTask(Task):
         chosen = {different[n] for n in draw_rows([0 for _ in different], percent, seed)}
         numbers = frozenset(n for n, query in enumerate(queries) if query in chosen)
         return numbers, f"{len(chosen)} queries"
+
+    def keys_of_rows(self, rows: Rows) -> RowKeys:
+        """Return the query of each row: all rows with the same query stay in the same set."""
+        return RowKeys("query", [query for query, _ in self._rows_of(rows, TRAIN)], together=True)
 
     def _rows_of(self, rows: Rows, split: str) -> Iterator[tuple[str, list[tuple[str, float]]]]:
         """Yield the query of each row, and the row's texts with labels."""
