@@ -72,6 +72,8 @@ class Job:
         del data["run_dir"]
         if not isinstance(self.recipe.data, tuple):
             del data["recipe"]["data_mixing"]  # unknown to older hosts, and without effect
+        if self.recipe.adapter_base is None:
+            del data["recipe"]["adapter_base"]  # unknown to older hosts
         if self.code == NO_CODE:
             del data["code"]
         options = data["recipe"]["options"]
