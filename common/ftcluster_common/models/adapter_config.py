@@ -211,7 +211,7 @@ def continued(
     implied = {} if values.get("adapter_base") else {"adapter_base": saved.base}
     if not (values.get("adapter_base") or saved.base):
         what = f"{saved.folder / CONFIG} does not name the adapters' base model"
-        problems.append(("adapter_base", f"{what}: adapter_base=DIR, or OWNER/NAME of the Hub"))
+        problems.append(("model", f"{what}: set adapter_base=DIR, or OWNER/NAME of the Hub"))
     if values.get("from_scratch"):
         problems.append(("from_scratch", "adapters need the weights of their base model"))
     if saved.weights and not spec.has_trained_head:
@@ -233,7 +233,7 @@ def _differences(values: Mapping[str, Any], saved: SavedAdapters) -> Iterator[Co
         advice = f"set {name}={shown} or remove it"
         if name == "lora_r":
             advice += "; lora_r=null merges them into their base model and trains all weights"
-        yield name, f"is {wanted}, but the adapters in {saved.folder} have {shown}: {advice}"
+        yield name, f"{name} is {wanted}, but the adapters in {saved.folder} have {shown}: {advice}"
 
 
 def _comparable(value: Any) -> Any:

@@ -144,7 +144,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _shapes(file: Path) -> list[tuple[int, ...]]:
     """Read the shapes of the floating-point tensors in a file."""
-    return [tensor.shape for tensor in read_header(file).values() if tensor.is_float]
+    return [tensor.shape for tensor in read_header(file, whole=False).values() if tensor.is_float]
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:

@@ -198,7 +198,7 @@ def parse_recipe(
     problems += [f"{lines[f'training.{key}']}: {problem}" for key, problem in contradictions]
     accepted = {**_spec_of(task).implied(accepted), **accepted}
     completed, contradictions = complete(accepted, _spec_of(task))
-    problems += [f"{lines.get(key, source)}: {key} {problem}" for key, problem in contradictions]
+    problems += [f"{lines.get(key, source)}: {problem}" for key, problem in contradictions]
     accepted |= {name: value for name, value in completed.items() if name not in accepted}
     problems += [
         f"{source}: '{key.name}' is missing: {GIVEN_BY.get(key.name, key.meaning)}"

@@ -28,7 +28,7 @@ def with_adapters(
     try:
         saved = read_adapters(folder)
     except GivenFileError as error:
-        return {}, [("model", f"cannot be used: {error}")]
+        return {}, [("model", str(error))]
     return continued(values, saved, spec)
 
 

@@ -52,7 +52,7 @@ def check_continued(
         values |= {name: getattr(recipe.options, name) for name in own & saved.fields.keys()}
     _, contradictions = continued(values, saved, recipe.spec)
     if contradictions:
-        raise TrainError("; ".join(f"{name} {problem}" for name, problem in contradictions))
+        raise TrainError("; ".join(problem for _, problem in contradictions))
     try:
         with torch.device("meta"):
             model = model_class.from_config(config)

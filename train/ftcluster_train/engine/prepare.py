@@ -169,10 +169,10 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         settings_of_head = task.model_settings(Samples(samples / first))
         head = head_of(recipe, model, task.model_class, settings_of_head, adapters)
         notices += [head.notice] if head and head.notice else []
-        if recipe.adapters and recipe.adapters.adapter_targets:
-            check_targets(task.model_class, config, recipe.adapters)
         if adapters:
             check_continued(recipe, Path(adapters), task.model_class, config)
+        elif recipe.adapters and recipe.adapters.adapter_targets:
+            check_targets(task.model_class, config, recipe.adapters)
     report = json.loads((samples / REPORT).read_text(encoding="utf-8"))
     commits = {"model": "" if Path(recipe.model).exists() else commit_of(Path(own))}
     places = {"model": recipe.model}
