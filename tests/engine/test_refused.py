@@ -90,7 +90,7 @@ def test_adapters_without_their_model(tmp_path: Path) -> None:
         ({"use_qalora": True}, "adapter_config.json has use_qalora=True"),
         ({"use_dora": True, "target_modules": ["query"]}, "has an adapter with use_dora=False"),
         ({"r": 0}, "needs the numbers r and lora_alpha"),
-        ({"target_modules": "all-linear"}, "has no list target_modules"),
+        ({"target_modules": [5]}, "has no list target_modules"),
         ({"target_modules": ["query"]}, "have no weights classifier.bias"),
         ({"target_modules": ["classifier"]}, "layer classifier has another size"),
     ],

@@ -77,6 +77,7 @@ from ftcluster_common.data.conversations import (
 )
 from ftcluster_common.data.data_files import DataError, Table, files_of
 from ftcluster_common.given_files import GivenFileError, read_given, read_json
+from ftcluster_common.models.adapter_config import read_adapters
 from ftcluster_common.models.sentence_modules import MODULES, read_modules
 from ftcluster_common.protocol.cpu_list import parse_cpus
 from ftcluster_common.protocol.events import EVENTS
@@ -155,6 +156,27 @@ def of_file(read: Callable[[Path], object], name: str) -> Callable[[bytes, Path]
         return read(path)
 
     return run
+
+
+ADAPTER_TENSORS = {
+    "base_model.model.a.lora_A.weight": {"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]},
+    "base_model.model.a.lora_B.weight": {"dtype": "F32", "shape": [1, 1], "data_offsets": [8, 12]},
+}
+
+
+def adapters_beside(config: Path) -> object:
+    """Read adapters with this configuration and good weights."""
+    header = json.dumps(ADAPTER_TENSORS).encode()
+    content = struct.pack("<Q", len(header)) + header + bytes(12)
+    (config.parent / "adapter_model.safetensors").write_bytes(content)
+    return read_adapters(config.parent)
+
+
+def weights_of_adapters(file: Path) -> object:
+    """Read adapters with these weights and a good configuration."""
+    config = {"r": 1, "lora_alpha": 2, "target_modules": ["a"]}
+    (file.parent / "adapter_config.json").write_text(json.dumps(config))
+    return read_adapters(file.parent)
 
 
 def of_json(read: Callable[[Any], object]) -> Callable[[bytes, Path], object]:
@@ -735,6 +757,16 @@ PARSERS = {
     "weights of a model": Parser(
         of_file(size_of, "model.safetensors"),
         (weights({"a": {"dtype": "F32", "shape": [3, 2], "data_offsets": [0, 24]}}),),
+    ),
+    "adapters": Parser(
+        of_file(adapters_beside, "adapter_config.json"),
+        (dumped({"r": 1, "lora_alpha": 2, "target_modules": ["a"]}),),
+        (GivenFileError,),
+    ),
+    "weights of adapters": Parser(
+        of_file(weights_of_adapters, "adapter_model.safetensors"),
+        (weights(ADAPTER_TENSORS) + bytes(12),),
+        (GivenFileError,),
     ),
     "index of weights": Parser(
         of_file(index_of, "model.safetensors.index.json"),

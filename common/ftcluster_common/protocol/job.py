@@ -72,9 +72,9 @@ class Job:
         del data["run_dir"]
         if not isinstance(self.recipe.data, tuple):
             del data["recipe"]["data_mixing"]  # unknown to older hosts, and without effect
-        for name in SPLIT_FIELDS:
+        for name in (*SPLIT_FIELDS, "adapter_base"):
             if data["recipe"][name] is None:
-                del data["recipe"][name]
+                del data["recipe"][name]  # unknown to older hosts
         if self.code == NO_CODE:
             del data["code"]
         options = data["recipe"]["options"]

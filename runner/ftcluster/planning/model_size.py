@@ -2,19 +2,17 @@
 
 import math
 import os
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ftcluster.planning.memory import ModelSize
-from ftcluster_common.given_files import parse_json, read_json
+from ftcluster_common.given_files import read_json
+from ftcluster_common.models.safetensors_header import MOST, read_header
 from ftcluster_common.recipe import split_revision
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MOST = 1 << 48  # largest accepted dimension, so that products of dimensions still fit a float
-MOST_HEADER_BYTES = 100 << 20  # the format's own limit (safetensors' README, Format)
 # fields of config.json for the number of layers, the width and so on, which differ by model type
 # (attribute_map in transformers)
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
@@ -48,7 +46,7 @@ def model_size(folder: Path) -> ModelSize | None:
     try:
         shapes = [shape for file in _weight_files(folder) for shape in _shapes(file)]
         config = read_json(folder / "config.json")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # the ranks report the unreadable file
     if not shapes or not isinstance(config, dict):
         return None
@@ -144,19 +142,9 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _shapes(file: Path) -> list[list[int]]:
-    """Read the shapes of the floating-point tensors in a file (safetensors' README, Format)."""
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        if length > MOST_HEADER_BYTES:
-            raise ValueError(f"{file} has a header of {length} bytes")
-        header = parse_json(stream.read(length).decode())
-    tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
-    shapes = [tensor["shape"] for tensor in tensors if tensor["dtype"].startswith(("F", "BF"))]
-    for shape in shapes:
-        if any(type(size) is not int or not 0 <= size < MOST for size in shape):
-            raise ValueError(f"{file} has a tensor of the shape {shape}")
-    return shapes
+def _shapes(file: Path) -> list[tuple[int, ...]]:
+    """Read the shapes of the floating-point tensors in a file."""
+    return [tensor.shape for tensor in read_header(file, whole=False).values() if tensor.is_float]
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:

@@ -20,6 +20,8 @@ from ftcluster.paths import plain_name
 from ftcluster.recipe.dataset_checks import check_data
 from ftcluster_common.data.data_files import CONLL, TABLES, TEXT, DataError
 from ftcluster_common.given_files import GivenFileError, read_json
+from ftcluster_common.models.adapter_config import WEIGHTS as ADAPTER_WEIGHTS
+from ftcluster_common.models.adapter_config import has_only_adapters
 from ftcluster_common.models.model_package import PACKAGE
 from ftcluster_common.models.sentence_modules import read_modules
 from ftcluster_common.protocol.job import Purpose
@@ -42,7 +44,7 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
            "pytorch_model.bin.index.json")  # fmt: skip
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json",
               "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")  # fmt: skip
-ADAPTERS, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+FIELDS = ("model", "tokenizer", "teacher", "adapter_base")
 CHAT_TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
 # model types that are encoders, unless their configuration has is_decoder. The ranks check all
 # other types
@@ -88,6 +90,7 @@ def check_inputs(recipe: Recipe, purpose: Purpose = "train") -> None:
         ),
         ("model", recipe.model, lambda path: check_model_folder(path, recipe, purpose)),
         ("tokenizer", recipe.tokenizer, lambda path: check_tokenizer_folder(path, recipe)),
+        ("adapter_base", recipe.adapter_base, lambda path: _check_base(path, recipe, purpose)),
         (
             "teacher",
             recipe.teacher,
@@ -97,7 +100,8 @@ def check_inputs(recipe: Recipe, purpose: Purpose = "train") -> None:
     for field, value, check in checks:
         try:
             if value is not None and not is_elsewhere(value):
-                check_exists(field, value)
+                if not (field == "adapter_base" and Path(value).is_absolute()):
+                    check_exists(field, value)  # a base model may be on the hosts only
                 if Path(value).exists():
                     check(Path(value))
         except InputError as error:
@@ -126,7 +130,7 @@ def on_the_hub(value: str) -> bool:
 def hub_notes(recipe: Recipe) -> list[str]:
     """Return a note that lists the recipe's data and models on the Hub; empty if there are none."""
     values = [("data", data_set.path) for data_set in recipe.data_sets]
-    values += [(field, getattr(recipe, field)) for field in ("model", "tokenizer", "teacher")]
+    values += [(field, getattr(recipe, field)) for field in FIELDS]
     names = [
         f"{field} {value}"
         for field, value in values
@@ -234,12 +238,17 @@ def check_model_folder(folder: Path, recipe: Recipe, purpose: Purpose = "train")
     """
     if not folder.is_dir():
         raise InputError(f"model {folder} is not a folder")
-    if (folder / ADAPTERS).is_file() and not (folder / "config.json").is_file():
-        if purpose != "train" and (folder / ADAPTER_WEIGHTS).is_file():
+    if has_only_adapters(folder):
+        if (recipe.adapter_base or purpose != "train") and (folder / ADAPTER_WEIGHTS).is_file():
             return
         raise InputError(
             f"model {folder} contains adapters without their base model",
             "train it again with merge_adapters=true, or merge them with peft: merge_and_unload()",
+        )
+    if recipe.adapter_base:
+        raise InputError(
+            f"adapter_base is the base model of adapters, but {folder} has a whole model",
+            "remove adapter_base",
         )
     problems: list[str] = []
     config: dict[str, Any] = {}
@@ -295,6 +304,23 @@ def check_model_folder(folder: Path, recipe: Recipe, purpose: Purpose = "train")
             if sparse:
                 advice = "use a masked language model, or a SPLADE model of this kind"
             raise InputError(str(error), advice) from None
+
+
+def _check_base(folder: Path, recipe: Recipe, purpose: Purpose) -> None:
+    """Check the base model of adapters, whose folder may have the tokenizer.
+
+    Raises:
+        InputError: see `check_model_folder`.
+    """
+    tokenizer = recipe.tokenizer
+    if tokenizer is None and _has_one_of(Path(recipe.model), TOKENIZERS):
+        tokenizer = recipe.model
+        check_tokenizer_folder(Path(tokenizer), recipe)
+    base = replace(recipe, model=str(folder), tokenizer=tokenizer, adapter_base=None)
+    try:
+        check_model_folder(folder, base, purpose)
+    except InputError as error:
+        raise InputError(f"adapter_base: {error.message}", error.hint) from None
 
 
 def check_tokenizer_folder(folder: Path, recipe: Recipe) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ftcluster.recipe.inputs import ADAPTERS
 from ftcluster.text.printable import in_one_line
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.given_files import GivenFileError, read_json
+from ftcluster_common.models.adapter_config import CONFIG as ADAPTERS
 from ftcluster_common.models.row_hashes import ROWS
 from ftcluster_common.models.sentence_modules import LENGTH, MODULES, read_modules
 from ftcluster_common.models.trained_model import FILE

@@ -4,7 +4,7 @@ A single error lists all problems of a recipe, with file, line and allowed value
 """
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import NoneType
@@ -40,6 +40,13 @@ MAX_PATH_BYTES = 4096  # PATH_MAX
 NOT_TEXT = "has characters that are not text"
 OWN_TASK = "a task of your own needs the file that defines it: --task FILE.py"
 Given = tuple[str, Any, str]  # a key, its value, and the place where it is set
+# a function from a recipe's values to values of unset fields, and contradictions
+Complete = Callable[[Mapping[str, Any], AnyTask], tuple[Mapping[str, Any], list[Contradiction]]]
+
+
+def unchanged(_: Mapping[str, Any], __: AnyTask) -> tuple[Mapping[str, Any], list[Contradiction]]:
+    """Return no values of unset fields, and no contradictions."""
+    return {}, []
 
 
 def known_recipes() -> dict[str, Path]:
@@ -103,6 +110,7 @@ def load_recipe(
     *overrides: Sequence[str],
     remembered: Sequence[Given] = (),
     metrics: Sequence[str] = (),
+    complete: Complete = unchanged,
 ) -> Recipe:
     """Read a recipe by name or path and apply `key=value` overrides (`training.seed=7`).
 
@@ -112,13 +120,17 @@ def load_recipe(
         remembered: values from a trained model. They override the file, and `overrides` override
             them.
         metrics: names of the user's own metrics.
+        complete: function that returns values of unset fields, which files on this machine
+            determine, and contradictions to these files.
 
     Raises:
         RecipeError: keys are unknown, or values invalid; lists all of them with file and line.
     """
     path = find_recipe(name)
     text = recipe_text(path)
-    return parse_recipe(text, str(path), *overrides, remembered=remembered, metrics=metrics)
+    return parse_recipe(
+        text, str(path), *overrides, remembered=remembered, metrics=metrics, complete=complete
+    )
 
 
 def recipe_text(path: Path) -> str:
@@ -139,6 +151,7 @@ def parse_recipe(
     *overrides: Sequence[str],
     remembered: Sequence[Given] = (),
     metrics: Sequence[str] = (),
+    complete: Complete = unchanged,
 ) -> Recipe:
     """Parse and check a recipe's text. A pure function, which `load_recipe` calls.
 
@@ -149,6 +162,7 @@ def parse_recipe(
             of a field decides how its value is read. A group may set each key only once.
         remembered: see `load_recipe`.
         metrics: see `load_recipe`.
+        complete: see `load_recipe`.
 
     Raises:
         RecipeError: the recipe is not valid, see `load_recipe`.
@@ -185,6 +199,9 @@ def parse_recipe(
     training, contradictions = with_own_names(_section("training.", accepted))
     problems += [f"{lines[f'training.{key}']}: {problem}" for key, problem in contradictions]
     accepted = {**_spec_of(task).implied(accepted), **accepted}
+    completed, contradictions = complete(accepted, _spec_of(task))
+    problems += [f"{lines.get(key, source)}: {problem}" for key, problem in contradictions]
+    accepted |= {name: value for name, value in completed.items() if name not in accepted}
     problems += [
         f"{source}: '{key.name}' is missing: {GIVEN_BY.get(key.name, key.meaning)}"
         for key in schema.values()
@@ -530,7 +547,8 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
         if not is_plain(getattr(recipe, field) or ""):
             yield field, f"{getattr(recipe, field)[:200]!a} {NOT_TEXT}"
     sources = [("data", data_set.path) for data_set in recipe.data_sets]
-    sources += [(name, getattr(recipe, name) or "") for name in ("model", "tokenizer", "teacher")]
+    names = ("model", "tokenizer", "teacher", "adapter_base")
+    sources += [(name, getattr(recipe, name) or "") for name in names]
     for field, value in sources:
         if problem := _not_a_source(value):
             yield field, f"{value[:200]!a} {problem}"

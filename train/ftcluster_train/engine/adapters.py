@@ -19,6 +19,18 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
 from ftcluster_common.given_files import read_json
+from ftcluster_common.models.adapter_config import (
+    CONFIG,
+    MAGNITUDE,
+    MERGE,
+    PARTS,
+    PREFIX,
+    RESTRICTIONS,
+    WEIGHTS,
+    config_problems,
+    has_only_adapters,
+    layer_and_part,
+)
 from ftcluster_common.models.trained_model import read_trained
 from ftcluster_common.recipe import Recipe, split_revision
 from ftcluster_common.tasks.registry import spec_of
@@ -31,26 +43,13 @@ from ftcluster_train.errors import TrainError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # peft's file names
-PREFIX, PARTS, MAGNITUDE = "base_model.model.", ("lora_A", "lora_B"), "lora_magnitude_vector"
 SHOWN = 12  # maximum number of problems that an error message lists
-# fields of peft's configuration that must have these values
-PLAIN = {
-    "peft_type": "LORA", "bias": "none", "use_qalora": False, "lora_bias": False,
-    "rank_pattern": {}, "alpha_pattern": {}, "layers_to_transform": None,
-    "target_parameters": None, "trainable_token_indices": None, "alora_invocation_tokens": None,
-}  # fmt: skip
+ENDINGS = (*PARTS, MAGNITUDE)  # of the tensors of an adapter
 Layer: TypeAlias = nn.Linear | Conv1D
 THRESHOLDS = "label_thresholds"  # configuration field with the threshold of each class by name
 TEMPERATURE = "calibration_temperature"  # configuration field with the divisor of the logits
 # fields that are saved along with a classifier's classes
 OF_HEAD = ("problem_type", THRESHOLDS, TEMPERATURE)
-MERGE = "merge them with peft: merge_and_unload()"
-
-
-def has_only_adapters(folder: str) -> bool:
-    """Return True if a folder contains adapters but no complete model."""
-    return (Path(folder) / CONFIG).is_file() and not (Path(folder) / "config.json").is_file()
 
 
 def check_whole(folder: str) -> None:
@@ -59,10 +58,11 @@ def check_whole(folder: str) -> None:
     Raises:
         TrainError: the folder has only adapters.
     """
-    if has_only_adapters(folder):
+    if has_only_adapters(Path(folder)):
         raise TrainError(
             f"{folder} has adapters, but not their base model",
-            f"train it with merge_adapters=true, or {MERGE}",
+            "to continue adapters of the Hub, download them into a folder, and give this folder: "
+            f"--model DIR; for other uses train with merge_adapters=true, or {MERGE}",
         )
 
 
@@ -240,8 +240,8 @@ def _shared_weights(model: "PreTrainedModel") -> set[nn.Parameter]:
 def whole_modules(model: "PreTrainedModel") -> list[str]:
     """Return the names of a classifier's modules whose weights are all trained.
 
-    These modules are the head, and modules whose weights are missing in the checkpoint. For other
-    models the list is empty.
+    These modules are the head, modules whose weights are missing in the checkpoint, and modules
+    that saved adapters replace. For other models the list is empty.
     """
     base = model.base_model
     if base is model or model.get_output_embeddings() is not None:
@@ -249,7 +249,11 @@ def whole_modules(model: "PreTrainedModel") -> list[str]:
     head = [n for n, child in model.named_children() if child is not base and [*child.parameters()]]
     new = {name.rpartition(".")[0] for name in new_weights(model)}
     others = {name: model.get_submodule(name) for name in new if not _is_within(name, head)}
-    return [*head, *sorted(name for name, child in others.items() if not [*child.children()])]
+    whole = {name for name, child in others.items() if not [*child.children()]}
+    whole |= {
+        name for name in getattr(model, "continued_modules", ()) if not _is_within(name, head)
+    }
+    return [*head, *sorted(whole)]
 
 
 def linear_layers(model: "PreTrainedModel") -> dict[str, Layer]:
@@ -306,7 +310,7 @@ def save_adapters(model: "PreTrainedModel", recipe: Recipe, folder: Path) -> Non
     layers = adapted_layers(model)
     tensors = {_saved_name(n): t.contiguous() for n, t in trained_weights(model).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    base, revision = (recipe.model, None)
+    base, revision = (recipe.base_model, None)
     if not Path(base).exists():
         base, revision = split_revision(base)
     config = {
@@ -363,6 +367,15 @@ def saved_weights(model: "PreTrainedModel", folder: Path) -> dict[str, torch.Ten
     return loaded
 
 
+def adapter_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors in a folder of adapters, by their names in a model with adapters."""
+    tensors = {}
+    for saved, tensor in load_file(folder / WEIGHTS).items():
+        layer, part = layer_and_part(saved)
+        tensors[f"{layer}.{part}" if part else layer] = tensor
+    return tensors
+
+
 def use_adapters(model: "PreTrainedModel", folder: Path, merge: bool = False) -> set[str]:
     """Add a folder's adapters to their base model.
 
@@ -393,24 +406,24 @@ def add_saved_adapters(
         The folder's tensors by their names in a model with adapters, and a list of problems.
     """
     config = read_json(folder / CONFIG)
-    if unlike := _not_plain(config):
+    if unlike := config_problems(config if isinstance(config, dict) else {}):
         return {}, unlike
     scale = scale_of_adapters(config["lora_alpha"], config["r"], bool(config.get("use_rslora")))
-    rest = {}
-    for saved, tensor in load_file(folder / WEIGHTS).items():
-        name = saved.removeprefix(PREFIX)
-        layer = name.removesuffix(".weight")
-        rest[layer if layer.endswith(PARTS) else name] = tensor
+    rest = adapter_tensors(folder)
     weights, problems, is_plain = dict(rest), [], not adapted_layers(model)
+    with_adapters = {name.rpartition(".")[0] for name in rest if name.endswith(ENDINGS)}
     for name, parameter in model.named_parameters():
-        if _is_within(name, config.get("modules_to_save") or ()):
-            whole = rest.pop(name, None)
-            if whole is None:
-                problems.append(f"weight {name} is missing")
-            elif is_plain:  # the base model's head may have a different shape
-                parameter.data = whole.to(parameter.dtype)
+        whole = None if name.endswith(ENDINGS) else rest.pop(name, None)
+        if whole is not None and is_plain:  # the base model's head may have a different shape
+            parameter.data = whole.to(parameter.dtype)
+        elif whole is None and _is_within(name, config.get("modules_to_save") or ()):
+            problems.append(f"weight {name} is missing")
+    targets = config["target_modules"]
+    if isinstance(targets, str) or any(config.get(name) for name in RESTRICTIONS):
+        targets = []  # peft reads these in another way
+    shared = _shared_weights(model) if merge else set()
     for name, layer in model.named_modules():
-        if any(_is_meant(name, target) for target in config["target_modules"]):
+        if name in with_adapters or any(_is_meant(name, target) for target in targets):
             down, up, magnitude = (rest.pop(f"{name}.{part}", None) for part in (*PARTS, MAGNITUDE))
             if down is None or up is None:
                 problems.append(f"layer {name} has no adapter")
@@ -422,6 +435,8 @@ def add_saved_adapters(
                 problems.append(f"layer {name} is not linear, but of type {type(layer).__name__}")
             elif (up.shape[0], down.shape[1]) != sizes_of(layer):
                 problems.append(f"layer {name} has another size than its adapter")
+            elif layer.weight in shared:
+                problems.append(f"layer {name} shares its weight, so it cannot be merged")
             elif isinstance(adapter := vars(layer).get("adapter"), Adapter):
                 if adapter.scale != scale:
                     problems.append(f"layer {name} is scaled by {scale}, not {adapter.scale}")
@@ -435,18 +450,6 @@ def add_saved_adapters(
                     layer.register_forward_hook(partial(_plus_adapter, adapter))
     problems += [f"adapter {name} matches no layer" for name in rest]
     return weights, problems[:SHOWN]
-
-
-def _not_plain(config: Any) -> list[str]:
-    """Return problems with peft's configuration: missing fields and unsupported settings."""
-    numbers = [config.get(name) for name in ("lora_alpha", "r")]
-    if not all(isinstance(number, int | float) and number for number in numbers):
-        return [f"{CONFIG} needs the numbers r and lora_alpha, which must not be 0"]
-    if not isinstance(config.get("target_modules"), list):
-        return [f"{CONFIG} has no list target_modules"]
-    values = {name: config.get(name) for name in PLAIN}
-    unlike = (name for name, value in values.items() if value and value != PLAIN[name])
-    return [f"{CONFIG} has {name}={values[name]}" for name in unlike]
 
 
 def _plus_adapter(

@@ -4,6 +4,7 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,8 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from ftcluster_common.data.class_names import are_unnamed, few, match_names
+from ftcluster_common.models.adapter_config import read_adapters
+from ftcluster_common.models.trained_model import read_trained
 from ftcluster_kernels.nf4 import Nf4Weight
 from ftcluster_train.engine.models import mismatched_weights, new_weights, plain_config
 from ftcluster_train.errors import TrainError
@@ -45,7 +48,7 @@ class ClassHead:
 
 
 def head_of(
-    recipe: "Recipe", model: str, model_class: Any, settings: Mapping[str, Any]
+    recipe: "Recipe", model: str, model_class: Any, settings: Mapping[str, Any], adapters: str = ""
 ) -> ClassHead | None:
     """Return the initial output layer for a training; None if the model has no usable output layer.
 
@@ -53,12 +56,15 @@ def head_of(
         model: folder of the model.
         model_class: transformers' AutoModelFor... class.
         settings: configuration fields of the training, including its class names.
+        adapters: folder of adapters that the training continues, or "".
     """
     if recipe.from_scratch or "id2label" not in settings:
         return None
     trained, names = plain_config(model), [*map(str, settings["id2label"].values())]
     labels = trained.id2label
     outputs = [str(labels.get(n, f"LABEL_{n}")) for n in range(trained.num_labels)]
+    if adapters and (saved := _outputs_of_adapters(Path(adapters), model_class, trained, outputs)):
+        return choose_rows(recipe.model, saved, names, _is_number(settings))
     kind = model_class.__name__.removeprefix("AutoModel")
     classes = [str(name) for name in getattr(trained, "architectures", None) or ()]
     if any(name.endswith(kind) for name in classes):
@@ -70,6 +76,27 @@ def head_of(
         )  # fmt: skip
     notice = f"{recipe.model} is a {others[0]}, so the output layer is NEW and starts at random"
     return ClassHead((None,) * len(names), tuple(outputs), notice)
+
+
+def _outputs_of_adapters(
+    folder: Path, model_class: Any, config: PretrainedConfig, outputs: Sequence[str]
+) -> Sequence[str]:
+    """Return the class names of the output layer that adapters replace; () if they replace none.
+
+    Args:
+        config: configuration of the base model.
+        outputs: class names of the base model.
+    """
+    shapes = read_adapters(folder).weights
+    counts = {shapes[name][0] for name in output_weights(model_class, config) & shapes.keys()}
+    if len(counts) != 1:
+        return ()
+    [count] = counts
+    classes = read_trained(folder).get("head", {}).get("classes", ())
+    for names in (classes, outputs):
+        if len(names) == count:
+            return [str(name) for name in names]
+    return [f"LABEL_{number}" for number in range(count)]
 
 
 def _is_number(settings: Mapping[str, Any]) -> bool:

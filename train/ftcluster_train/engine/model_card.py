@@ -116,7 +116,7 @@ def card(
     kind = "cross-encoder" if ranks and library != "peft" else library
     kind = "sparse-encoder" if recipe.spec.is_sparse_encoder else kind
     front = front_matter(job, commits, measured.metrics, kind)
-    base = json.dumps(_public(recipe.model)) + _settings_of_head(classes)
+    base = json.dumps(_public(recipe.base_model)) + _settings_of_head(classes)
     load = LOAD[kind].replace("CLASS", model_class).replace("BASE", base)
     lines = [
         f"---\n{_yaml(front)}---\n",
@@ -186,10 +186,10 @@ def front_matter(
     """
     recipe = job.recipe
     pipeline = pipeline_of(recipe.task, asdict(recipe.options))
-    on_hub = not recipe.from_scratch and of_hub(recipe.model)
+    on_hub = not recipe.from_scratch and of_hub(recipe.base_model)
     alone = recipe.adapters is not None and not recipe.adapters.merge_adapters
     relation = "adapter" if alone else "finetune"
-    base = {"base_model": split_revision(recipe.model)[0], "base_model_relation": relation}
+    base = {"base_model": split_revision(recipe.base_model)[0], "base_model_relation": relation}
     values = {name: value for name, value in metrics.items() if math.isfinite(value)}
     tags = ["ftcluster", recipe.task]
     tags += ["lora"] if recipe.lora_r else []

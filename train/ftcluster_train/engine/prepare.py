@@ -45,17 +45,19 @@ from ftcluster_common.data import data_files
 from ftcluster_common.data.data_files import TRAIN, DataError
 from ftcluster_common.data.data_sets import split_name
 from ftcluster_common.given_files import GivenFileError
+from ftcluster_common.models.adapter_config import has_only_adapters
 from ftcluster_common.models.row_hashes import RowHashes, hash_of, read_rows
+from ftcluster_common.models.sentence_modules import MODULES
 from ftcluster_common.protocol.job import EVALUATE, GENERATE, Job
 from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe
 from ftcluster_common.user_code import declared_metrics
 from ftcluster_train.engine.adapters import (
     check_targets,
     check_whole,
-    has_only_adapters,
     trained_config,
 )
 from ftcluster_train.engine.class_head import head_of
+from ftcluster_train.engine.continued import check_continued
 from ftcluster_train.engine.data.download import commit_of, fetch_base, fetch_model
 from ftcluster_train.engine.data.run_code import code_failure, open_job
 from ftcluster_train.engine.data.run_inputs import write_inputs
@@ -97,10 +99,15 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     model, adapters = recipe.model, ""
     if not model.startswith(BY_TYPE):
         model = fetch_model(model, models, weights=weights and not recipe.from_scratch)
-        if job.purpose == "train":
+        if job.purpose == "train" and not recipe.adapter_base:
             check_whole(model)
-        elif job.purpose != GENERATE and has_only_adapters(model):
-            adapters, model = model, fetch_base(model, models, weights)
+        elif job.purpose != GENERATE and has_only_adapters(Path(model)):
+            adapters = model
+            model = fetch_base(adapters, models, weights, recipe.adapter_base)
+            check_whole(model)
+        elif recipe.adapter_base:
+            what = f"adapter_base is the base model of adapters, but {model} has a whole model"
+            raise TrainError(what, "remove adapter_base")
     own = adapters or model  # folder of all files except weights
     beside = own if has_tokenizer(own) else model
     folder, notices = _tokenizer(recipe, beside, models, job.run_dir)
@@ -113,7 +120,9 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     task = make_task(recipe, tokenizer, job.purpose, trained)
     task.own_metric_names = declared_metrics(job.code.metrics)
     if not model.startswith(BY_TYPE):
-        task.inspect_model(Path(own))
+        # adapters of other programs lack the files of a sentence model
+        described = own if (Path(own) / MODULES).is_file() else model
+        task.inspect_model(Path(described))
     teacher = ""
     if recipe.teacher:
         teacher = fetch_model(recipe.teacher, models, weights=weights, field="teacher")
@@ -161,13 +170,18 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     if job.purpose == "train" and not model.startswith(BY_TYPE):
         first = split_name(TRAIN, recipe.data_sets[0].name)
         settings_of_head = task.model_settings(Samples(samples / first))
-        head = head_of(recipe, model, task.model_class, settings_of_head)
+        head = head_of(recipe, model, task.model_class, settings_of_head, adapters)
         notices += [head.notice] if head and head.notice else []
-        if recipe.adapters and recipe.adapters.adapter_targets:
+        if adapters:
+            check_continued(recipe, Path(adapters), task.model_class, config)
+        elif recipe.adapters and recipe.adapters.adapter_targets:
             check_targets(task.model_class, config, recipe.adapters)
     report = json.loads((samples / REPORT).read_text(encoding="utf-8"))
     commits = {"model": "" if Path(recipe.model).exists() else commit_of(Path(own))}
     places = {"model": recipe.model}
+    if adapters and recipe.adapter_base:
+        commits["adapter_base"] = commit_of(Path(model))
+        places["adapter_base"] = recipe.adapter_base
     for data_set, of_set in zip(recipe.data_sets, version, strict=True):
         what = split_name("data", data_set.name)
         commits[what] = commit_of(*(Path(name) for names in of_set.values() for name in names))

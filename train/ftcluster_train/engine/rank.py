@@ -30,6 +30,7 @@ from ftcluster_common.data.data_files import TRAIN
 from ftcluster_common.data.data_sets import is_test, split_name
 from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.models.row_hashes import ROWS
+from ftcluster_common.models.sentence_modules import MODULES
 from ftcluster_common.protocol.class_report import read_report
 from ftcluster_common.protocol.cpu_list import format_cpus
 from ftcluster_common.protocol.job import GENERATE, Job
@@ -60,6 +61,8 @@ from ftcluster_train.engine.class_head import (
     head_of,
     settings_to_load,
 )
+from ftcluster_train.engine.continued import begin_with_adapters, load_adapters
+from ftcluster_train.engine.data.download import hash_of_weights
 from ftcluster_train.engine.data.run_code import code_failure, open_job, own_metrics
 from ftcluster_train.engine.data.run_inputs import Inputs, read_inputs
 from ftcluster_train.engine.data.token_samples import Samples, joined
@@ -169,6 +172,8 @@ def _train(
     if adapters:
         set_seed(job.recipe.training.seed)
         add_adapters(model, adapters)
+        if inputs.adapters:
+            load_adapters(model, Path(inputs.adapters))
     bf16 = job.precision == "bf16"
     train_sets = []
     for data_set in job.recipe.data_sets:
@@ -315,7 +320,7 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
     if inputs.teacher:
         task.load_teacher(Path(inputs.teacher))
     settings = task.model_settings(first)
-    head = head_of(recipe, inputs.model, task.model_class, settings)
+    head = head_of(recipe, inputs.model, task.model_class, settings, inputs.adapters)
     config = load_config(recipe, inputs.model, tokenizer, **settings)
     to_load = load_config(recipe, inputs.model, tokenizer, **settings_to_load(head, settings))
     set_seed(recipe.training.seed)  # determines random weights
@@ -325,6 +330,12 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
         task.model_class, recipe, inputs.model, to_load, dtype=dtype, in_4bit=recipe.load_in_4bit,
         any_head="id2label" in settings,
     )  # fmt: skip
+    if inputs.adapters:
+        begin_with_adapters(model, Path(inputs.adapters), merge=recipe.adapters is None)
+        if (Path(inputs.adapters) / MODULES).is_file():
+            model.name_or_path = inputs.adapters  # the folder of its pooling and prompts
+        if not inputs.teacher:  # the reference is the base model with these adapters
+            task.reference_key = f"{hash_of_weights(Path(inputs.adapters))}-"
     begin_head(model, head, task.model_class, config)
     return task, model, samples
 

@@ -229,4 +229,4 @@ def _recipe(
 
 def _of_model(model: str) -> Recipe:
     """Return a language-model recipe for this model. Generation does not read the recipe's data."""
-    return for_trained_model(training_recipe(("clm",), None, model))
+    return for_trained_model(training_recipe(("clm",), None, model, trains=False))

@@ -11,11 +11,11 @@ from typing import Any, Protocol, runtime_checkable
 from ftcluster.errors import FtclusterError, InputError, UsageError, raise_together
 from ftcluster.paths import state_dir, write_atomically
 from ftcluster.recipe.data_sets import SETTINGS
-from ftcluster.recipe.inputs import ADAPTERS
 from ftcluster.recipe.model_code import code_problems
 from ftcluster.recipe.trained_fields import trained_fields
 from ftcluster.user_script.own_code import read_code
 from ftcluster_common.given_files import read_json
+from ftcluster_common.models.adapter_config import CONFIG as ADAPTERS
 from ftcluster_common.models.sentence_modules import MODULES
 from ftcluster_common.models.trained_model import pipeline_of, read_trained
 from ftcluster_common.tasks.registry import TASKS

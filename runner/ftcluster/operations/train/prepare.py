@@ -37,6 +37,7 @@ from ftcluster.progress.view import View
 from ftcluster.recipe.data_columns import file_notes, find_columns
 from ftcluster.recipe.inputs import check_inputs, hub_notes, on_the_hub
 from ftcluster.recipe.recipe import find_recipe
+from ftcluster.recipe.saved_adapters import adapter_notes
 from ftcluster.report.cost import Shape
 from ftcluster.report.epoch_time import PastRun, batch_of, epoch_time
 from ftcluster.stacks.catalog import load_stacks
@@ -159,7 +160,8 @@ class RecipeRequest:
             decided = decided.with_decision(Decision("tuning", *tuning))
         if "batch_size" in tuned.settings:
             notes = (*notes, f"batch_size={launched.batch_size}: {tuned.why} --batch")
-        notes = (*notes, *encodings, *code_notes(code))
+        adapters = adapter_notes(asked) if trains else ()
+        notes = (*notes, *adapters, *encodings, *code_notes(code))
         run_id = new_run_id(self.run_name or launched.name)
         launch = render(decided, run_id, slurm_job=cluster.slurm_job)
         kept = KeptOptions(
@@ -273,7 +275,7 @@ def size_of(recipe: Recipe) -> ModelSize | None:
         vocabulary = recipe.spec.new_vocabulary(recipe.options)
         size = size_from_scratch(recipe.model, recipe.config_overrides, vocabulary)
     else:
-        size = _size_of_model(recipe.model)
+        size = _size_of_model(recipe.base_model)
     teacher = _size_of_model(recipe.teacher) if recipe.teacher else None
     return replace(size, teacher=teacher.parameters) if size and teacher else size
 

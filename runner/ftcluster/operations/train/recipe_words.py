@@ -17,7 +17,9 @@ from ftcluster.recipe.recipe import (
     known_recipes,
     load_recipe,
     parse_recipe,
+    unchanged,
 )
+from ftcluster.recipe.saved_adapters import with_adapters
 from ftcluster.recipe.schema import in_recipe
 from ftcluster.recipe.trained_fields import TrainedFields, shortened, trained_fields
 from ftcluster_common.data.data_sets import DataSet
@@ -32,7 +34,7 @@ DEFAULT_RECIPE = "quickstart"
 # requested data: None, a path, or several data sets, each a path or an entry as in a recipe
 DataWords = str | Sequence[str | Mapping[str, Any]] | None
 # fields of a recipe that may name a folder of this machine, besides its data
-FOLDERS = ("model", "tokenizer", "teacher")
+FOLDERS = ("model", "tokenizer", "teacher", "adapter_base")
 CONFIG = "config.json"
 
 
@@ -68,6 +70,7 @@ def training_recipe(
     remembered: Sequence[Given] = (),
     chosen: Sequence[str] = (),
     code: UserCode = NO_CODE,
+    trains: bool = True,
 ) -> Recipe:
     """Return the recipe that a command line requests, with absolute paths for its folders.
 
@@ -81,6 +84,7 @@ def training_recipe(
         remembered: values from a trained model for fields of the task; `words` override them.
         chosen: `key=value` arguments from a search (`sweep`, `tune`); they override `words`.
         code: the user's task and metrics files, as returned by `read_code`.
+        trains: True to complete the recipe with the settings of the adapters in the model's folder.
 
     Raises:
         UsageError: several recipes are named, or the recipe does not fit the user's files.
@@ -95,14 +99,17 @@ def training_recipe(
     if model is not None:
         flags += [f"model={json.dumps(model)}"]
     settings, metrics = [*flags, *overrides], declared_metrics(code.metrics)
+    complete = with_adapters if trains else unchanged
     user_task = current_task() if code.task else None
     if user_task and names_no_recipe(words):
         recipe = parse_recipe(
             f"task: {json.dumps(user_task.spec.name)}\n", user_task.file.name, settings, chosen,
-            remembered=remembered, metrics=metrics,
+            remembered=remembered, metrics=metrics, complete=complete,
         )  # fmt: skip
     else:
-        recipe = load_recipe(recipe_name, settings, chosen, remembered=remembered, metrics=metrics)
+        recipe = load_recipe(
+            recipe_name, settings, chosen, remembered=remembered, metrics=metrics, complete=complete
+        )
     _check_code(recipe, code)
     return with_folders(recipe, lambda _, folder: str(Path(folder).absolute()))
 
@@ -171,7 +178,7 @@ def trained_recipe(
             )
         words = [name, *words]
         notes.append(f"recipe {name}, as the model was trained ({trained.file})")
-    plain = training_recipe(words, data, model, code=code)
+    plain = training_recipe(words, data, model, code=code, trains=False)
     if notes and data is None:
         paths = ", ".join(data_set.path for data_set in plain.data_sets)
         notes = [f"{notes[0]}: data={shortened(paths)}"]
@@ -185,7 +192,7 @@ def trained_recipe(
         return for_trained_model(plain), tuple(notes)
     try:
         settings = _settings(trained, words, plain, purpose)
-        recipe = training_recipe(words, data, model, settings, code=code)
+        recipe = training_recipe(words, data, model, settings, code=code, trains=False)
     except RecipeError as error:  # `plain` is valid, so the file's values are the cause
         raise RecipeError(
             f"{trained.file} has values that contradict each other or the command line\n  "

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from ftcluster_common.given_files import read_json
+from ftcluster_common.models.adapter_config import BASE
 from ftcluster_common.models.model_package import PACKAGE, read_model_package
 from ftcluster_common.recipe import split_revision
 from ftcluster_train.engine.data.model_archive import ArchiveError, unpack_model
@@ -28,7 +29,6 @@ INDEXES = {
     ".bin": "pytorch_model.bin.index.json",
 }
 COMMIT = re.compile(r"[0-9a-f]{40}")
-BASE = "base_model_name_or_path"  # field of peft's files
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -48,8 +48,12 @@ def fetch_model(model: str, models: Path, weights: bool, field: str = "model") -
     return _from_hub(model, models, weights, field)
 
 
-def fetch_base(adapters: str, models: Path, weights: bool) -> str:
-    """Return the folder of the base model that the configuration of adapters names.
+def fetch_base(adapters: str, models: Path, weights: bool, named: str | None = None) -> str:
+    """Return the folder of the base model of adapters.
+
+    Args:
+        named: base model that the recipe names; None for the one that the adapters' configuration
+            names.
 
     Raises:
         TrainError: no base model is named, or it is not on this host and cannot be downloaded.
@@ -59,18 +63,21 @@ def fetch_base(adapters: str, models: Path, weights: bool) -> str:
     config = read_json(path)
     fields = config if isinstance(config, dict) else {}
     base, revision = fields.get(BASE), fields.get("revision")
+    if named:
+        base, revision = named, None
     if not isinstance(base, str) or not base:
         raise TrainError(
             f"{path} does not name the base model of the adapters",
-            f"write the model's folder on the hosts, or its name on the Hub, as {BASE}",
+            "name it, a folder or a name on the Hub: adapter_base=DIR",
         )
     if base.startswith(("/", ".", "~")) and not Path(base).is_dir():
         raise TrainError(
             f"the base model of the adapters in {adapters}, {base}, is no folder on "
             f"{socket.gethostname()}",
-            f"put it there on each host, or write its name on the Hub as {BASE} into {path.name}",
+            "put it there on each host, or name another folder or its name on the Hub: "
+            "adapter_base=DIR",
         )
-    return fetch_model(f"{base}@{revision}" if revision else base, models, weights, BASE)
+    return fetch_model(f"{base}@{revision}" if revision else base, models, weights, "adapter_base")
 
 
 def model_from_package(model: str, models: Path) -> Path:

@@ -84,7 +84,8 @@ def _inputs_of(job: Job) -> Path | None:
     """Return the cache file for a run's inputs; None if the recipe needs the Hub."""
     recipe = job.recipe
     is_local = recipe.model.startswith((BY_TYPE, PACKAGE)) or Path(recipe.model).is_dir()
-    is_local &= all(not name or Path(name).is_dir() for name in (recipe.tokenizer, recipe.teacher))
+    others = (recipe.tokenizer, recipe.teacher, recipe.adapter_base)
+    is_local &= all(not name or Path(name).is_dir() for name in others)
     sources = [data_set.path for data_set in recipe.data_sets]
     is_local &= all(path.startswith(GENERATED) or Path(path).exists() for path in sources)
     if not is_local:

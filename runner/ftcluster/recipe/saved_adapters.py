@@ -1,0 +1,51 @@
+"""Complete a recipe whose model is a folder of low-rank adapters, and describe its training."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ftcluster_common.given_files import GivenFileError
+from ftcluster_common.models.adapter_config import continued, has_only_adapters, read_adapters
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.registry import AnyTask
+from ftcluster_common.tasks.spec import Contradiction
+
+
+def with_adapters(
+    values: Mapping[str, Any], spec: AnyTask
+) -> tuple[Mapping[str, Any], list[Contradiction]]:
+    """Return the fields that the adapters in a recipe's `model` determine, and contradictions.
+
+    Both are empty if `model` is no folder with adapters.
+
+    Args:
+        values: the fields that the recipe sets.
+        spec: task of the recipe.
+    """
+    folder = _folder_of(values.get("model"))
+    if folder is None or not has_only_adapters(folder):
+        return {}, []
+    try:
+        saved = read_adapters(folder)
+    except GivenFileError as error:
+        return {}, [("model", str(error))]
+    return continued(values, saved, spec)
+
+
+def _folder_of(model: Any) -> Path | None:
+    """Return the folder that a recipe's model names, or None."""
+    try:
+        return Path(model) if isinstance(model, str) and Path(model).is_dir() else None
+    except (OSError, ValueError):  # the name is too long, or has a NUL
+        return None
+
+
+def adapter_notes(recipe: Recipe) -> tuple[str, ...]:
+    """Return a note about the training of saved adapters; () for other trainings."""
+    if recipe.adapter_base is None:
+        return ()
+    name, base = Path(recipe.model).name, recipe.adapter_base
+    if recipe.lora_r is None:
+        return (f"the adapters of {name} are merged into {base}, and all weights are trained",)
+    what = f"the training continues the adapters of {name} with their base model {base}"
+    return (f"{what} and lora_r={recipe.lora_r}; lora_r=null merges them and trains all weights",)

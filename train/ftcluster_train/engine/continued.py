@@ -1,0 +1,150 @@
+"""Start a training from saved low-rank adapters, which peft or ftcluster has written."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PretrainedConfig
+
+from ftcluster_common.models.adapter_config import SavedAdapters, continued, read_adapters
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.spec import Adapters
+from ftcluster_train.engine.adapters import (
+    ENDINGS,
+    adapted_layers,
+    adapter_tensors,
+    layers_to_adapt,
+    linear_layers,
+    sizes_of,
+    use_adapters,
+)
+from ftcluster_train.engine.class_head import output_weights
+from ftcluster_train.engine.models import mismatched_weights, new_weights
+from ftcluster_train.errors import TrainError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SHOWN = 4  # maximum number of problems that an error message lists
+OTHER_BASE = "name the model that they were trained with: adapter_base=DIR, or OWNER/NAME"
+
+
+def check_continued(
+    recipe: Recipe, folder: Path, model_class: Any, config: PretrainedConfig
+) -> None:
+    """Check, without weights, that a training can continue saved adapters.
+
+    Args:
+        folder: folder of the adapters.
+        model_class: transformers' AutoModelFor... class.
+        config: configuration of the base model.
+
+    Raises:
+        GivenFileError: the adapters cannot be read.
+        TrainError: the recipe contradicts the adapters, or they belong to another model.
+    """
+    saved = read_adapters(folder)
+    values: dict[str, Any] = {"adapter_base": recipe.adapter_base}
+    if recipe.spec.can_train_adapters:
+        own = {field.name for field in fields(Adapters)}
+        values |= {name: getattr(recipe.options, name) for name in own & saved.fields.keys()}
+    _, contradictions = continued(values, saved, recipe.spec)
+    if contradictions:
+        raise TrainError("; ".join(problem for _, problem in contradictions))
+    try:
+        with torch.device("meta"):
+            model = model_class.from_config(config)
+        model.tie_weights()
+    except Exception:  # some models compute with their weights; the ranks check the loaded model
+        return
+    problems = _unfit_layers(model, saved)
+    changing = output_weights(model_class, config)
+    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    problems += [
+        f"the base model has no weight {name} of the shape {list(shape)}"
+        for name, shape in saved.weights.items()
+        if name not in shapes or (name not in changing and shapes[name] != shape)
+    ]
+    _refuse(problems, folder, recipe.base_model)
+    if recipe.adapters:
+        allowed = layers_to_adapt(model, recipe.adapters)
+        others = sorted(saved.layers.keys() - allowed.keys())
+        _refuse([f"{name} gets no adapters" for name in others], folder, recipe.base_model)
+
+
+def _unfit_layers(model: "PreTrainedModel", saved: SavedAdapters) -> list[str]:
+    """Return problems of adapters that belong to no layer of a model, or to a smaller one."""
+    sizes = {name: sizes_of(layer) for name, layer in linear_layers(model).items()}
+    problems = []
+    for name, size in saved.layers.items():
+        if name not in sizes:
+            problems.append(f"the base model has no linear layer {name[:200]!a} before its output")
+        elif sizes[name] != size:
+            problems.append(
+                f"layer {name} has {sizes[name][1]} inputs and {sizes[name][0]} outputs, its "
+                f"adapter {size[1]} and {size[0]}"
+            )
+    return problems
+
+
+def _refuse(problems: Sequence[str], folder: Path, base: str) -> None:
+    if problems:
+        more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        raise TrainError(
+            f"the adapters of {folder} do not fit {base}: {'; '.join(problems[:SHOWN])}{more}",
+            OTHER_BASE,
+        )
+
+
+def begin_with_adapters(model: "PreTrainedModel", folder: Path, merge: bool) -> None:
+    """Give a loaded base model the weights that adapters replace, such as a classifier's head.
+
+    `load_adapters` continues the adapters themselves.
+
+    Args:
+        merge: True to add the adapters to the weights, for a training of all weights.
+
+    Raises:
+        TrainError: the adapters belong to another model.
+    """
+    if merge:
+        replaced = use_adapters(model, folder, merge=True)
+    else:
+        parameters = dict(model.named_parameters())
+        tensors = adapter_tensors(folder)
+        whole = {name: value for name, value in tensors.items() if not name.endswith(ENDINGS)}
+        unknown = sorted(whole.keys() - parameters.keys())
+        _refuse([f"it has no weight {name}" for name in unknown], folder, model.name_or_path)
+        for name, value in whole.items():
+            parameters[name].data = value.to(parameters[name].dtype)
+        replaced = {*whole}
+        model.continued_modules = sorted({name.rpartition(".")[0] for name in whole})
+    model.new_weights = sorted(new_weights(model) - replaced)
+    unfit = mismatched_weights(model)
+    model.mismatched_weights = {name: unfit[name] for name in unfit.keys() - replaced}
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def load_adapters(model: "PreTrainedModel", folder: Path) -> None:
+    """Give the new adapters of a model the values of saved adapters.
+
+    Raises:
+        TrainError: the adapters belong to other layers, or have other shapes.
+    """
+    saved = {
+        name: tensor for name, tensor in adapter_tensors(folder).items() if name.endswith(ENDINGS)
+    }
+    problems = []
+    for name, layer in adapted_layers(model).items():
+        for part in ENDINGS:
+            parameter, tensor = getattr(layer, part, None), saved.pop(f"{name}.{part}", None)
+            if parameter is None and tensor is None:
+                continue
+            if parameter is None or tensor is None or parameter.shape != tensor.shape:
+                problems.append(f"{name}.{part} is missing or has another shape")
+            else:
+                parameter.copy_(tensor)
+    problems += [f"{name} belongs to no layer" for name in saved]
+    _refuse(problems, folder, model.name_or_path)
