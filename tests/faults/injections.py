@@ -5,7 +5,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,20 +28,6 @@ systemctl restart ssh
 """
 TESTBED = ("hosts", "16 ranks")
 STEP_SECONDS = 60.0  # seconds of a clock step, longer than any timeout of a run that continues
-HOST_BYTES = 4 * 10**9  # memory of a host that runs out of it
-# a program on a host that takes memory until the kernel kills another program, and keeps it
-HOG = """
-import mmap, time
-open("/proc/self/oom_score_adj", "w").write("-1000")
-def kills():
-    return next(line for line in open("/proc/vmstat") if line.startswith("oom_kill "))
-before, areas = kills(), []
-while kills() == before:
-    areas.append(mmap.mmap(-1, 1 << 24))
-    for page in range(0, 1 << 24, mmap.PAGESIZE):
-        areas[-1][page] = 1
-time.sleep(600)
-"""
 LOSS_PERCENT = 2
 DELAY_MS = 100.0  # milliseconds in each direction
 # sitecustomize.py for a stack whose clock can be set; it affects only times that Python code reads
@@ -154,21 +139,6 @@ def out_of_memory(training: Training, draw: random.Random) -> Struck:
             group.rmdir()
 
     return Struck(at, process.host, process.rank, "out of memory", heal, 15.0)
-
-
-def host_out_of_memory(training: Training, draw: random.Random) -> Struck:
-    """Start another program that takes all memory of a host; the kernel kills the largest rank."""
-    bed, host = bed_of(training).bed, draw.choice(training.place.hosts[1:])
-    bed.memory(host, HOST_BYTES)
-    at = time.time()
-    hog = subprocess.Popen(bed.exec_argv(host, ["python3", "-c", HOG]))
-
-    def heal() -> None:
-        hog.kill()
-        hog.wait()
-        bed.memory(host, None)
-
-    return Struck(at, host, None, "out of memory", heal, draw.uniform(*CUT_SECONDS))
 
 
 def session_killed(training: Training, draw: random.Random) -> Struck:
@@ -450,7 +420,6 @@ FAULTS = {
     "term-rank": Fault("SIGTERM of a rank", asked_to_end("rank"), ends=True),
     "term-supervisor": Fault("SIGTERM of the supervisor", asked_to_end("supervisor"), ends=True),
     "oom": Fault("a rank is out of memory", out_of_memory),
-    "host-oom": Fault("another program takes all memory of a host", host_out_of_memory, TESTBED),
     "control-gone": Fault("the control node vanishes, another one attaches", control_gone),
     "second-run": Fault("a second run on the same hosts", second_run),
     "full-disk": Fault("disk full during a checkpoint", full_disk, ("localhost",)),
