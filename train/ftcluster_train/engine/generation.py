@@ -19,8 +19,8 @@ from transformers import (
 from transformers.generation.streamers import TextStreamer
 from transformers.utils import GENERATION_CONFIG_NAME
 
+from ftcluster_common.models.adapter_config import CONFIG as ADAPTERS
 from ftcluster_common.protocol.job import Job
-from ftcluster_train.engine.adapters import CONFIG as ADAPTERS
 from ftcluster_train.engine.adapters import use_adapters
 from ftcluster_train.engine.data.download import fetch_base
 from ftcluster_train.engine.data.run_inputs import Inputs
