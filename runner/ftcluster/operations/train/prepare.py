@@ -160,7 +160,7 @@ class RecipeRequest:
             decided = decided.with_decision(Decision("tuning", *tuning))
         if "batch_size" in tuned.settings:
             notes = (*notes, f"batch_size={launched.batch_size}: {tuned.why} --batch")
-        adapters = adapter_notes(asked) if trains else ()
+        adapters = adapter_notes(requested) if trains else ()
         notes = (*notes, *adapters, *encodings, *code_notes(code))
         run_id = new_run_id(self.run_name or launched.name)
         launch = render(decided, run_id, slurm_job=cluster.slurm_job)
