@@ -190,7 +190,7 @@ class ActionModule(ActionBase):
 
     def _follow_log(self, log: _Log, once: bool) -> None:
         """Copy a log until the run has ended, or only once; handle a rotation of the log."""
-        gone_since = None
+        absent: tuple[str, float] | None = None  # state without a supervisor, and its beginning
         while True:
             alive, (found,) = self._poll([log], 0 if once else WAIT_SECONDS)
             if self._take(log, found):
@@ -199,12 +199,14 @@ class ActionModule(ActionBase):
                 return
             now = time.monotonic()
             if alive or found.data:
-                gone_since = None
+                absent = None
             elif (state := self._state()) == "ended":
                 return
             elif state in ("gone", "starts"):
-                gone_since = gone_since or now
-                if now - gone_since > (GONE_SECONDS if state == "gone" else STARTS_SECONDS):
+                # a supervisor that starts after the poll seems gone, and the next poll finds it
+                if absent is None or absent[0] != state:
+                    absent = state, now
+                if now - absent[1] > (GONE_SECONDS if state == "gone" else STARTS_SECONDS):
                     raise AnsibleActionFail(self._last_words())
             self._sleep([found])
 

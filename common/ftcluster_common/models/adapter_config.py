@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster_common.given_files import GivenFileError, read_json
-from ftcluster_common.models.safetensors_header import Tensor, read_header
+from ftcluster_common.models.safetensors_header import TensorEntry, read_header
 from ftcluster_common.tasks.registry import AnyTask
 from ftcluster_common.tasks.spec import Contradiction
 
@@ -164,7 +164,7 @@ def layer_and_part(saved: str) -> tuple[str, str]:
 
 
 def _sorted_tensors(
-    tensors: Mapping[str, Tensor], rank: int, use_dora: bool
+    tensors: Mapping[str, TensorEntry], rank: int, use_dora: bool
 ) -> tuple[dict[str, tuple[int, int]], dict[str, tuple[int, ...]], list[str]]:
     """Return the sizes of the adapted layers, the shapes of all other weights, and problems."""
     parts: dict[str, dict[str, tuple[int, ...]]] = {}

@@ -14,7 +14,7 @@ MOST_HEADER_BYTES = 100 << 20  # the format's own limit
 METADATA = "__metadata__"
 
 
-class Tensor(NamedTuple):
+class TensorEntry(NamedTuple):
     """The description of a tensor in a file's header."""
 
     dtype: str
@@ -26,7 +26,7 @@ class Tensor(NamedTuple):
         return self.dtype.startswith(("F", "BF"))
 
 
-def read_header(file: Path, whole: bool = True) -> dict[str, Tensor]:
+def read_header(file: Path, whole: bool = True) -> dict[str, TensorEntry]:
     """Return the tensors of a safetensors file by name, without reading their values.
 
     Args:
@@ -50,7 +50,7 @@ def read_header(file: Path, whole: bool = True) -> dict[str, Tensor]:
             if any(type(side) is not int or not 0 <= side < MOST for side in about["shape"]):
                 raise ValueError(f"{name[:100]!a} has the shape {str(about['shape'])[:100]}")
         return {
-            name: Tensor(str(about["dtype"]), tuple(about["shape"]))
+            name: TensorEntry(str(about["dtype"]), tuple(about["shape"]))
             for name, about in tensors.items()
         }
     except OSError as error:

@@ -79,7 +79,7 @@ OTHER = {"host": "x", "what": "y", "hint": "", "kind": "z"}  # about a host that
         (
             json.dumps({**REPORT, "problems": [OTHER]}),
             None,
-            "its report is invalid: 'x' is no host",
+            "its report is invalid: 'x' is not a host of the request",
         ),
         ('{"hosts": ' + "[" * 60_000, None, "its report is invalid: it is nested too deeply"),
     ],

@@ -1,7 +1,6 @@
 """Start a training from saved low-rank adapters, which peft or ftcluster has written."""
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,6 @@ from transformers import PretrainedConfig
 
 from ftcluster_common.models.adapter_config import SavedAdapters, continued, read_adapters
 from ftcluster_common.recipe import Recipe
-from ftcluster_common.tasks.spec import Adapters
 from ftcluster_train.engine.adapters import (
     ENDINGS,
     adapted_layers,
@@ -48,8 +46,8 @@ def check_continued(
     saved = read_adapters(folder)
     values: dict[str, Any] = {"adapter_base": recipe.adapter_base}
     if recipe.spec.can_train_adapters:
-        own = {field.name for field in fields(Adapters)}
-        values |= {name: getattr(recipe.options, name) for name in own & saved.fields.keys()}
+        wanted = asdict(recipe.adapters) if recipe.adapters else {"lora_r": None}
+        values |= {name: value for name, value in wanted.items() if name in saved.fields}
     _, contradictions = continued(values, saved, recipe.spec)
     if contradictions:
         raise TrainError("; ".join(problem for _, problem in contradictions))

@@ -132,10 +132,7 @@ def _median(counts: Mapping[int, int]) -> float:
     """Return the median of numbers.
 
     Args:
-        counts: how often each number occurs.
-
-    >>> _median({7: 1, 2: 3}), _median({1: 2, 4: 2})
-    (2.0, 2.5)
+        counts: number of occurrences of each number.
     """
     total, below = sum(counts.values()), 0
     middle: list[int] = []  # the two numbers in the middle, which may be equal
