@@ -1,6 +1,7 @@
 """Start a training from saved low-rank adapters, which peft or ftcluster has written."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
