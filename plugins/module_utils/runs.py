@@ -62,10 +62,11 @@ def words(stack: Path, runs: Sequence[str], holders: Sequence[str] = ()) -> str:
     folder = stack.parents[1] / "runs"
     python = f"{as_owner(folder)}{stack}/bin/python -I"
     stop = f"{python} -m ftcluster_train.host.supervisor stop {folder}/"
+    until, ended = ("the runs end", "each of them") if len(runs) > 1 else ("the run ends", "it")
     return (
         f"{who} use{'s' * (len(runs) < 2)} the stack {stack.name} here, so the stack cannot be "
-        f"changed or removed; wait until the run ends, or end it on the head: "
-        f"{stop}{runs[0] if runs else 'RUN'}"
+        f"changed or removed; wait until {until}, or end {ended} on the head: "
+        f"{stop}{runs[0] if len(runs) == 1 else 'RUN'}"
     )
 
 

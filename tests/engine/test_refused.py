@@ -91,7 +91,7 @@ def test_adapters_without_their_model(tmp_path: Path) -> None:
         ({"use_dora": True, "target_modules": ["query"]}, "has an adapter with use_dora=False"),
         ({"r": 0}, "needs the numbers r and lora_alpha"),
         ({"target_modules": [5]}, "has no list target_modules"),
-        ({"target_modules": ["query"]}, "have no weights classifier.bias"),
+        ({"target_modules": ["query"]}, "has the weights classifier.bias"),
         ({"target_modules": ["classifier"]}, "layer classifier has another size"),
     ],
 )

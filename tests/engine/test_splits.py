@@ -88,7 +88,10 @@ def test_no_group_is_in_two_sets(wines: Any) -> None:
     large = ["a"] * 50 + ["b"] * 3 + ["c"] * 2
     sets, notices = split_groups(large, {"test": 4}, 0, "vineyard")
     assert {large[n] for n in sets["test"]} < {"b", "c"}
-    assert any("larger than the share of 4 rows: a (50 rows)" in notice for notice in notices)
+    assert any(
+        "more rows than the 4 that this set should have: a (50 rows)" in notice
+        for notice in notices
+    )
     with pytest.raises(TrainError, match="2 different values"):
         split_groups(["a", "b"] * 20, {"test": 4, "validation": 4}, 0, "vineyard")
 

@@ -60,7 +60,7 @@ def test_a_head_at_the_loopback_interface_is_not_waited_for(
     given = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.1.1"}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(TrainError, match="is an address of the loopback interface"):
+    with pytest.raises(TrainError, match="belongs to the loopback interface"):
         world.join_world()
 
 

@@ -380,7 +380,7 @@ def address(x: torch.Tensor, dtype: torch.dtype, count: int) -> ctypes.c_void_p:
     place = x.data_ptr() if fits else 0
     if not place and (count or not fits):
         kind = f"{x.dtype} on {x.device}{', a negative view' if x.is_neg() else ''}"
-        raise ValueError(f"{count} elements of {dtype} in memory are needed, not {x.shape}, {kind}")
+        raise ValueError(f"expected {count} elements of {dtype} in memory, got {x.shape} of {kind}")
     return ctypes.c_void_p(place)
 
 

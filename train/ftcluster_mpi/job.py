@@ -91,9 +91,10 @@ def check_shared_memory(ranks: int, folder: str = "/dev/shm") -> None:
     free, needed = shutil.disk_usage(folder).free, ranks * SHARED_BYTES
     if ranks > 1 and free < needed:
         raise dist.DistBackendError(
-            f"{socket.gethostname()} is out of shared memory: {folder} has {free / 1e6:.1f} MB "
-            f"free, and MPI takes up to {needed / 1e6:.0f} MB for {ranks} ranks. Delete unused "
-            f"files there, make it larger (docker run --shm-size), or use the backend gloo"
+            f"{socket.gethostname()} has too little free shared memory: {folder} has "
+            f"{free / 1e6:.1f} MB free, and MPI needs up to {needed / 1e6:.0f} MB for {ranks} "
+            f"ranks. Delete unused files in {folder}, make it larger (docker run --shm-size), "
+            "or use the backend gloo"
         )
 
 

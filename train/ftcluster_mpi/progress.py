@@ -59,8 +59,10 @@ class Channel:
     def __init__(self, comm: MPI.Intracomm, hosts: Sequence[str], store: dist.Store) -> None:
         self.comm, self._agreements = comm, comm.Dup()
         self.broken: Exception | None = None
-        self.queue: deque[Operation] = deque()  # collectives; the ranks now compare the first one
-        self._messages: deque[Operation] = deque()  # between two ranks, independent of collectives
+        # collectives that the ranks have not compared with each other yet, in their order
+        self.queue: deque[Operation] = deque()
+        # operations between two ranks, independent of collectives
+        self._messages: deque[Operation] = deque()
         self._hosts, self._store = hosts, store
         self.moving: list[Transfer] = []
         self._agreement: Iterator[None] | None = None

@@ -105,7 +105,9 @@ def files_of(path: Path) -> dict[str, Files]:
     for name, files in splits.items():
         if len(set(map(kind_of, files))) > 1:
             names = ", ".join(file.name for file in files)
-            raise DataError(f"{path} has several formats of {name}: {names}; keep only one of them")
+            raise DataError(
+                f"{path} has files of {name} in several formats: {names}; keep only one format"
+            )
     return splits
 
 

@@ -29,8 +29,9 @@ def read_event_line(line: bytes) -> dict[str, Any] | None:
     """Return the event that a line contains; None if the line is not valid.
 
     Events of unknown types, from later versions of ftcluster, are valid. Control characters in
-    texts are escaped, except in the output of a user's script. Only the texts of MAY_HAVE_LINES may
-    have several lines, because other texts would then look like ftcluster's own output.
+    texts are escaped, except in the output of a user's script. Only the fields in MAY_HAVE_LINES
+    may have several lines, because a second line of another field could look like ftcluster's own
+    output.
     """
     try:
         event: dict[str, Any] = json.loads(line)

@@ -12,7 +12,7 @@ from ftcluster.ansible.playbooks import Playbook, RunFolder
 from ftcluster.ansible.settings import for_hosts
 from ftcluster.cluster.saved import Cluster
 
-UNREACHABLE = "check that it is on and that ssh connects to it: ftcluster check"  # a hint
+UNREACHABLE = "check that the power is on and that ssh connects: ftcluster check"  # a hint
 
 
 ASKS_PASSWORD = re.compile(r"sudo.*password|password.*sudo", re.IGNORECASE | re.DOTALL)

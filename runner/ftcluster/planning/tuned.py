@@ -76,7 +76,8 @@ def choose_tuned(
     if same:
         newest = max(same, key=lambda tuning: tuning.date)
         differs = _difference(newest.hosts, now)
-        why = f"the tuning of {newest.date} was on other hosts: {differs}; to renew: ftcluster tune"
+        why = f"the tuning of {newest.date} was on other hosts: {differs}"
+        why += "; to tune again: ftcluster tune"
         return UNTUNED, ("none", why)
     return UNTUNED, None
 

@@ -126,7 +126,7 @@ def _with_split_columns(make_check: MakeCheck, recipe: Recipe, split: str) -> Ma
         def check_row(row: Row) -> str:
             empty = [name for name in wanted.values() if row.get(name) in (None, "")]
             if empty and not may_be_empty:
-                return f"{empty[0]} is empty, so the row cannot be put into a set"
+                return f"{empty[0]} is empty, so the row cannot be assigned to a set of rows"
             return check(row)
 
         return check_row

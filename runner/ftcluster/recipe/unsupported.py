@@ -40,11 +40,11 @@ NAMES_BY_REASON: Mapping[str, str] = {
         "n_gpu gpus num_gpus device_map"
     ),
     # model and optimizer
-    "the model is not compiled; torch's own kernels use AMX and AVX512; remove it": (
+    "the model is not compiled; torch's own kernels use AMX and AVX512; remove this argument": (
         "torch_compile torch_compile_backend torch_compile_mode torchdynamo jit_mode_eval"
     ),
     "the optimizer is AdamW, with weight_decay, adam_beta1, adam_beta2 and adam_epsilon; remove "
-    "it": "adafactor optim_args optim_target_modules",
+    "this argument": "adafactor optim_args optim_target_modules",
     "gradient_checkpointing has no options; remove it": (
         "gradient_checkpointing_kwargs activation_checkpointing_kwargs"
     ),

@@ -43,7 +43,9 @@ def test_files_of_a_folder(
 
 
 def test_several_formats_of_a_split(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"several formats of train: train\.csv, train\.jsonl"):
+    with pytest.raises(
+        DataError, match=r"files of train in several formats: train\.csv, train\.jsonl"
+    ):
         names_of(tmp_path, "train.csv", "train.jsonl")
 
 

@@ -44,7 +44,7 @@ def test_every_rank_finds_its_own_entry() -> None:
     assert {one.world_size for one in places} == {7}
     assert places[1].cpus == {4, 6, 8, 10}
     assert places[4].env == {}
-    with pytest.raises(ValueError, match="there is no rank 7, the plan has 7"):
+    with pytest.raises(ValueError, match="there is no rank 7: the plan has 7 ranks"):
         find_place(PLACEMENT, 7)
     # variables for scripts that expect torchrun
     assert variables(find_place(PLACEMENT, 5), threads=3) == {

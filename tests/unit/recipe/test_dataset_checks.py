@@ -109,7 +109,7 @@ def test_columns_that_divide_the_rows(tmp_path: Path) -> None:
     write(tmp_path, train=rows, test=[{**PAIR, "label": -1, "writer": "b"}])
     groups = replace(MRPC, group_column="writer")
     found = problems_of(tmp_path, groups)
-    assert "train.jsonl:2: writer is empty, so the row cannot be put into a set" in found
+    assert "train.jsonl:2: writer is empty, so the row cannot be assigned to a set of rows" in found
     assert "train.jsonl:3: " in found
     assert "test.jsonl" not in found
     found = problems_of(tmp_path, replace(MRPC, stratify_column="author"))

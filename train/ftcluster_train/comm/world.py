@@ -63,8 +63,8 @@ def join_world() -> World:
     here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     if interface == LOOPBACK and here < size:
         raise TrainError(
-            f"{host} is an address of the loopback interface on {socket.gethostname()}, which "
-            "ranks of other hosts do not reach",
+            f"{host} belongs to the loopback interface on {socket.gethostname()}, so ranks of "
+            "other hosts cannot reach it",
             f"map {host} to the address that other hosts reach it by, in /etc/hosts of "
             f"{socket.gethostname()}; Debian maps a host's own name to 127.0.1.1",
         )

@@ -260,7 +260,7 @@ def _hub_name(metric: str, recipe: Recipe) -> str:
 
 
 def of_hub(name: str) -> bool:
-    """Return True if a name has the form of a model or data set on the Hub."""
+    """Return True if a name looks like the name of a model or data set on the Hub."""
     return not name.startswith((GENERATED, BY_TYPE, PACKAGE, "/")) and not Path(name).exists()
 
 

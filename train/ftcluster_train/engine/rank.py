@@ -309,7 +309,7 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
         if inputs.adapters:
             loaded = use_adapters(model, Path(inputs.adapters), merge=True)
             if task.has_head and (missing := sorted(new_weights(model) - loaded)):
-                what = f"{inputs.adapters} and {inputs.model} have no weights {missing[0]}"
+                what = f"neither {inputs.adapters} nor {inputs.model} has the weights {missing[0]}"
                 raise TrainError(what, "use the model that the adapters were trained with")
         return task, model, samples
     task = make_task(recipe, tokenizer)

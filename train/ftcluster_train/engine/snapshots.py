@@ -72,7 +72,7 @@ class Snapshots:
         return early or (self._writer is not None and self._writer.is_alive())
 
     def take(self, optimizer: OptimizerStep, train_state: TrainState) -> None:
-        """Take a snapshot; every rank must call this method when no rank is pausing."""
+        """Take a snapshot; every rank must call this once `is_pausing` is False on all ranks."""
         if not self._seconds:
             return
         self._last = time.monotonic()

@@ -133,8 +133,8 @@ def _measured_reasons(speed: Row, others: Sequence[Row]) -> Iterator[str]:
         )
     if speed["load_average"] > HIGH_LOAD * speed["threads"]:
         yield (
-            f"its load average was {speed['load_average']:g} for {speed['threads']} threads "
-            "before: look for other programs (top)"
+            f"before the benchmark its load average was {speed['load_average']:g}, high for "
+            f"{speed['threads']} threads: look for other programs (top)"
         )
     usual_mhz = [other["mhz"] for other in others if other["mhz"]]
     if speed["throttled"]:

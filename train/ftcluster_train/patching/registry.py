@@ -68,8 +68,9 @@ class FunctionPatch:
                 say(why_not)
             return fallback(*args, **kwargs)
 
-        # Pickle stores a function by its module and name, which must lead to the owner's function.
-        # torch's own functions may name a module in C, which has the original function.
+        # Pickle stores a function as its module and name, and looks it up there, so both must lead
+        # to the patched function in its owner. Some functions of torch name a C module instead,
+        # which still has the original function.
         owner = self.owner
         if not isinstance(owner, type) and hasattr(owner, "__name__"):
             patched.__module__, patched.__qualname__ = owner.__name__, self.original.__name__

@@ -86,7 +86,7 @@ def find_place(placement: Mapping[str, Any], rank: int) -> Place:
         for local in range(len(kind["ranks"]))
     ]
     if rank >= len(ranks):
-        raise ValueError(f"there is no rank {rank}, the plan has {len(ranks)}")
+        raise ValueError(f"there is no rank {rank}: the plan has {len(ranks)} ranks")
     host, kind, local = ranks[rank]
     planned = kind["ranks"][local]
     return Place(

@@ -173,7 +173,7 @@ def compared(
     before: RunProgram, after: RunProgram, batches: Iterator[tuple[Arrays, list[Any]]],
     measure: str, decide: Callable[[Any], Any] | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Compare the exported model's outputs with torch's, and measure the quality of both models.
+    """Compare the exported model's outputs with the original's, and measure both models' quality.
 
     Args:
         before: function that runs the original model with torch.

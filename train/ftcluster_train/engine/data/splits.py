@@ -177,8 +177,8 @@ def split_groups(
             shown = ", ".join(f"{group!s:.40} ({len(rows[group])} rows)" for group in large[:SHOWN])
             more = f" and {len(large) - SHOWN} more" if large[SHOWN:] else ""
             notices.append(
-                f"{name}: groups of column {column} are larger than the share of {size} rows: "
-                f"{shown}{more}"
+                f"{name}: groups of column {column} have more rows than the {size} that this set "
+                f"should have: {shown}{more}"
             )
         if len(sets[name]) != size:
             notices.append(

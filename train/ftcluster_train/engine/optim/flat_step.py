@@ -272,7 +272,8 @@ class LocalOptimizerStep(FlatOptimizerStep):
     def _exchange_sent(self) -> None:
         """Sum `_sent` over the workers.
 
-        With int8, the rounding error stays in this worker's weights for the next exchange.
+        With int8, this worker sends rounded values. The rounding error stays in its weights, and
+        is therefore sent in the next exchange.
         """
         worker = self._worker
         if worker.leaders:

@@ -67,8 +67,8 @@ class WrittenFields:
         target_text = "" if rendered is None else _target_text(rendered)
         lost: dict[tuple[Path, str], bool] = {}
         written_any: dict[tuple[Path, str], bool] = {}
-        # texts come first: a value without a mark, such as a number in arguments, counts as written
-        # if a text of the same field is written
+        # Texts are handled first, because a value without a mark, such as a number in arguments,
+        # counts as written if a text of the same field is written.
         for path, (label, value) in sorted(leaves.items(), key=_is_no_text):
             of = (path[:2] if path[0] != TOOLS else path[:1], label)
             is_name, has_mark = path[-1] in NAMES, not _is_no_text((path, (label, value)))
@@ -149,7 +149,7 @@ def _joined(texts: Sequence[MarkedText]) -> str:
 
 
 def _is_no_text(leaf: tuple[Path, tuple[str, Any]]) -> bool:
-    """Return True if a mark cannot be added to a leaf, because the leaf is not a text."""
+    """Return True if a leaf cannot get a mark: it is not a text, or its field is in NAMES."""
     path, (_, value) = leaf
     return path[-1] in NAMES or not isinstance(value, str)
 

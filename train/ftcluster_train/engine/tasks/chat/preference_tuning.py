@@ -99,8 +99,8 @@ class PreferenceTuningTask(DecoderTuningTask):
         notices = self.close_split(writer, split, limit, count=count, cut=cut, left_out=left_out)
         if same:
             notices.append(
-                f"{split}: {same} of {count} pairs have the same chosen and rejected answer in the "
-                "tokens that the model reads, so these pairs do not train the model"
+                f"{split}: in {same} of {count} pairs, the model reads the same tokens for the "
+                "chosen and the rejected answer, so it learns no preference from these pairs"
             )
         return notices
 

@@ -249,10 +249,10 @@ def list_loss(logits: torch.Tensor, labels: torch.Tensor, counts: Sequence[int])
 def margin_loss(logits: torch.Tensor, labels: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
     """Return the sum of the losses of lists.
 
-    The loss of a list is the mean squared error of its margins. A margin is the score of the first
-    text minus the score of another text. The loss of a list with one text is 0.
-    Source: Hofstätter et al. 2020, Improving Efficient Neural Ranking Models with
-    Cross-Architecture Knowledge Distillation.
+    The loss of a list is the mean squared difference between the model's margins and the
+    teacher's. A margin is the score of the first text minus the score of another text. The loss of
+    a list with one text is 0. Source: Hofstätter et al. 2020, Improving Efficient Neural Ranking
+    Models with Cross-Architecture Knowledge Distillation.
 
     Args:
         logits: the model's score for each text, shape (texts,).
