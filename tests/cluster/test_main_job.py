@@ -48,7 +48,7 @@ def test_another_control_node_keeps_what_the_cluster_has(machine: Machine, tmp_p
         assert "the hosts have ftcluster 99.0, and this control node has the older" in kept.stderr
         switched = other.run(words[0], str(named), *words[2:], "--downgrade")
         assert switched.returncode == 0, switched.stderr
-        assert "stack native replaces native-trackers, because it was asked" in switched.stderr
+        assert "stack native replaces native-trackers, because you requested it" in switched.stderr
     finally:
         link.unlink()
         link.symlink_to(stack)

@@ -94,7 +94,9 @@ def test_pairs_of_equal_answers(tmp_path: Path) -> None:
     job = make_whole_job(
         tmp_path / "run", "preference-tuning", data, model, {"chat_template": False}
     )
-    assert any("in 1 of 3 pairs, the model reads the same tokens" in one for one in prepare(job).notices)
+    assert any(
+        "in 1 of 3 pairs, the model reads the same tokens" in one for one in prepare(job).notices
+    )
 
 
 def test_the_end_of_text_in_a_text_that_is_classified_at_it(tmp_path: Path) -> None:

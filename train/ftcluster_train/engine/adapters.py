@@ -419,11 +419,12 @@ def add_saved_adapters(
         elif whole is None and _is_within(name, config.get("modules_to_save") or ()):
             problems.append(f"weight {name} is missing")
     targets = config["target_modules"]
-    if isinstance(targets, str) or any(config.get(name) for name in RESTRICTIONS):
-        targets = []  # peft reads these in another way
+    # peft reads patterns and restricted lists in another way, so the file's tensors decide
+    by_tensors = isinstance(targets, str) or any(config.get(name) for name in RESTRICTIONS)
     shared = _shared_weights(model) if merge else set()
     for name, layer in model.named_modules():
-        if name in with_adapters or any(_is_meant(name, target) for target in targets):
+        listed = not by_tensors and any(_is_meant(name, target) for target in targets)
+        if listed or (by_tensors and name in with_adapters):
             down, up, magnitude = (rest.pop(f"{name}.{part}", None) for part in (*PARTS, MAGNITUDE))
             if down is None or up is None:
                 problems.append(f"layer {name} has no adapter")
