@@ -94,7 +94,10 @@ KINDS = {
         texts_and_more,
         "AutoModelForCausalLM",
         ("loss", "perplexity", "loss_gifts", "perplexity_gifts", "loss_more", "perplexity_more"),
-        ("tokenizer of 300 tokens", "validation_more: the last ", "block_size is 32, the model's limit, instead of 48"),
+        (
+            "tokenizer of 300 tokens", "validation_more: the last ",
+            "block_size is 32, the model's limit, instead of 48",
+        ),
     ),
 }  # fmt: skip
 # Each rank computes its share of a batch in parts. The batch size is odd, so that shares and parts
