@@ -2,6 +2,7 @@
 
 import shlex
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible.plugins.action import ActionBase
+from ansible_collections.ftcluster.cluster.plugins.action import follow
 from ansible_collections.ftcluster.cluster.plugins.action.follow import ActionModule, _Log, _Piece
 from ansible_collections.ftcluster.cluster.plugins.filter.root_answer import root_answer
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK, TELL, answers
@@ -134,6 +136,64 @@ def test_the_state_of_a_run_and_its_events_come_after_the_mark() -> None:
     alive, pieces = action._poll([_Log("events.jsonl", bytes, offset=5)], 0)
     assert (alive, pieces) == (False, [_Piece("7", 5, 9, b"\n{}\n")])
     assert TELL in as_run(asked[0])
+
+
+def test_a_supervisor_that_starts_late_is_not_reported_as_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time before the start does not count towards GONE_SECONDS.
+
+    The host's commands run in a real shell and find real processes; only the clock is the test's.
+    """
+    run_dir = tmp_path / "runs/r-1"
+    run_dir.mkdir(parents=True)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    processes = [ended]
+    now = 0.0
+
+    def execute(command: str, **_: object) -> dict[str, Any]:
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+        return {"stdout": done.stdout, "stderr": done.stderr, "rc": done.returncode}
+
+    def first_process() -> None:  # as if it started after the check for processes
+        (run_dir / "supervisor.pid").write_text(str(ended.pid))
+
+    def supervisor() -> None:
+        program = [sys.executable, "-c", "import time; time.sleep(1000)", str(run_dir)]
+        processes.append(subprocess.Popen(program))
+        (run_dir / "supervisor.pid").write_text(str(processes[1].pid))
+
+    def end() -> None:
+        (run_dir / "output.log").write_text("step 1\n")
+        (run_dir / "events.jsonl").write_text('{"event": "end"}\n')
+        processes[1].kill()
+        processes[1].wait()
+
+    steps = iter([(30.0, first_process), (1.0, supervisor), (1.0, end), (1.0, lambda: None)])
+
+    def sleep(_: float) -> None:
+        nonlocal now
+        seconds, change = next(steps)
+        now += seconds
+        change()
+
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=sleep)
+    monkeypatch.setattr(follow, "time", clock)
+    monkeypatch.setattr(follow, "WAIT_SECONDS", 0)
+    monkeypatch.setattr(ActionBase, "run", lambda *_: {})
+    module: Any = ActionModule.__new__(ActionModule)
+    module._low_level_execute_command = execute
+    copy = tmp_path / "copy.log"
+    arguments = {"run_dir": str(run_dir), "file": "output.log", "destination": str(copy)}
+    module._task = SimpleNamespace(args=arguments)
+    try:
+        module.run()
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert copy.read_text() == "step 1\n"
 
 
 def test_two_commands_follow_a_run_into_the_same_file(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ftcluster_common.protocol.job import ScriptJob
 from ftcluster_common.protocol.run_state import RunState, unpack
 from ftcluster_train.io.events import EventWriter, has_ended, read_events
 from ftcluster_train.supervisor import runs as runs_module
@@ -132,6 +133,22 @@ def test_a_run_whose_files_are_being_copied_is_running(tmp_path: Path) -> None:
     (part / "train.jsonl").write_text("{}\n{}")
     part.rename(data)
     assert states() == ["quicks failed", "killed failed"]
+
+
+def test_a_script_whose_folder_is_being_copied_is_running(tmp_path: Path) -> None:
+    runs, script = tmp_path / "runs", tmp_path / "scripts/glue-4f7d1c0b2a9e"
+    path = make_run(runs, RUN)
+    for name in ("launch.json", "events.jsonl"):  # the launch follows the copy
+        (path / name).unlink()
+    job = ScriptJob(RUN, str(tmp_path), ("run_glue.py",), f"{path}/script")
+    (path / "job.json").write_text(json.dumps(job.to_dict()))
+    (path / "copies.json").write_text(json.dumps([str(script)]))
+    assert [run.state for run in list_runs(runs)[0]] == ["failed"]
+    part = script.with_name(f"{script.name}.new-0123abcd")  # as plugins/action/push.py names it
+    part.mkdir(parents=True)
+    assert [(run.state, run.why) for run in list_runs(runs)[0]] == [("running", "")]
+    part.rename(script)
+    assert [run.state for run in list_runs(runs)[0]] == ["failed"]
 
 
 def test_the_newest_run_is_first_and_damage_is_survived(tmp_path: Path) -> None:

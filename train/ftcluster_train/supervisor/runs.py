@@ -260,7 +260,7 @@ def runs_copied(folder: Path, names: Sequence[str]) -> set[str]:
     """Return the runs for which a command copies files to this host before the launch.
 
     The action plugin `push` copies into a folder NAME.new-DIGITS and renames it at the end. A copy
-    belongs to the newest run whose job.json contains the path of NAME.
+    belongs to the newest run whose job.json or copies.json contains the path of NAME.
 
     Args:
         folder: folder of all runs.
@@ -268,15 +268,17 @@ def runs_copied(folder: Path, names: Sequence[str]) -> set[str]:
     """
     copies = Counter(
         part.with_name(part.name.rpartition(".new-")[0])
-        for cache in ("data", "models")
+        for cache in ("data", "models", "scripts")
         for part in (folder.parent / cache).glob("*.new-*")
         if time.time() - _last_write(part) < COPY_SECONDS
     )
     runs = set()
     for name in sorted(names, key=lambda name: _made(folder / name), reverse=True) * bool(copies):
         with contextlib.suppress(OSError):
-            job = (folder / name / "job.json").read_text("utf-8", errors="replace")
-            if targets := [path for path, count in copies.items() if count and _is_in(job, path)]:
+            text = (folder / name / "job.json").read_text("utf-8", errors="replace")
+            with contextlib.suppress(FileNotFoundError):  # only runs of scripts have it
+                text += (folder / name / "copies.json").read_text("utf-8", errors="replace")
+            if targets := [path for path, count in copies.items() if count and _is_in(text, path)]:
                 copies.subtract(targets)
                 runs.add(name)
     return runs
