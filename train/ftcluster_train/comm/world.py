@@ -107,7 +107,7 @@ def open_store(host: str, port: int, rank: int, size: int, limit: timedelta) -> 
     except OSError as error:
         raise TrainError(
             f"torch's rendezvous cannot listen at {host}, port {port}: {error.strerror}",
-            f"find out who does: ss -ltnp 'sport = :{port}'. A new start takes another port",
+            f"find its program: ss -ltnp 'sport = :{port}'. A restart takes another port",
             restartable=True,
         ) from None
     return dist.TCPStore(

@@ -166,7 +166,7 @@ def parts_without_kernel(model: nn.Module, used: Collection[str]) -> str:
 def _own_code(model: nn.Module, used: Collection[str]) -> Iterator[str]:
     # transformers has no public name for the attribute (5.23)
     chosen = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    why = "its calls have types or shapes that the kernel does not take"
+    why = "its calls have types or shapes that the kernel does not support"
     if chosen not in (None, *CALLS_TORCH):
         why = f"attn_implementation={chosen} does not call the function that the kernel replaces"
     for module in model.modules():
@@ -181,7 +181,7 @@ def _own_code(model: nn.Module, used: Collection[str]) -> Iterator[str]:
             # torch's LayerNorm calls torch's function, whose guard decides whether a kernel runs
             "Norm" in name and "norm" not in used and type(module) is not nn.LayerNorm
         ):
-            yield f"{name} uses its own code: it is another norm than the kernel computes"
+            yield f"{name} uses its own code: its norm differs from the kernel's"
         elif "Rotary" in name and "rotary" not in used:
             yield f"{name} uses its own code: its function, types or shapes have no kernel"
         elif any(part in ("gate_proj", "gate_up_proj") for part in parts):

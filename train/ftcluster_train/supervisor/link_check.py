@@ -98,8 +98,8 @@ def _gaps_sentence(gaps: Sequence[Gap], head: Host) -> str:
     """Return the sentence that names the pairs of hosts that do not reach each other.
 
     >>> head, a, b = (Host(f"xeon{n}", f"198.18.0.1{n}") for n in (1, 2, 3))
-    >>> _gaps_sentence([Gap(a, b, 4321, "timed out"), Gap(b, a, 4322, "timed out")], head)
-    'xeon2 cannot reach xeon3 (198.18.0.13:4321: timed out), nor xeon3 xeon2; both reach the head'
+    >>> _gaps_sentence([Gap(a, b, 43, "timed out"), Gap(b, a, 44, "timed out")], head)[:70]
+    'xeon2 cannot reach xeon3 (198.18.0.13:43: timed out), and xeon3 cannot'
     """
     by_pair: dict[frozenset[Host], list[Gap]] = {}
     for gap in gaps:
@@ -108,12 +108,14 @@ def _gaps_sentence(gaps: Sequence[Gap], head: Host) -> str:
     for first, *back in list(by_pair.values())[:MOST_PAIRS]:
         a, b = first.host.name, first.other.name
         phrase = f"{a} cannot reach {b} ({first.other.address}:{first.port}: {first.error})"
-        phrase += f", nor {b} {a}" if back else f", but {b} reaches {a}"
+        phrase += f", and {b} cannot reach {a}" if back else f", but {b} reaches {a}"
         if head not in (first.host, first.other):
             phrase += "; both reach the head"
         phrases.append(phrase)
-    if len(by_pair) > MOST_PAIRS:
-        phrases.append(f"the same with {len(by_pair) - MOST_PAIRS} more of the pairs")
+    if (more := len(by_pair) - MOST_PAIRS) > 0:
+        phrases.append(
+            f"{more} more {'pair' if more == 1 else 'pairs'} of hosts cannot reach each other"
+        )
     return "; ".join(phrases)
 
 

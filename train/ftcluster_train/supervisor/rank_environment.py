@@ -150,7 +150,7 @@ def _hold(ports: range, needed_by: str) -> socket.socket:
             probe.close()
     first, last = ports.start, ports.stop - 1
     users = users_of(ports)
-    whose = f", of which users listen at {', '.join(users)}" if users else ""
+    whose = f" (ports in use, by user: {', '.join(users)})" if users else ""
     raise TrainError(
         f"no TCP port from {first} to {last} is free on {socket.gethostname()}{whose}, and "
         f"{needed_by} needs one",

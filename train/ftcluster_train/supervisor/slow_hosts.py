@@ -120,11 +120,11 @@ def message_of(
         others: `HostCondition` of the other hosts.
     """
     if not behind.ratio:
-        return f"{behind.host} is as fast as before again, at step {behind.step}"
+        return f"{behind.host} is as fast as before again since step {behind.step}"
     beside = "the other hosts" if behind.others else "its own steps before"
     compared = f"{behind.seconds:.2f} s of work a step, {beside} {behind.usual:.2f} s"
     wait = "; all others wait for it" if others else ""
-    reasons = "; ".join(_reasons(condition, others)) or "nothing on it explains that"
+    reasons = "; ".join(_reasons(condition, others)) or "ftcluster sees no cause on this host"
     return f"{behind.host} is {1 - 1 / behind.ratio:.0%} slower ({compared}{wait}): {reasons}"
 
 
