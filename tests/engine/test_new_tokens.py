@@ -16,14 +16,22 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    BertTokenizer,
 )
 
+from ftcluster_common.models.adapter_config import continued, read_adapters
 from ftcluster_common.protocol.job import EVALUATE, Job
 from ftcluster_train.engine import rank
 from ftcluster_train.engine.adapters import add_adapters, save_adapters
 from ftcluster_train.engine.data.run_inputs import read_inputs, write_inputs
+from ftcluster_train.engine.generation import load_decoder
 from ftcluster_train.engine.models import call_model
-from ftcluster_train.engine.new_tokens import add_token_rows, rows_by_layer, token_ids
+from ftcluster_train.engine.new_tokens import (
+    add_token_rows,
+    extend_tokenizer,
+    rows_by_layer,
+    token_ids,
+)
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.batch_context import context_of
@@ -212,9 +220,7 @@ def measure(task: Any, model: Any, samples: Sequence[Any]) -> torch.Tensor:
     from ftcluster_train.engine.tasks.chat.preference_losses import token_log_probabilities
 
     batch = task.collate(samples)
-    likely = token_log_probabilities(
-        call_model(model, batch.inputs), batch.targets, task.head
-    )
+    likely = token_log_probabilities(call_model(model, batch.inputs), batch.targets, task.head)
     return (likely * torch.linspace(-1, 1, len(likely))).sum()
 
 
@@ -279,8 +285,8 @@ def test_adapters_with_rows(tmp_path: Path, peft: Any, tied: bool, precision: st
     measured = result_of(evaluation)["metrics"]
     tolerance = 1e-5 if precision == "fp32" else 2e-2
     assert measured["loss"] == pytest.approx(before["metrics"]["loss"], rel=tolerance)
-    task, model, samples = rank.load(evaluation, read_inputs(evaluation.run_dir))
-    few = task.collate([samples["validation"][n] for n in range(4)]).inputs
+    _, model, _ = rank.load(evaluation, read_inputs(evaluation.run_dir))
+    few = {"input_ids": torch.tensor([[4, *IDS, 9]])}
     with torch.inference_mode():
         torch.testing.assert_close(
             call_model(model.eval(), few).logits, call_model(other, few).logits,
@@ -303,3 +309,133 @@ def test_adapters_with_rows(tmp_path: Path, peft: Any, tied: bool, precision: st
     assert weights.keys() == saved.keys()
     for name, values in weights.items():
         assert torch.equal(values, saved[name]), name
+
+
+def test_rows_without_a_token_are_used_first(tmp_path: Path) -> None:
+    """A model with more rows than tokens keeps its size; the free rows start at the mean."""
+    model = make_model("llama", CLM, tie_word_embeddings=False)
+    model.resize_token_embeddings(VOCABULARY + 8)
+    torch.nn.init.normal_(model.get_input_embeddings().weight[VOCABULARY:], mean=50)
+    model.save_pretrained(tmp_path / "base")
+    make_tokenizer().save_pretrained(tmp_path / "base")
+    _, trained, _ = loaded(job_of(tmp_path, CLM, str(tmp_path / "base")))
+    for layer in (trained.get_input_embeddings(), trained.get_output_embeddings()):
+        assert len(layer.weight) == VOCABULARY + 8
+        mean = layer.weight[:VOCABULARY].mean(0)
+        torch.testing.assert_close(layer.weight[IDS], mean.expand(3, -1))
+    free = trained.get_input_embeddings().weight[VOCABULARY + 3 :]
+    assert torch.equal(free, model.get_input_embeddings().weight[VOCABULARY + 3 :])
+
+
+@pytest.mark.parametrize(
+    ("options", "precision"),
+    [
+        ({"merge_adapters": True}, "fp32"),
+        ({"merge_adapters": True, "use_dora": True}, "bf16"),
+        ({"load_in_4bit": True}, "bf16"),
+        ({"load_in_4bit": True, "merge_adapters": True}, "bf16"),
+    ],
+    ids=["merged", "merged in bf16", "NF4", "merged NF4"],
+)
+def test_other_ways_of_saving(tmp_path: Path, options: dict[str, Any], precision: str) -> None:
+    """The saved model generates as the trained one, and its rows differ from their start."""
+    base = base_of(tmp_path / "base", CHAT, "llama", tie_word_embeddings=False)
+    job = job_of(
+        tmp_path, CHAT, base, {"lora_r": 4, **options}, max_steps=4, learning_rate=1e-2,
+        eval_strategy="epoch",
+    )  # fmt: skip
+    job = replace(job, precision=precision, recipe=replace(job.recipe, precision=precision))
+    events = run_rank(job)
+    folder = Path(events[-1]["model"])
+    model = load_decoder(str(folder), tmp_path, torch.float32)
+    assert len(model.get_input_embeddings().weight) == VOCABULARY + 3
+    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+        rows = layer.weight[IDS]
+        assert (rows[0] - rows[1]).abs().max() > 1e-3
+    evaluation = replace(
+        job, run_dir=tmp_path / "runs/evaluation", purpose=EVALUATE,
+        recipe=replace(
+            job.recipe, model=str(folder), options=replace(job.recipe.options, lora_r=None),
+            new_tokens=(), new_special_tokens=(),
+        ),
+    )  # fmt: skip
+    measured = result_of(evaluation)["metrics"]
+    assert measured["loss"] == pytest.approx(events[-1]["metrics"]["loss"], rel=2e-2)
+
+
+def test_adapters_with_rows_are_continued(tmp_path: Path) -> None:
+    """A further training trains the same rows, from their saved values; merging keeps them."""
+    base = base_of(tmp_path / "base", CHAT, "llama", tie_word_embeddings=True)
+    first = job_of(tmp_path, CHAT, base, {"lora_r": 4}, max_steps=4, learning_rate=1e-2)
+    folder = Path(result_of(first)["model"])
+    name = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
+    rows = load_file(folder / "adapter_model.safetensors")[name]
+    implied, problems = continued({}, read_adapters(folder), first.recipe.spec)
+    assert not problems
+    assert implied.pop("adapter_base") == base
+
+    def further(run: str, **changes: Any) -> Job:
+        job = job_of(tmp_path, CHAT, str(folder), run=run, max_steps=1, learning_rate=1e-3)
+        options = replace(job.recipe.options, **{**implied, **changes})
+        return replace(
+            job, recipe=replace(
+                job.recipe, options=options, adapter_base=base, new_tokens=("w4",),
+                new_special_tokens=(),
+            ),
+        )  # fmt: skip
+
+    saved = Path(result_of(further("two"))["model"])
+    assert read_adapters(saved).token_ids == {"": (4, *IDS)}  # the same, and the listed token
+    after = load_file(saved / "adapter_model.safetensors")[name]
+    step = (after[1:] - rows).abs().max()
+    assert 0 < step < 1.1e-3
+    whole = Path(result_of(further("three", lora_r=None))["model"])
+    merged = AutoModelForCausalLM.from_pretrained(whole).get_input_embeddings().weight[IDS]
+    assert 0 < (merged - rows).abs().max() < 1.1e-3
+
+
+def word_pieces(folder: Path) -> str:
+    """Write a tokenizer that lowers texts, as BERT's, with an unused token."""
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "[unused1]",
+        "heart",
+        "##s",
+        "co",
+        "##vid",
+    ]
+    tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(words)})
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_tokens_of_the_vocabulary_are_not_added_twice(tmp_path: Path) -> None:
+    folder = word_pieces(tmp_path / "model")
+    recipe = job_of(tmp_path, CLASSIFY, folder).recipe
+    listed = replace(recipe, new_tokens=("heart", "COVID"), new_special_tokens=("[unused1]", "[E]"))
+    extended, new, notices = extend_tokenizer(listed, folder, tmp_path / "extended")
+    assert new == [10, 11]
+    tokenizer = AutoTokenizer.from_pretrained(extended)
+    ids = tokenizer("hearts covid [unused1][E]", add_special_tokens=False)["input_ids"]
+    assert ids == [6, 7, 10, 5, 11]
+    assert len(tokenizer) == 12
+    text = " ".join(notices)
+    assert "heart is already in the vocabulary" in text
+    assert "[unused1]: the vocabulary had this text" in text
+    # the second time, nothing is left to do
+    again, new, _ = extend_tokenizer(listed, extended, tmp_path / "again")
+    assert (again, new) == (extended, [])
+    with pytest.raises(TrainError, match=r"does not read '(covid|COVID)' as one token"):
+        extend_tokenizer(replace(listed, new_tokens=("COVID", "covid")), folder, tmp_path / "x")
+
+
+def test_what_cannot_have_new_tokens_is_refused(tmp_path: Path) -> None:
+    """The refusal comes before the ranks start, and names a way out."""
+    base = base_of(tmp_path / "mlm", MLM, "bert")
+    with pytest.raises(TrainError, match="has a bias, which peft leaves out") as refusal:
+        prepare(job_of(tmp_path / "a", MLM, base, {"lora_r": 4}))
+    assert "merge_adapters=true" in (refusal.value.hint or "")
