@@ -17,6 +17,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertTokenizer,
+    EncoderDecoderModel,
 )
 
 from ftcluster_common.models.adapter_config import continued, read_adapters
@@ -28,6 +29,7 @@ from ftcluster_train.engine.generation import load_decoder
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.new_tokens import (
     add_token_rows,
+    extend_embeddings,
     extend_tokenizer,
     rows_by_layer,
     token_ids,
@@ -46,17 +48,18 @@ from tests.engine.runs import (
     make_whole_job,
     preferences,
     summaries,
+    triplets,
     write_data,
 )
 
 pytestmark = pytest.mark.usefixtures("one_world")
-CHAT, DPO, CLASSIFY, CLM, MLM, SEQ2SEQ = (
+CHAT, DPO, CLASSIFY, CLM, MLM, SEQ2SEQ, EMBED = (
     "instruction-tuning", "preference-tuning", "text-classification", "causal-lm", "masked-lm",
-    "seq2seq-lm",
+    "seq2seq-lm", "sentence-similarity",
 )  # fmt: skip
 ROWS = {
     CHAT: completions, DPO: preferences, CLASSIFY: classes, CLM: classes, MLM: classes,
-    SEQ2SEQ: summaries,
+    SEQ2SEQ: summaries, EMBED: triplets,
 }  # fmt: skip
 CLASS_OF = {
     CHAT: AutoModelForCausalLM, DPO: AutoModelForCausalLM, CLM: AutoModelForCausalLM,
@@ -435,7 +438,34 @@ def test_tokens_of_the_vocabulary_are_not_added_twice(tmp_path: Path) -> None:
 
 def test_what_cannot_have_new_tokens_is_refused(tmp_path: Path) -> None:
     """The refusal comes before the ranks start, and names a way out."""
-    base = base_of(tmp_path / "mlm", MLM, "bert")
-    with pytest.raises(TrainError, match="has a bias, which peft leaves out") as refusal:
-        prepare(job_of(tmp_path / "a", MLM, base, {"lora_r": 4}))
-    assert "merge_adapters=true" in (refusal.value.hint or "")
+    for task, kind, reason in (
+        (MLM, "bert", "has a bias, which peft leaves out"),
+        (EMBED, "bert", "sentence-transformers cannot load adapters with new tokens"),
+    ):
+        base = base_of(tmp_path / task, task, kind)
+        options = {"lora_r": 4}
+        with pytest.raises(TrainError, match=reason) as refusal:
+            prepare(job_of(tmp_path / task, task, base, options))
+        assert "merge_adapters=true" in (refusal.value.hint or "")
+        prepare(job_of(tmp_path / task, task, base, {**options, "merge_adapters": True}))
+    parts = [make_model("bert", CLM, is_decoder=decodes) for decodes in (False, True)]
+    pair = EncoderDecoderModel(encoder=parts[0].base_model, decoder=parts[1])
+    with pytest.raises(TrainError, match="type encoder-decoder cannot have new tokens"):
+        extend_embeddings(pair, IDS)
+
+
+@pytest.mark.usefixtures("peft")
+@pytest.mark.parametrize(("task", "kind"), [(CHAT, "llama"), (CLASSIFY, "bert")])
+def test_the_card_shows_how_to_load_the_tokens(tmp_path: Path, task: str, kind: str) -> None:
+    base = base_of(tmp_path / "base", task, kind)
+    job = job_of(tmp_path, task, base, {"lora_r": 4}, max_steps=2, learning_rate=1e-2)
+    folder = Path(result_of(job)["model"])
+    [code] = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code.replace('"base"', repr(base)).replace('"FOLDER"', repr(str(folder))), names)
+    rows = names["model"].merge_and_unload().get_input_embeddings().weight[IDS]
+    saved = load_file(folder / "adapter_model.safetensors")
+    [trained] = [
+        v for n, v in saved.items() if "embed" in n and n.endswith("trainable_tokens_delta")
+    ]
+    assert torch.equal(rows, trained)

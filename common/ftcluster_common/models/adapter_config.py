@@ -123,6 +123,15 @@ def ids_by_layer(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {layer: tuple(of_layer) for layer, of_layer in layers.items() if of_layer}
 
 
+def rows_needed(config: Mapping[str, Any]) -> int:
+    """Return the number of embeddings that adapters with trained rows need; 0 without such rows.
+
+    Raises:
+        ValueError: see `ids_by_layer`.
+    """
+    return max((1 + max(ids) for ids in ids_by_layer(config).values()), default=0)
+
+
 def ids_of(by_layer: Mapping[str, Sequence[int]], name: str) -> Sequence[int]:
     """Return the token ids of a layer that has trained rows; () if there are none.
 

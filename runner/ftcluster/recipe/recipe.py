@@ -587,8 +587,8 @@ def _of_new_tokens(recipe: Recipe) -> Iterator[Contradiction]:
             elif token != token.strip():
                 yield (
                     field,
-                    f"{shown} begins or ends with a blank, so it would not be found at the start or "
-                    "the end of a text; write the token without this blank",
+                    f"{shown} begins or ends with a blank, so it would not be found at the start "
+                    "or the end of a text; write the token without this blank",
                 )
             elif not is_plain(token):
                 yield field, f"{shown} {NOT_TEXT}"

@@ -110,7 +110,7 @@ NAMES_BY_REASON: Mapping[str, str] = {
     "embeddings always get rows for new_tokens, and their number is not padded; remove it": (
         "resize_vocab resize_token_embeddings_to_32x"
     ),
-    "list the texts of the tokens in new_tokens; the rows of all listed tokens are trained beside "
+    "name the tokens in new_tokens; the rows of all listed tokens are trained beside "
     "adapters": "trainable_token_indices",
     # evaluation
     "a run always trains; set eval_strategy to choose whether it evaluates": (

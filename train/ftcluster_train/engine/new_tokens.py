@@ -16,7 +16,6 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ftcluster_common.models.adapter_config import TOKEN_ROWS, ids_of
 from ftcluster_common.recipe import Recipe
-from ftcluster_common.tasks.spec import Adapters
 from ftcluster_kernels.token_rows import TokenRows
 from ftcluster_train.engine.models import load_tokenizer
 from ftcluster_train.errors import TrainError, first_line
@@ -104,13 +103,12 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, tokens: Iterable[str]) -> list
 
 
 def check_new_tokens(
-    model_class: Any, config: PretrainedConfig, ids: Sequence[int], adapters: Adapters | None
+    model_class: Any, config: PretrainedConfig, ids: Sequence[int], recipe: Recipe
 ) -> None:
     """Check, without weights, that a model can have rows for these token ids.
 
     Args:
         model_class: transformers' AutoModelFor... class.
-        adapters: settings of the adapters that are trained beside the rows, or None.
 
     Raises:
         TrainError: the model cannot have such rows.
@@ -121,17 +119,31 @@ def check_new_tokens(
         model.tie_weights()
     except Exception:  # some models cannot be built without weights; the ranks check them later
         return
+    count = len(model.get_input_embeddings().weight)
     with torch.device("meta"):
         extend_embeddings(model, ids)
-    if adapters:
-        _layers_with_rows(model)
-        output = model.get_output_embeddings()
-        if getattr(output, "bias", None) is not None and not adapters.merge_adapters:
-            raise TrainError(
-                f"the output layer of this {config.model_type} model has a bias, which peft leaves "
-                "out when it loads adapters with trained rows of that layer",
-                "save the whole model, merge_adapters=true, or train all weights, lora_r=null",
-            )
+    if recipe.adapters is None:
+        return
+    _layers_with_rows(model)
+    if recipe.adapters.merge_adapters:
+        return
+    problem = ""
+    if getattr(model.get_output_embeddings(), "bias", None) is not None:
+        problem = (
+            f"the output layer of this {config.model_type} model has a bias, which peft leaves out "
+            "when it loads adapters with trained rows of that layer"
+        )
+    elif max(ids) >= count and (
+        recipe.spec.is_sparse_encoder or recipe.spec.exported_as == "FeatureExtraction"
+    ):
+        problem = (
+            "sentence-transformers cannot load adapters with new tokens, because it does not add "
+            "rows to their base model"
+        )
+    if problem:
+        raise TrainError(
+            problem, "save the whole model: merge_adapters=true; or train all weights: lora_r=null"
+        )
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -158,7 +170,7 @@ def extend_embeddings(
             model.resize_token_embeddings(needed, mean_resizing=False)
         except Exception as error:  # each model may have its own code for this
             raise TrainError(
-                f"a {model.config.model_type} model cannot have new tokens: {first_line(error)}",
+                f"models of type {model.config.model_type} cannot have new tokens: {first_line(error)}",
                 "remove new_tokens and new_special_tokens",
             ) from error
     rows = sorted({*new, *range(count, needed)})

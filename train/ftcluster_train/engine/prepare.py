@@ -182,7 +182,7 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         head = head_of(recipe, model, task.model_class, settings_of_head, adapters)
         notices += [head.notice] if head and head.notice else []
         if listed:
-            check_new_tokens(task.model_class, config, listed, recipe.adapters)
+            check_new_tokens(task.model_class, config, listed, recipe)
         if adapters:
             check_continued(recipe, Path(adapters), task.model_class, config)
         elif recipe.adapters and recipe.adapters.adapter_targets:
