@@ -21,7 +21,7 @@ MERGE = "merge them with peft: merge_and_unload()"
 # tensor with the trained rows of an embedding, see peft's TrainableTokensLayer
 TOKEN_ROWS = "token_adapter.trainable_tokens_delta"
 TOKEN_IDS = "trainable_token_indices"  # field with the token ids of these rows
-MOST_IDS = 1 << 24  # upper limit of token ids; the largest vocabularies have a million tokens
+MOST_IDS = 1 << 21  # upper limit of token ids; the largest vocabularies have a million tokens
 INPUT_EMBEDDING = ""  # layer of token ids that peft saves as a list
 SHOWN = 4  # maximum number of names in a message
 # fields of peft's configuration that must have these values

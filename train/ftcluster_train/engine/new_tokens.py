@@ -170,7 +170,8 @@ def extend_embeddings(
             model.resize_token_embeddings(needed, mean_resizing=False)
         except Exception as error:  # each model may have its own code for this
             raise TrainError(
-                f"models of type {model.config.model_type} cannot have new tokens: {first_line(error)}",
+                f"models of type {model.config.model_type} cannot have new tokens: "
+                f"{first_line(error)}",
                 "remove new_tokens and new_special_tokens",
             ) from error
     rows = sorted({*new, *range(count, needed)})
