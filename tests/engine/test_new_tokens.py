@@ -25,6 +25,7 @@ from ftcluster_common.protocol.job import EVALUATE, Job
 from ftcluster_train.engine import rank
 from ftcluster_train.engine.adapters import add_adapters, save_adapters
 from ftcluster_train.engine.data.run_inputs import read_inputs, write_inputs
+from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.generation import load_decoder
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.new_tokens import (
@@ -388,13 +389,30 @@ def test_adapters_with_rows_are_continued(tmp_path: Path) -> None:
         )  # fmt: skip
 
     saved = Path(result_of(further("two"))["model"])
-    assert read_adapters(saved).token_ids == {"": (4, *IDS)}  # the same, and the listed token
+    assert read_adapters(saved).token_ids == {
+        "model.embed_tokens": (4, *IDS)
+    }  # the same, and the listed token
     after = load_file(saved / "adapter_model.safetensors")[name]
     step = (after[1:] - rows).abs().max()
     assert 0 < step < 1.1e-3
     whole = Path(result_of(further("three", lora_r=None))["model"])
     merged = AutoModelForCausalLM.from_pretrained(whole).get_input_embeddings().weight[IDS]
     assert 0 < (merged - rows).abs().max() < 1.1e-3
+
+
+def test_a_chat_template_ends_answers_with_a_new_token(tmp_path: Path) -> None:
+    """The loss and the generation know the token that the template writes after an answer."""
+    base = base_of(tmp_path / "base", CHAT, "llama")
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.chat_template = TEMPLATE.replace("[PAD]", SPECIAL[0])
+    tokenizer.save_pretrained(base)
+    job = job_of(tmp_path, CHAT, base, max_steps=2)
+    folder = Path(result_of(job)["model"])
+    samples = Samples(Path(read_inputs(job.run_dir).samples) / "train")
+    assert all(IDS[2] in (sample["input_ids"][n] for n in sample["targets"]) for sample in samples)
+    ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+    assert IDS[2] in ends
+    assert AutoTokenizer.from_pretrained(folder).chat_template == tokenizer.chat_template
 
 
 def word_pieces(folder: Path) -> str:

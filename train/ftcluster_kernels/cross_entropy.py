@@ -152,7 +152,7 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, grad_output: torch.Tensor) -> Gradients:
         grad_hidden, grad_weight, grad_bias, grad_values, *inputs = ctx.saved_tensors
         if needs_torch(grad_output):
-            return _by_torch(*inputs, "sum", grad_output)
+            return _by_torch(*inputs, reduction="sum", grad_output=grad_output)
         _, weight, _, bias, values, _ = inputs
         if grad_hidden is not None:
             grad_hidden = grad_hidden * grad_output
@@ -203,7 +203,7 @@ class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, grad_output: torch.Tensor) -> Gradients:
         grad_hidden, columns, *inputs = ctx.saved_tensors
         if needs_torch(grad_output):
-            return _by_torch(*inputs, "none", grad_output)
+            return _by_torch(*inputs, reduction="none", grad_output=grad_output)
         hidden, weight, tokens, bias, values, _ = inputs
         grad_values = None
         if columns is not None:
@@ -240,6 +240,7 @@ def _by_torch(
     bias: torch.Tensor | None,
     values: torch.Tensor | None,
     ids: torch.Tensor | None,
+    *,
     reduction: str,
     grad_output: torch.Tensor,
 ) -> Gradients:

@@ -4,7 +4,7 @@ Anybody may have written the files: types, tensor names and shapes are checked. 
 only.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class SavedAdapters:
         targets: names of the adapted layers, as in `lora_target_modules`.
         layers: number of outputs and inputs of each adapted layer, by name.
         weights: shapes of the weights that are saved in full, such as a classifier's head, by name.
-        token_ids: token ids whose rows are trained, by layer, see `ids_by_layer`.
+        token_ids: token ids whose rows are trained, by the full name of their layer.
     """
 
     folder: Path
@@ -174,9 +174,20 @@ def read_adapters(folder: Path) -> SavedAdapters:
             )
         raise GivenFileError(f"{folder} has no {WEIGHTS}")
     use_dora = bool(config.get("use_dora"))
-    tensors = read_header(folder / WEIGHTS)
-    counts = {len(ids) for ids in ids_by_layer(config).values()}
-    layers, weights, problems = _sorted_tensors(tensors, int(config["r"]), use_dora, counts)
+    tensors = dict(read_header(folder / WEIGHTS))
+    by_layer, ending = ids_by_layer(config), f".{TOKEN_ROWS}"
+    rows = {
+        layer_and_part(name)[0].removesuffix(ending): tensors.pop(name).shape
+        for name in [*tensors]
+        if name.endswith(ending)
+    }
+    token_ids = {layer: tuple(ids_of(by_layer, layer)) for layer in rows}
+    layers, weights, problems = _sorted_tensors(tensors, int(config["r"]), use_dora)
+    problems += [
+        f"{layer[:200]!a} has another number of rows than {TOKEN_IDS}"
+        for layer, shape in rows.items()
+        if len(shape) != 2 or shape[0] != len(token_ids[layer]) or not shape[0]
+    ]
     if not layers and not problems:
         problems = [f"{WEIGHTS} has no adapters"]
     if problems:
@@ -189,7 +200,7 @@ def read_adapters(folder: Path) -> SavedAdapters:
     return SavedAdapters(
         folder, f"{base}@{revision}" if base and isinstance(revision, str) and revision else base,
         int(config["r"]), float(config["lora_alpha"]), float(dropout), tuple(targets),
-        bool(config.get("use_rslora")), use_dora, layers, weights, ids_by_layer(config),
+        bool(config.get("use_rslora")), use_dora, layers, weights, token_ids,
     )  # fmt: skip
 
 
@@ -218,13 +229,9 @@ def layer_and_part(saved: str) -> tuple[str, str]:
 
 
 def _sorted_tensors(
-    tensors: Mapping[str, TensorEntry], rank: int, use_dora: bool, counts: Collection[int]
+    tensors: Mapping[str, TensorEntry], rank: int, use_dora: bool
 ) -> tuple[dict[str, tuple[int, int]], dict[str, tuple[int, ...]], list[str]]:
-    """Return the sizes of the adapted layers, the shapes of all other weights, and problems.
-
-    Args:
-        counts: numbers of token ids whose rows are trained, of all layers.
-    """
+    """Return the sizes of the adapted layers, the shapes of all other weights, and problems."""
     parts: dict[str, dict[str, tuple[int, ...]]] = {}
     weights: dict[str, tuple[int, ...]] = {}
     problems = []
@@ -234,9 +241,6 @@ def _sorted_tensors(
             problems.append(f"{saved[:200]!a} ({tensor.dtype[:20]}) is no tensor of an adapter")
         elif part:
             parts.setdefault(layer, {})[part] = tensor.shape
-        elif layer.endswith(f".{TOKEN_ROWS}"):
-            if len(tensor.shape) != 2 or tensor.shape[0] not in counts:
-                problems.append(f"{layer[:200]!a} has another number of rows than {TOKEN_IDS}")
         elif "lora_" in layer:
             problems.append(f"{layer[:200]!a} is not the adapter of a linear layer")
         else:

@@ -157,12 +157,13 @@ def load_adapters(model: "PreTrainedModel", folder: Path) -> None:
     """
     tensors = adapter_tensors(folder)
     saved = {name: tensor for name, tensor in tensors.items() if name.endswith(ENDINGS)}
-    of_layer = ids_by_layer(read_json(folder / CONFIG))
-    for name, rows in _token_rows(tensors).items():
+    of_layer, trained = ids_by_layer(read_json(folder / CONFIG)), rows_by_layer(model)
+    rows = _token_rows(tensors)
+    problems = [f"rows of {name} cannot be trained" for name in rows.keys() - trained.keys()]
+    for name in rows.keys() & trained.keys():
         # `begin_with_adapters` has already written the rows, but in the dtype of the weight
-        trained, saved_ids = rows_by_layer(model)[name], ids_of(of_layer, name)
-        trained.values[torch.searchsorted(trained.ids, torch.tensor(saved_ids))] = rows
-    problems = []
+        places = torch.searchsorted(trained[name].ids, torch.tensor(ids_of(of_layer, name)))
+        trained[name].values[places] = rows[name]
     for name, layer in adapted_layers(model).items():
         for part in ENDINGS:
             parameter, tensor = getattr(layer, part, None), saved.pop(f"{name}.{part}", None)

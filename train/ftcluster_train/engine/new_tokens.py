@@ -133,9 +133,7 @@ def check_new_tokens(
             f"the output layer of this {config.model_type} model has a bias, which peft leaves out "
             "when it loads adapters with trained rows of that layer"
         )
-    elif max(ids) >= count and (
-        recipe.spec.is_sparse_encoder or recipe.spec.exported_as == "FeatureExtraction"
-    ):
+    elif max(ids) >= count and recipe.spec.exported_as == "FeatureExtraction":
         problem = (
             "sentence-transformers cannot load adapters with new tokens, because it does not add "
             "rows to their base model"
@@ -207,20 +205,25 @@ def _layers_with_rows(model: "PreTrainedModel") -> dict[str, nn.Module]:
     return {name: module for name, module in model.named_modules() if module in layers}
 
 
-def add_token_rows(model: "PreTrainedModel", ids: Iterable[int]) -> None:
+def add_token_rows(
+    model: "PreTrainedModel", ids: Iterable[int], saved: Mapping[str, Sequence[int]] | None = None
+) -> None:
     """Train the rows of token ids in a model whose other rows are frozen.
 
     Args:
         model: model with adapters.
-        ids: token ids; without ids the model stays unchanged.
+        ids: token ids whose rows are trained in the embeddings and in the output layer.
+        saved: further token ids, by layer, from adapters that are continued.
 
     Raises:
         TrainError: rows of this model cannot be trained beside frozen rows.
     """
-    indices = torch.tensor(sorted(set(ids)), dtype=torch.int64)
-    if not len(indices):
+    if not ids and not saved:
         return
-    for layer in _layers_with_rows(model).values():
+    for name, layer in _layers_with_rows(model).items():
+        indices = torch.tensor(sorted({*ids, *(saved or {}).get(name, ())}), dtype=torch.int64)
+        if not len(indices):
+            continue
         values = nn.Parameter(layer.weight.data[indices].float())
         inner = nn.Module()
         setattr(inner, PARAMETER, values)
@@ -239,9 +242,13 @@ def rows_by_layer(model: "PreTrainedModel") -> dict[str, TokenRows]:
 
 def saved_indices(model: "PreTrainedModel") -> list[int] | dict[str, list[int]] | None:
     """Return the value of peft's `trainable_token_indices` for a model."""
-    ids = {name: rows.ids.tolist() for name, rows in rows_by_layer(model).items()}
-    # peft connects an output layer that is tied to the embeddings itself
-    return next(iter(ids.values())) if len(ids) == 1 else ids or None
+    ids: dict[str, list[int]] = {
+        name: rows.ids.tolist() for name, rows in rows_by_layer(model).items()
+    }
+    if len(ids) == 1 and hasattr(model.get_input_embeddings(), "token_rows"):
+        # peft connects an output layer that is tied to the embeddings itself
+        return next(iter(ids.values()))
+    return ids or None
 
 
 def merge_token_rows(model: "PreTrainedModel") -> None:
@@ -270,11 +277,15 @@ def use_token_rows(
     """
     extend_embeddings(model, [number for of_layer in ids.values() for number in of_layer])
     layers, problems = dict(model.named_modules()), []
+    seen: set[torch.Tensor] = set()
     for name, rows in tensors.items():
         of_layer = ids_of(ids, name)
         weight = getattr(layers.get(name), "weight", None)
-        if weight is None or (len(of_layer), weight.shape[1]) != tuple(rows.shape):
+        if weight is not None and weight in seen:
+            problems.append(f"{name} has other trained rows than a layer with the same weight")
+        elif weight is None or (len(of_layer), weight.shape[1]) != tuple(rows.shape):
             problems.append(f"the trained rows of {name} do not fit the model and the token ids")
         else:
             weight.data[torch.tensor(of_layer)] = rows.to(weight.dtype)
+            seen.add(weight)
     return problems

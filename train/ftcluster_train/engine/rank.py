@@ -174,7 +174,8 @@ def _train(
     if adapters:
         set_seed(job.recipe.training.seed)
         add_adapters(model, adapters)
-        add_token_rows(model, _trained_tokens(task, inputs))
+        continued = read_adapters(Path(inputs.adapters)).token_ids if inputs.adapters else {}
+        add_token_rows(model, token_ids(task.tokenizer, job.recipe.listed_tokens), continued)
         if inputs.adapters:
             load_adapters(model, Path(inputs.adapters))
     bf16 = job.precision == "bf16"
@@ -218,15 +219,6 @@ def _train(
     if host_led(world.rank) is not None:
         for run in job.run_dirs:
             shutil.rmtree(run / "snapshots", ignore_errors=True)
-
-
-def _trained_tokens(task: Task, inputs: Inputs) -> set[int]:
-    """Return the token ids whose rows are trained beside adapters."""
-    ids = {*token_ids(task.tokenizer, task.recipe.listed_tokens)}
-    if inputs.adapters:
-        saved = read_adapters(Path(inputs.adapters)).token_ids
-        ids |= {number for of_layer in saved.values() for number in of_layer}
-    return ids
 
 
 def _save(

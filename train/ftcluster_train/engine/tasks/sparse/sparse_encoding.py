@@ -24,7 +24,6 @@ from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.engine.tasks.sparse.sparse_vectors import decoded, encoded, search
 from ftcluster_train.engine.tasks.sparse.splade_pooling import pooled_logits, splade_vectors
 from ftcluster_train.errors import TrainError
-from ftcluster_train.patching.batch_context import token_rows_of
 from ftcluster_train.patching.kernel_mode import KernelMode
 
 if TYPE_CHECKING:
@@ -80,10 +79,7 @@ class SparseEncodingTask(SentenceSimilarityTask):
 
     def use_fused_loss(self, model: "PreTrainedModel") -> torch.Tensor | None:
         self._bias = getattr(model.get_output_embeddings(), "bias", None)
-        head = super().use_fused_loss(model)
-        if token_rows_of(model):  # the fused pooling has no gradient of single rows
-            head = self.head = None
-        return head
+        return super().use_fused_loss(model)
 
     def evaluation_kernels(self, model: "PreTrainedModel") -> KernelMode:
         self._bias = getattr(model.get_output_embeddings(), "bias", None)
