@@ -187,6 +187,7 @@ SPLIT_FIELDS = (
     "validation_split_rows", "test_split_percentage", "test_split_rows", "group_column",
     "stratify_column", "folds", "fold",
 )  # fmt: skip
+NEW_TOKENS = ("new_tokens", "new_special_tokens")  # fields that list tokens
 GENERATED = "generated:"  # prefix of generated data: train=N,validation=N,seed=N follow
 BY_TYPE = "config:"  # prefix of a model without weights: a model type follows
 
@@ -226,6 +227,11 @@ class Recipe:
         config_overrides: other values for fields of the model's configuration, such as
             `config_overrides.n_layer=6`.
         tokenizer: name or folder of a tokenizer other than the model's.
+        new_tokens: texts that become one token each. Tokens that the vocabulary lacks are added;
+            their rows in the embeddings and in the output layer start at the mean of all rows. With
+            lora_r, the rows of all listed tokens are trained too, and all others are frozen.
+        new_special_tokens: like new_tokens, but decoded texts leave these tokens out, such as
+            markers of a chat template.
         teacher: classifier or embedder that a distillation learns from: a folder, or a name on the
             Hub.
         adapter_base: base model of the adapters in `model`: a folder, or a name on the Hub.
@@ -268,6 +274,8 @@ class Recipe:
     from_scratch: bool = False
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: str | None = None
+    new_tokens: tuple[str, ...] = ()
+    new_special_tokens: tuple[str, ...] = ()
     teacher: str | None = None
     adapter_base: str | None = None
     data_config: str | None = None
@@ -299,6 +307,11 @@ class Recipe:
         """The fields of SPLIT_FIELDS that differ from their defaults."""
         values = {name: getattr(self, name) for name in SPLIT_FIELDS}
         return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def listed_tokens(self) -> tuple[str, ...]:
+        """The tokens of new_tokens and new_special_tokens."""
+        return (*self.new_tokens, *self.new_special_tokens)
 
     @property
     def spec(self) -> AnyTask:

@@ -27,6 +27,7 @@ from ftcluster_train.engine.continued import load_adapters
 from ftcluster_train.engine.data.run_inputs import read_inputs, write_inputs
 from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.models import call_model
+from ftcluster_train.engine.new_tokens import add_token_rows
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.batch_context import context_of
@@ -114,10 +115,29 @@ def loss_of(task: Any, model: Any, samples: list[Any]) -> torch.Tensor:
         (CHAT, "llama", {"target_modules": "all-linear", "use_dora": True}),
         (CHAT, "llama", {"target_modules": r".*layers\.1\.self_attn\.[qv]_proj"}),
         (CHAT, "llama", {"target_modules": ["v_proj"], "layers_to_transform": [0]}),
+        (CHAT, "llama", {"target_modules": ["v_proj"], "trainable_token_indices": [9, 4]}),
+        (
+            CHAT,
+            "llama",
+            {
+                "target_modules": ["v_proj"],
+                "trainable_token_indices": {"embed_tokens": [9, 4], "lm_head": [4, 7, 2]},
+            },
+        ),
         (CLASSIFY, "bert", {"target_modules": ["query", "value"]}),
         (EMBED, "bert", {"target_modules": "all-linear", "exclude_modules": r"pooler\.dense"}),
     ],
-    ids=["rslora", "conv1d", "dora", "pattern", "one layer", "classifier", "embedder"],
+    ids=[
+        "rslora",
+        "conv1d",
+        "dora",
+        "pattern",
+        "one layer",
+        "tokens",
+        "tokens of two layers",
+        "classifier",
+        "embedder",
+    ],
 )
 def test_loss_and_gradients_are_those_of_peft(
     tmp_path: Path, peft: Any, task_name: str, kind: str, settings: dict[str, Any]
@@ -130,6 +150,8 @@ def test_loss_and_gradients_are_those_of_peft(
     task.check_model(model)
     assert job.recipe.adapters
     add_adapters(model, job.recipe.adapters)
+    token_ids = read_adapters(tmp_path / "adapters").token_ids
+    add_token_rows(model, (), token_ids)
     load_adapters(model, tmp_path / "adapters")
 
     model_class, of_class, _ = PEFT_CLASSES[task_name]
@@ -159,10 +181,13 @@ def test_loss_and_gradients_are_those_of_peft(
     theirs = {rename[name]: parameter for name, parameter in theirs.items()}
     assert theirs.keys() == mine.keys()
     for name, parameter in mine.items():
-        torch.testing.assert_close(parameter.data, theirs[name].data, msg=name)
-        torch.testing.assert_close(
-            parameter.grad, theirs[name].grad, rtol=1e-3, atol=1e-6, msg=name
-        )
+        values, gradient = theirs[name].data, theirs[name].grad
+        if "trainable_tokens" in name:  # ours are in the order of the ids
+            layer = name.removeprefix("base_model.model.").partition(".token_adapter")[0]
+            order = torch.tensor(token_ids[layer]).argsort()
+            values, gradient = values[order], gradient[order]
+        torch.testing.assert_close(parameter.data, values, msg=name)
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6, msg=name)
 
 
 def test_continued_adapters_load_with_peft(tmp_path: Path, peft: Any) -> None:
@@ -368,7 +393,6 @@ def test_adapters_that_do_not_fit_are_refused_before_the_ranks_start(
         ({"init_lora_weights": "pissa"}, "changes the base model's weights"),
         ({"bias": "all"}, "bias=all"),
         ({"target_modules": ["embed_tokens"]}, "not the adapter of a linear layer"),
-        ({"trainable_token_indices": [1, 2]}, "trainable_token_indices"),
     ],
 )
 def test_adapters_that_cannot_be_continued(

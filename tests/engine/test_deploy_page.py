@@ -33,8 +33,11 @@ MODELS: dict[str, tuple[str, Callable[[int, int], list[Row]], str]] = {
     "my-chat": ("instruction-tuning", chats, "llama"),
     "my-adapters": ("text-classification", runs.sets_of_classes, "bert"),
     "my-adapted-answers": ("question-answering", runs.questions, "bert"),
+    "my-new-tokens": ("text-classification", runs.sets_of_classes, "bert"),
+    "my-tokens-in-answers": ("question-answering", runs.questions, "bert"),
 }
-ADAPTED = ("my-adapters", "my-adapted-answers")
+EXTENDED = ("my-new-tokens", "my-tokens-in-answers")  # the vocabulary gets the token <new>
+ADAPTED = ("my-adapters", "my-adapted-answers", *EXTENDED)
 PROGRAM = """
 import json, sys
 import ftcluster
@@ -49,6 +52,7 @@ print(json.dumps({
     },
     "class": loaded["my-model"]("w5 w6")[0]["label"],
     "adapted class": loaded["my-adapters"]("w5 w6")[0]["label"],
+    "class of a token": loaded["my-new-tokens"]("w5 <new>")[0]["label"],
     "entities": [one["word"] for one in loaded["my-entities"]("w5 w90")],
     "answer": loaded["my-chat"](
         [{"role": "user", "content": "w5"}], max_new_tokens=4
@@ -67,7 +71,10 @@ def train(folder: Path, name: str) -> None:
     else:
         write_model(base, kind, task)
     options = {"lora_r": 2} if name in ADAPTED else {}
-    job = make_whole_job(folder / "runs" / name, task, data, str(base), options, max_steps=2)
+    recipe = {"new_tokens": ("<new>",)} if name in EXTENDED else {}
+    job = make_whole_job(
+        folder / "runs" / name, task, data, str(base), options, recipe, max_steps=2
+    )
     shutil.copytree(run_rank(job)[-1]["model"], folder / name)
 
 
@@ -96,7 +103,10 @@ def test_trained_models_in_the_python_of_users(tmp_path: Path) -> None:
         "my-chat": ["TextGenerationPipeline"],
         "my-adapters": ["TextClassificationPipeline"],
         "my-adapted-answers": ["BertForQuestionAnswering", type(make_tokenizer()).__name__],
+        "my-new-tokens": ["TextClassificationPipeline"],
+        "my-tokens-in-answers": ["BertForQuestionAnswering", type(make_tokenizer()).__name__],
     }
+    assert found["class of a token"] in {"a", "b", "c"}
     assert found["adapted class"] in {"a", "b", "c"}
     assert found["class"].startswith(("LABEL_", "0", "1", "2"))
     assert {*found["entities"]} <= {"w5", "w90", *SPECIAL}

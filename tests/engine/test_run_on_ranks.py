@@ -47,6 +47,7 @@ class Kind:
     Attributes:
         teacher: the teacher's model and what that is for.
         tolerance: relative difference of the losses.
+        new_tokens: tokens that the vocabulary gets.
     """
 
     task: str
@@ -56,6 +57,18 @@ class Kind:
     metrics: tuple[str, ...]
     teacher: tuple[str, str] | None = None
     tolerance: float = 1e-4
+    new_tokens: tuple[str, ...] = ()
+
+
+def marked(rows: Callable[[int, int], Sequence[Row]]) -> Callable[[int, int], Sequence[Row]]:
+    """Return rows with a new token before each word that begins with w1."""
+
+    def with_marks(count: int, seed: int) -> Sequence[Row]:
+        text = json.dumps(list(rows(count, seed))).replace("w1", "<new> w1")
+        marked_rows: Sequence[Row] = json.loads(text)
+        return marked_rows
+
+    return with_marks
 
 
 def half_labelled(count: int, seed: int) -> Sequence[Row]:
@@ -88,7 +101,9 @@ KINDS = {
         ("precision", "recall", "f1", "accuracy", "loss"),
     ),
     "masks": Kind("masked-lm", "bert", classes, {"whole_word_mask": True}, ("loss", "perplexity")),
-    "texts": Kind("causal-lm", "gpt2", classes, {}, ("loss", "perplexity")),
+    "texts": Kind(
+        "causal-lm", "gpt2", marked(classes), {}, ("loss", "perplexity"), new_tokens=("<new>",)
+    ),
     "completions": Kind(
         "instruction-tuning", "gpt2", completions, {"chat_template": False},
         ("loss", "perplexity"),
@@ -153,8 +168,9 @@ KINDS = {
         ("roberta", "sentence-similarity"),
     ),
     "adapters of NF4": Kind(
-        "preference-tuning", "llama", preferences,
+        "preference-tuning", "llama", marked(preferences),
         {"chat_template": False, "lora_r": 4, "load_in_4bit": True}, ("loss", "accuracy", "margin"),
+        new_tokens=("<new>",),
     ),
 }  # fmt: skip
 FOUR = ("completions",)  # also on four ranks, because their numbers of target tokens differ most
@@ -165,7 +181,7 @@ def job_of(folder: Path, kind: Kind, name: str, **training: Any) -> Job:
     # a decoder's head is then not trained, so the model must have it
     adapted = "lora_r" in kind.options and kind.task == "preference-tuning"
     model = write_model(folder / "model", kind.model, kind.task, head=adapted)
-    recipe: dict[str, Any] = {"batch_size": BATCH}
+    recipe: dict[str, Any] = {"batch_size": BATCH, "new_tokens": kind.new_tokens}
     if kind.teacher:
         recipe["teacher"] = write_model(folder / "teacher", *kind.teacher, head=True)
         if kind.task == "sentence-similarity":

@@ -20,11 +20,17 @@ from ftcluster_kernels import products, simd
 from ftcluster_kernels.derivatives import by_torch, needs_torch
 from ftcluster_kernels.gradient_sums import GradientSums, unless_hooked
 from ftcluster_kernels.private_torch import is_transformed
+from ftcluster_kernels.token_rows import TokenRows
 
 CHUNK = 1 << 20  # maximum elements converted to fp32 at once: 4 MB
 ROWS = 16  # tokens converted to fp32 at once: 3 MB with GPT-2's vocabulary
 # approximate tokens per matmul: oneDNN is a quarter slower with some larger sizes, such as 766
 PRODUCT_ROWS = 256
+# of the arguments of the fused losses: of hidden, weight, tokens, bias, sums, values and ids
+Gradients = tuple[
+    torch.Tensor | None, torch.Tensor | None, None, torch.Tensor | None, None, torch.Tensor | None,
+    None,
+]  # fmt: skip
 torch_cross_entropy = functional.cross_entropy  # `ftcluster_train.fast` may have replaced it
 LOGITS = 1 << 27  # maximum logits at once: 268 MB in bf16, 2,670 tokens with GPT-2's vocabulary
 ALIGNMENT = 64  # columns: rows that begin on a cache line make matmuls up to a third faster
@@ -110,14 +116,16 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor,
-        bias: torch.Tensor | None, sums: GradientSums | None,
+        bias: torch.Tensor | None, sums: GradientSums | None, values: torch.Tensor | None,
+        ids: torch.Tensor | None,
     ) -> torch.Tensor:  # fmt: skip
         ctx.sums = sums
-        of_hidden, of_weight, _, of_bias, _ = ctx.needs_input_grad
+        of_hidden, of_weight, _, of_bias, _, of_values, _ = ctx.needs_input_grad
         padded = _with_aligned_rows(weight)
         grad_hidden = torch.empty_like(hidden) if of_hidden else None
         grad_weight: torch.Tensor | None = None
         grad_bias = simd.zeros(len(weight)) if of_bias else None
+        grad_values = simd.zeros(*values.shape) if values is not None and of_values else None
         size = chunk_size(len(weight))
         loss = simd.zeros()
         for begin in range(0, len(tokens), size):
@@ -128,27 +136,33 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
                 _product(logits, padded, grad_hidden[part])
             if grad_bias is not None:
                 _add_rows(grad_bias, logits)
+            if grad_values is not None:
+                grad_values += logits[:, ids].float().T @ hidden[part].float()
             if of_weight:
                 whole = len(tokens) <= size
                 grad_weight = _add_product(grad_weight, logits, hidden[part], whole)
             del logits  # otherwise the next part's logits would be allocated beside these
-        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias, hidden, weight, tokens, bias)
+        ctx.save_for_backward(
+            grad_hidden, grad_weight, grad_bias, grad_values, hidden, weight, tokens, bias, values,
+            ids,
+        )  # fmt: skip
         return loss
 
     @staticmethod
-    def backward(
-        ctx: Any, grad_output: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, torch.Tensor | None, None]:
-        grad_hidden, grad_weight, grad_bias, hidden, weight, tokens, bias = ctx.saved_tensors
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Gradients:
+        grad_hidden, grad_weight, grad_bias, grad_values, *inputs = ctx.saved_tensors
         if needs_torch(grad_output):
-            return *_by_torch(hidden, weight, tokens, bias, "sum", grad_output), None
+            return _by_torch(*inputs, reduction="sum", grad_output=grad_output)
+        _, weight, _, bias, values, _ = inputs
         if grad_hidden is not None:
             grad_hidden = grad_hidden * grad_output
         if grad_weight is not None:
             grad_weight = _of_weight(grad_weight, weight, ctx.sums, grad_output)
         if grad_bias is not None:
             grad_bias = (grad_bias * grad_output).to(bias.dtype)
-        return grad_hidden, grad_weight, None, grad_bias, None
+        if grad_values is not None:
+            grad_values = (grad_values * grad_output).to(values.dtype)
+        return grad_hidden, grad_weight, None, grad_bias, None, grad_values, None
 
 
 class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
@@ -164,32 +178,40 @@ class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor,
-        bias: torch.Tensor | None, sums: GradientSums | None,
+        bias: torch.Tensor | None, sums: GradientSums | None, values: torch.Tensor | None,
+        ids: torch.Tensor | None,
     ) -> torch.Tensor:  # fmt: skip
         ctx.sums = sums
-        of_hidden, of_weight, _, of_bias, _ = ctx.needs_input_grad
+        of_hidden, of_weight, _, of_bias, _, of_values, _ = ctx.needs_input_grad
         padded = _with_aligned_rows(weight)
         frozen = of_hidden and not (of_weight or of_bias)
         grad_hidden = torch.empty_like(hidden) if frozen else None
+        columns = simd.empty(len(tokens), len(ids)) if ids is not None and of_values else None
         losses = simd.empty(len(tokens))
         for part in _chunks(tokens, weight):
             logits = _logits(hidden[part], padded, bias)
             losses[part] = _replace_by_gradients(logits, tokens[part], len(weight))
+            if columns is not None:
+                columns[part] = logits[:, ids]
             if grad_hidden is not None:
                 _product(logits, padded, grad_hidden[part])
             del logits
-        ctx.save_for_backward(grad_hidden, hidden, weight, tokens, bias)
+        ctx.save_for_backward(grad_hidden, columns, hidden, weight, tokens, bias, values, ids)
         return losses
 
     @staticmethod
-    def backward(
-        ctx: Any, grad_output: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, torch.Tensor | None, None]:
-        grad_hidden, hidden, weight, tokens, bias = ctx.saved_tensors
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Gradients:
+        grad_hidden, columns, *inputs = ctx.saved_tensors
         if needs_torch(grad_output):
-            return *_by_torch(hidden, weight, tokens, bias, "none", grad_output), None
+            return _by_torch(*inputs, reduction="none", grad_output=grad_output)
+        hidden, weight, tokens, bias, values, _ = inputs
+        grad_values = None
+        if columns is not None:
+            grad_values = (columns * grad_output.unsqueeze(1)).T @ hidden.float()
+            grad_values = grad_values.to(values.dtype)
         if grad_hidden is not None:
-            return (grad_hidden * grad_output.unsqueeze(1)).to(hidden.dtype), *[None] * 4
+            grad_hidden = (grad_hidden * grad_output.unsqueeze(1)).to(hidden.dtype)
+            return grad_hidden, *[None] * 4, grad_values, None
         grad_output = grad_output.resolve_neg()
         padded = _with_aligned_rows(weight)
         grad_hidden = torch.empty_like(hidden)
@@ -207,7 +229,8 @@ class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
             grad_weight = simd.zeros(*padded.shape)
         if bias is not None and grad_bias is not None:
             grad_bias = grad_bias.to(bias.dtype)
-        return grad_hidden, _of_weight(grad_weight, weight, ctx.sums), None, grad_bias, None
+        grad_weight = _of_weight(grad_weight, weight, ctx.sums)
+        return grad_hidden, grad_weight, None, grad_bias, None, grad_values, None
 
 
 def _by_torch(
@@ -215,25 +238,35 @@ def _by_torch(
     weight: torch.Tensor,
     tokens: torch.Tensor,
     bias: torch.Tensor | None,
+    values: torch.Tensor | None,
+    ids: torch.Tensor | None,
+    *,
     reduction: str,
     grad_output: torch.Tensor,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, None, torch.Tensor | None]:
+) -> Gradients:
     """Return the gradients of the losses, computed by torch."""
-    formula = partial(_losses, tokens, reduction)
-    of_hidden, of_weight, of_bias = by_torch(formula, (hidden, weight, bias), grad_output)
-    return of_hidden, of_weight, None, of_bias
+    formula = partial(_losses, tokens, reduction, ids)
+    of_hidden, of_weight, of_bias, of_values = by_torch(
+        formula, (hidden, weight, bias, values), grad_output
+    )
+    return of_hidden, of_weight, None, of_bias, None, of_values, None
 
 
 def _losses(
     tokens: torch.Tensor,
     reduction: str,
+    ids: torch.Tensor | None,
     hidden: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
+    values: torch.Tensor | None,
 ) -> torch.Tensor:
     """Return the losses, or their sum, computed by torch."""
     bias = None if bias is None else bias.float()
-    logits = products.torch_linear(hidden.float(), weight.float(), bias)
+    weight = weight.float()
+    if values is not None and ids is not None:
+        weight = weight.index_copy(0, ids, values.float())
+    logits = products.torch_linear(hidden.float(), weight, bias)
     losses: torch.Tensor = torch_cross_entropy(
         logits, tokens, ignore_index=-1 - len(weight), reduction=reduction
     )
@@ -367,6 +400,7 @@ def _with_aligned_rows(weight: torch.Tensor) -> torch.Tensor:
 def linear_cross_entropy(
     hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor,
     bias: torch.Tensor | None = None, sums: GradientSums | None = None,
+    rows: TokenRows | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Return the sum of the cross entropies of `hidden @ weight.T + bias`, in fp32.
 
@@ -375,24 +409,30 @@ def linear_cross_entropy(
         weight: shape (vocabulary, hidden size).
         tokens: target token ids, shape (tokens,).
         sums: memory to add the gradient of the weight to; None returns the gradient to autograd.
+        rows: trained rows of a frozen weight, which has their current values.
     """
+    values, ids = (None, None) if rows is None else (rows.values, rows.ids)
     with torch.autocast("cpu", enabled=False):
         # some models keep the residual stream in fp32, whatever the dtype of their weights
         hidden = hidden.to(weight.dtype)
         if is_transformed():
-            return _losses(tokens, "sum", hidden, weight, bias)
-        loss: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, tokens, bias, sums)
+            return _losses(tokens, "sum", ids, hidden, weight, bias, values)
+        loss: torch.Tensor = _LinearCrossEntropy.apply(
+            hidden, weight, tokens, bias, sums, values, ids
+        )
     return loss
 
 
 def token_losses(
     hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor,
     bias: torch.Tensor | None = None, sums: GradientSums | None = None,
+    rows: TokenRows | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Return the losses of `linear_cross_entropy` for each token, shape (tokens,)."""
+    values, ids = (None, None) if rows is None else (rows.values, rows.ids)
     with torch.autocast("cpu", enabled=False):
         hidden = hidden.to(weight.dtype)
         if is_transformed():
-            return _losses(tokens, "none", hidden, weight, bias)
-        losses: torch.Tensor = _TokenLosses.apply(hidden, weight, tokens, bias, sums)
+            return _losses(tokens, "none", ids, hidden, weight, bias, values)
+        losses: torch.Tensor = _TokenLosses.apply(hidden, weight, tokens, bias, sums, values, ids)
     return losses

@@ -4,8 +4,8 @@ Anybody may have written the files: types, tensor names and shapes are checked. 
 only.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,17 @@ CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "a
 BASE = "base_model_name_or_path"  # field of peft's files
 PREFIX, PARTS, MAGNITUDE = "base_model.model.", ("lora_A", "lora_B"), "lora_magnitude_vector"
 MERGE = "merge them with peft: merge_and_unload()"
+# tensor with the trained rows of an embedding, see peft's TrainableTokensLayer
+TOKEN_ROWS = "token_adapter.trainable_tokens_delta"
+TOKEN_IDS = "trainable_token_indices"  # field with the token ids of these rows
+MOST_IDS = 1 << 21  # upper limit of token ids; the largest vocabularies have a million tokens
+INPUT_EMBEDDING = ""  # layer of token ids that peft saves as a list
 SHOWN = 4  # maximum number of names in a message
 # fields of peft's configuration that must have these values
 PLAIN = {
     "peft_type": "LORA", "bias": "none", "use_qalora": False, "lora_bias": False,
     "rank_pattern": {}, "alpha_pattern": {}, "layer_replication": None, "target_parameters": None,
-    "trainable_token_indices": None, "alora_invocation_tokens": None,
+    "alora_invocation_tokens": None,
 }  # fmt: skip
 # methods of initialization that leave the base model's weights unchanged
 INITIALIZATIONS = (True, False, None, "default", "gaussian", "orthogonal", "eva")
@@ -42,6 +47,7 @@ class SavedAdapters:
         targets: names of the adapted layers, as in `lora_target_modules`.
         layers: number of outputs and inputs of each adapted layer, by name.
         weights: shapes of the weights that are saved in full, such as a classifier's head, by name.
+        token_ids: token ids whose rows are trained, by the full name of their layer.
     """
 
     folder: Path
@@ -54,6 +60,7 @@ class SavedAdapters:
     use_dora: bool
     layers: Mapping[str, tuple[int, int]]
     weights: Mapping[str, tuple[int, ...]]
+    token_ids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -80,6 +87,10 @@ def config_problems(config: Mapping[str, Any]) -> list[str]:
         return [f"{CONFIG} has no list target_modules"]
     if not _is_texts(config.get("modules_to_save") or []):
         return [f"{CONFIG} has no list modules_to_save"]
+    try:
+        ids_by_layer(config)
+    except ValueError as error:
+        return [str(error)]
     values = {name: config.get(name) for name in PLAIN}
     unlike = [
         f"{CONFIG} has {name}={str(value)[:100]}"
@@ -93,6 +104,48 @@ def config_problems(config: Mapping[str, Any]) -> list[str]:
             "weights"
         )
     return unlike
+
+
+def ids_by_layer(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the token ids whose rows are trained, by layer, from peft's configuration.
+
+    A list belongs to the layer INPUT_EMBEDDING. In a dictionary, layers may be the ends of names.
+
+    Raises:
+        ValueError: the configuration has something else than token ids.
+    """
+    ids = config.get(TOKEN_IDS) or {}
+    layers = ids if isinstance(ids, dict) else {INPUT_EMBEDDING: ids}
+    for of_layer in layers.values():
+        is_list = isinstance(of_layer, list) and len({*map(str, of_layer)}) == len(of_layer)
+        if not is_list or not all(type(each) is int and 0 <= each < MOST_IDS for each in of_layer):
+            raise ValueError(f"{CONFIG} has {TOKEN_IDS}={str(ids)[:100]}, which are no token ids")
+    return {layer: tuple(of_layer) for layer, of_layer in layers.items() if of_layer}
+
+
+def rows_needed(config: Mapping[str, Any]) -> int:
+    """Return the number of embeddings that adapters with trained rows need; 0 without such rows.
+
+    Raises:
+        ValueError: see `ids_by_layer`.
+    """
+    return max((1 + max(ids) for ids in ids_by_layer(config).values()), default=0)
+
+
+def ids_of(by_layer: Mapping[str, Sequence[int]], name: str) -> Sequence[int]:
+    """Return the token ids of a layer that has trained rows; () if there are none.
+
+    Args:
+        by_layer: result of `ids_by_layer`.
+        name: name of the layer in the model.
+    """
+    matching = (ids for layer, ids in by_layer.items() if is_meant(name, layer))
+    return next(matching, by_layer.get(INPUT_EMBEDDING, ()))
+
+
+def is_meant(name: str, target: str) -> bool:
+    """Return True if a target of peft's configuration matches the name of a layer."""
+    return bool(target) and (name == target or name.endswith(f".{target}"))
 
 
 def read_adapters(folder: Path) -> SavedAdapters:
@@ -121,8 +174,20 @@ def read_adapters(folder: Path) -> SavedAdapters:
             )
         raise GivenFileError(f"{folder} has no {WEIGHTS}")
     use_dora = bool(config.get("use_dora"))
-    tensors = read_header(folder / WEIGHTS)
+    tensors = dict(read_header(folder / WEIGHTS))
+    by_layer, ending = ids_by_layer(config), f".{TOKEN_ROWS}"
+    rows = {
+        layer_and_part(name)[0].removesuffix(ending): tensors.pop(name).shape
+        for name in [*tensors]
+        if name.endswith(ending)
+    }
+    token_ids = {layer: tuple(ids_of(by_layer, layer)) for layer in rows}
     layers, weights, problems = _sorted_tensors(tensors, int(config["r"]), use_dora)
+    problems += [
+        f"{layer[:200]!a} has another number of rows than {TOKEN_IDS}"
+        for layer, shape in rows.items()
+        if len(shape) != 2 or shape[0] != len(token_ids[layer]) or not shape[0]
+    ]
     if not layers and not problems:
         problems = [f"{WEIGHTS} has no adapters"]
     if problems:
@@ -135,7 +200,7 @@ def read_adapters(folder: Path) -> SavedAdapters:
     return SavedAdapters(
         folder, f"{base}@{revision}" if base and isinstance(revision, str) and revision else base,
         int(config["r"]), float(config["lora_alpha"]), float(dropout), tuple(targets),
-        bool(config.get("use_rslora")), use_dora, layers, weights,
+        bool(config.get("use_rslora")), use_dora, layers, weights, token_ids,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ftcluster_common.data.data_sets import DataSet
 from ftcluster_common.given_files import read_form
 from ftcluster_common.protocol.formats import JOB, opened, stamped
-from ftcluster_common.recipe import SPLIT_FIELDS, Recipe, Training
+from ftcluster_common.recipe import NEW_TOKENS, SPLIT_FIELDS, Recipe, Training
 from ftcluster_common.tasks.registry import TASKS
 from ftcluster_common.user_code import NO_CODE, UserCode, code_of
 
@@ -72,8 +72,8 @@ class Job:
         del data["run_dir"]
         if not isinstance(self.recipe.data, tuple):
             del data["recipe"]["data_mixing"]  # unknown to older hosts, and without effect
-        for name in (*SPLIT_FIELDS, "adapter_base"):
-            if data["recipe"][name] is None:
+        for name in (*SPLIT_FIELDS, *NEW_TOKENS, "adapter_base"):
+            if data["recipe"][name] in (None, ()):
                 del data["recipe"][name]  # unknown to older hosts
         if self.code == NO_CODE:
             del data["code"]
@@ -110,6 +110,7 @@ def recipe_of(data: Mapping[str, Any]) -> Recipe:
     """Return a recipe from its JSON."""
     recipe = dict(data)
     recipe["training"] = Training(**_with_tuples(recipe["training"]))
+    recipe |= {name: tuple(recipe[name]) for name in NEW_TOKENS if name in recipe}
     recipe["options"] = TASKS[recipe["task"]].fields(**_with_tuples(recipe["options"]))
     if not isinstance(recipe["data"], str):
         recipe["data"] = tuple(map(_data_set_of, recipe["data"]))

@@ -16,6 +16,7 @@ from ftcluster.text.printable import in_one_line
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.given_files import GivenFileError, read_json
 from ftcluster_common.models.adapter_config import CONFIG as ADAPTERS
+from ftcluster_common.models.adapter_config import TOKEN_IDS, ids_by_layer
 from ftcluster_common.models.row_hashes import ROWS
 from ftcluster_common.models.sentence_modules import LENGTH, MODULES, read_modules
 from ftcluster_common.models.trained_model import FILE
@@ -37,7 +38,7 @@ ACTIVATION = re.compile(r"torch\.nn\.(modules\.\w+\.)?(Identity|ReLU|Sigmoid|Sof
 # names, so PEFT_DEFAULTS has the only allowed value
 OF_ADAPTERS = (
     "base_model_name_or_path", "revision", "bias", "fan_in_fan_out", "inference_mode", "lora_alpha",
-    "lora_dropout", "modules_to_save", "r", "target_modules", "task_type", "use_rslora",
+    "lora_dropout", "modules_to_save", "r", "target_modules", "task_type", TOKEN_IDS, "use_rslora",
     "use_dora", "peft_version", "qalora_group_size",
 )  # fmt: skip
 PEFT_DEFAULTS = {"init_lora_weights": True, "megatron_core": "megatron.core", "peft_type": "LORA"}
@@ -158,6 +159,10 @@ def _of_adapters(folder: Path) -> Iterator[str]:
     ]
     if others:
         yield f"{ADAPTERS} has settings that a training does not write: {listed(sorted(others))}"
+    try:
+        ids_by_layer(settings)
+    except ValueError as error:
+        yield str(error)
     base = settings.get("base_model_name_or_path")
     if not isinstance(base, str):
         yield f"{ADAPTERS} does not name the adapters' base model"

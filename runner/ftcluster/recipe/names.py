@@ -40,6 +40,8 @@ OTHER_NAMES: Mapping[str, str] = {
     "pooling_mode": "pooling",
     "normalize_embeddings": "normalize",
     # names in axolotl, LLaMA-Factory and TRL
+    "add_special_tokens": "new_special_tokens",
+    "add_tokens": "new_tokens",
     "base_model": "model",
     "cutoff_len": "max_length",
     "dataset_text_field": "text_column",
@@ -52,6 +54,7 @@ OTHER_NAMES: Mapping[str, str] = {
     "optimizer": "training.optim",
     "sample_packing": "packing",
     "sequence_len": "max_length",
+    "tokens": "new_tokens",
 }
 # arguments whose name and values both differ in a recipe: the recipe's field, and the field's value
 # for each value of the argument

@@ -27,7 +27,7 @@ from ftcluster_common.data.data_sets import is_test, split_name
 from ftcluster_common.given_files import GivenFileError, read_given
 from ftcluster_common.models.model_package import PACKAGE, read_model_package
 from ftcluster_common.protocol.job import recipe_of
-from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe, Training
+from ftcluster_common.recipe import BY_TYPE, GENERATED, NEW_TOKENS, Recipe, Training
 from ftcluster_common.tasks.registry import DEFAULT_TASK, TASKS, AnyTask, task_names
 from ftcluster_common.tasks.spec import Contradiction, adapter_contradictions
 
@@ -543,6 +543,7 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
             f"{what} need a teacher, and other tasks have none: teacher=DIR, or a name on the Hub",
         )
     yield from _of_splits(recipe)
+    yield from _of_new_tokens(recipe)
     for field in ("name", "data_config", "license"):
         if not is_plain(getattr(recipe, field) or ""):
             yield field, f"{getattr(recipe, field)[:200]!a} {NOT_TEXT}"
@@ -573,6 +574,27 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
     yield from adapter_contradictions(options)
     yield from recipe.spec.contradictions(options)
     yield from data_sets.contradictions(recipe)
+
+
+def _of_new_tokens(recipe: Recipe) -> Iterator[Contradiction]:
+    """Yield errors of the lists of new tokens."""
+    listed: set[str] = set()
+    for field in NEW_TOKENS:
+        for token in getattr(recipe, field):
+            shown = f"{token[:200]!a}"
+            if not token:
+                yield field, "an empty text cannot be a token; remove it"
+            elif token != token.strip():
+                yield (
+                    field,
+                    f"{shown} begins or ends with a blank, so it would not be found at the start "
+                    "or the end of a text; write the token without this blank",
+                )
+            elif not is_plain(token):
+                yield field, f"{shown} {NOT_TEXT}"
+            elif token in listed:
+                yield field, f"{shown} is listed twice in {' and '.join(NEW_TOKENS)}"
+            listed.add(token)
 
 
 def _of_splits(recipe: Recipe) -> Iterator[Contradiction]:

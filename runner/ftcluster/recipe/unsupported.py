@@ -107,6 +107,11 @@ NAMES_BY_REASON: Mapping[str, str] = {
     "write report_to: wandb, mlflow, trackio or tensorboard": (
         "use_wandb wandb_project wandb_entity use_mlflow"
     ),
+    "embeddings always get rows for new_tokens, and their number is not padded; remove it": (
+        "resize_vocab resize_token_embeddings_to_32x"
+    ),
+    "name the tokens in new_tokens; the rows of all listed tokens are trained beside "
+    "adapters": "trainable_token_indices",
     # evaluation
     "a run always trains; set eval_strategy to choose whether it evaluates": (
         "do_train do_eval do_predict"

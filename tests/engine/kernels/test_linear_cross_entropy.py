@@ -22,7 +22,9 @@ from ftcluster_kernels.cross_entropy import (
     ALIGNMENT,
     ROWS,
     linear_cross_entropy,
+    token_losses,
 )
+from ftcluster_kernels.token_rows import TokenRows
 from ftcluster_train.patching.kernel_mode import KernelMode, find_head
 from tests.engine.drawn import ROUNDOFF, TINY, check_near, dtypes, tensors, unit
 from tests.engine.models import SIZES, VOCABULARY, make_model
@@ -162,3 +164,37 @@ OTHERS: dict[str, Config] = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_logits_that_are_no_product(name: str) -> None:
     assert find_head(make_other(*OTHERS[name])) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("at_once", [1, 1 << 27], ids=["parts", "whole"])
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_trained_rows_have_the_gradient_of_the_whole_weight(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, at_once: int, by_torch: bool
+) -> None:
+    """A frozen weight with trained rows gives these rows the gradient that all rows would have."""
+    monkeypatch.setattr(kernel, "LOGITS", at_once)
+    torch.manual_seed(0)
+    count, vocabulary, width = 3 * ROWS + 1, 70, 12
+    hidden = torch.randn(count, width).to(dtype).requires_grad_()
+    weight = torch.randn(vocabulary, width).to(dtype)
+    tokens, factors = torch.randint(vocabulary, (count,)), torch.randn(count)
+    ids = torch.tensor([0, 5, vocabulary - 1])
+    values = torch.nn.Parameter(weight[ids].float())
+    rows = TokenRows(ids, values)
+    for function in (linear_cross_entropy, token_losses):
+        whole = weight.clone().requires_grad_()
+        losses = [
+            (function(hidden, whole, tokens) * factors).sum(),
+            (function(hidden, weight, tokens, rows=rows) * factors).sum(),
+        ]
+        torch.testing.assert_close(losses[1], losses[0])
+        expected = torch.autograd.grad(losses[0], (hidden, whole))
+        # second derivatives need a backward pass that torch computes
+        found = torch.autograd.grad(losses[1], (hidden, values), create_graph=by_torch)
+        assert found[1].dtype == torch.float32
+        tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {
+            "rtol": 3e-2, "atol": 0.3,
+        }  # fmt: skip
+        torch.testing.assert_close(found[0], expected[0], **tolerance)
+        torch.testing.assert_close(found[1], expected[1][ids].float(), **tolerance)

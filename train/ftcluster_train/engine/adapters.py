@@ -26,9 +26,13 @@ from ftcluster_common.models.adapter_config import (
     PARTS,
     PREFIX,
     RESTRICTIONS,
+    TOKEN_IDS,
+    TOKEN_ROWS,
     WEIGHTS,
     config_problems,
     has_only_adapters,
+    ids_by_layer,
+    is_meant,
     layer_and_part,
 )
 from ftcluster_common.models.trained_model import read_trained
@@ -38,6 +42,7 @@ from ftcluster_common.tasks.spec import Adapters, scale_of_adapters
 from ftcluster_kernels.lora import Adapter, row_factors, row_lengths
 from ftcluster_kernels.nf4 import Nf4Weight, dense
 from ftcluster_train.engine.models import load_config, new_weights
+from ftcluster_train.engine.new_tokens import merge_token_rows, saved_indices, use_token_rows
 from ftcluster_train.errors import TrainError
 
 if TYPE_CHECKING:
@@ -193,7 +198,7 @@ def layers_to_adapt(model: "PreTrainedModel", options: Adapters) -> dict[str, La
     problems = [
         _why_no_adapters(model, target, whole)
         for target in options.adapter_targets
-        if not any(_is_meant(name, target) for name in layers)
+        if not any(is_meant(name, target) for name in layers)
     ]
     if problems:
         names = sorted({name.rpartition(".")[2] for name in layers})
@@ -206,13 +211,13 @@ def layers_to_adapt(model: "PreTrainedModel", options: Adapters) -> dict[str, La
         name: layer
         for name, layer in layers.items()
         if not options.adapter_targets
-        or any(_is_meant(name, target) for target in options.adapter_targets)
+        or any(is_meant(name, target) for target in options.adapter_targets)
     }
 
 
 def _why_no_adapters(model: "PreTrainedModel", target: str, whole: Sequence[str]) -> str:
     """Return the reason why no layer that `target` matches can have adapters."""
-    named = [pair for pair in model.named_modules() if _is_meant(pair[0], target)]
+    named = [pair for pair in model.named_modules() if is_meant(pair[0], target)]
     if not named:
         return f"the model has no layer {target}"
     name, module = named[0]
@@ -284,11 +289,6 @@ def _is_within(name: str, modules: Sequence[str]) -> bool:
     return any(f"{name}.".startswith(f"{module}.") for module in modules)
 
 
-def _is_meant(name: str, target: str) -> bool:
-    """Return True if an entry of `target_modules` matches the layer's name, by peft's rules."""
-    return name == target or name.endswith(f".{target}")
-
-
 def adapted_layers(model: "PreTrainedModel") -> dict[str, Layer]:
     """Return the layers that have adapters, by name."""
     return {name: layer for name, layer in linear_layers(model).items() if hasattr(layer, "lora_A")}
@@ -327,6 +327,7 @@ def save_adapters(model: "PreTrainedModel", recipe: Recipe, folder: Path) -> Non
         "r": options.lora_r,
         "target_modules": _targets(model, layers),
         "task_type": spec_of(options).adapter_type or None,
+        TOKEN_IDS: saved_indices(model),
         "use_dora": options.use_dora,
         "use_rslora": options.use_rslora,
     }
@@ -337,7 +338,7 @@ def _targets(model: "PreTrainedModel", layers: dict[str, Layer]) -> list[str]:
     """Return the names of adapted layers, shortened to their last parts if that is unambiguous."""
     short = sorted({name.rpartition(".")[2] for name in layers})
     others = {name for name, _ in model.named_modules()} - layers.keys()
-    if any(_is_meant(name, target) for name in others for target in short):
+    if any(is_meant(name, target) for name in others for target in short):
         return sorted(layers)
     return short
 
@@ -412,6 +413,11 @@ def add_saved_adapters(
     rest = adapter_tensors(folder)
     weights, problems, is_plain = dict(rest), [], not adapted_layers(model)
     with_adapters = {name.rpartition(".")[0] for name in rest if name.endswith(ENDINGS)}
+    if is_plain:
+        ending = f".{TOKEN_ROWS}"
+        of_tokens = [name for name in rest if name.endswith(ending)]
+        rows = {name.removesuffix(ending): rest.pop(name) for name in of_tokens}
+        problems += use_token_rows(model, ids_by_layer(config), rows)
     for name, parameter in model.named_parameters():
         whole = None if name.endswith(ENDINGS) else rest.pop(name, None)
         if whole is not None and is_plain:  # the base model's head may have a different shape
@@ -423,7 +429,7 @@ def add_saved_adapters(
     by_tensors = isinstance(targets, str) or any(config.get(name) for name in RESTRICTIONS)
     shared = _shared_weights(model) if merge else set()
     for name, layer in model.named_modules():
-        listed = not by_tensors and any(_is_meant(name, target) for target in targets)
+        listed = not by_tensors and any(is_meant(name, target) for target in targets)
         if listed or (by_tensors and name in with_adapters):
             down, up, magnitude = (rest.pop(f"{name}.{part}", None) for part in (*PARTS, MAGNITUDE))
             if down is None or up is None:
@@ -485,6 +491,7 @@ def merge_adapters(model: "PreTrainedModel") -> None:
     The sums are computed in fp32 and rounded to the dtype of the weights. Norms are converted to
     that dtype too. Weights in NF4 are dequantized.
     """
+    merge_token_rows(model)
     dtype: Any = None
     for layer in linear_layers(model).values():
         if isinstance(layer.weight, Nf4Weight):

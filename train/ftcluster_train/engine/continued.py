@@ -1,6 +1,6 @@
 """Start a training from saved low-rank adapters, which peft or ftcluster has written."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PretrainedConfig
 
-from ftcluster_common.models.adapter_config import SavedAdapters, continued, read_adapters
+from ftcluster_common.given_files import read_json
+from ftcluster_common.models.adapter_config import (
+    CONFIG,
+    TOKEN_ROWS,
+    SavedAdapters,
+    continued,
+    ids_by_layer,
+    ids_of,
+    read_adapters,
+)
 from ftcluster_common.recipe import Recipe
 from ftcluster_train.engine.adapters import (
     ENDINGS,
@@ -21,6 +30,7 @@ from ftcluster_train.engine.adapters import (
 )
 from ftcluster_train.engine.class_head import output_weights
 from ftcluster_train.engine.models import mismatched_weights, new_weights
+from ftcluster_train.engine.new_tokens import rows_by_layer, use_token_rows
 from ftcluster_train.errors import TrainError
 
 if TYPE_CHECKING:
@@ -111,9 +121,16 @@ def begin_with_adapters(model: "PreTrainedModel", folder: Path, merge: bool) -> 
     if merge:
         replaced = use_adapters(model, folder, merge=True)
     else:
-        parameters = dict(model.named_parameters())
         tensors = adapter_tensors(folder)
-        whole = {name: value for name, value in tensors.items() if not name.endswith(ENDINGS)}
+        rows = _token_rows(tensors)
+        _refuse(
+            use_token_rows(model, ids_by_layer(read_json(folder / CONFIG)), rows),
+            folder,
+            model.name_or_path,
+        )
+        parameters = dict(model.named_parameters())
+        others = tuple(f".{part}" for part in (*ENDINGS, TOKEN_ROWS))
+        whole = {name: value for name, value in tensors.items() if not name.endswith(others)}
         unknown = sorted(whole.keys() - parameters.keys())
         _refuse([f"it has no weight {name}" for name in unknown], folder, model.name_or_path)
         for name, value in whole.items():
@@ -125,6 +142,12 @@ def begin_with_adapters(model: "PreTrainedModel", folder: Path, merge: bool) -> 
     model.mismatched_weights = {name: unfit[name] for name in unfit.keys() - replaced}
 
 
+def _token_rows(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the trained rows among the tensors of adapters, by layer."""
+    ending = f".{TOKEN_ROWS}"
+    return {n.removesuffix(ending): rows for n, rows in tensors.items() if n.endswith(ending)}
+
+
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def load_adapters(model: "PreTrainedModel", folder: Path) -> None:
     """Give the new adapters of a model the values of saved adapters.
@@ -132,10 +155,15 @@ def load_adapters(model: "PreTrainedModel", folder: Path) -> None:
     Raises:
         TrainError: the adapters belong to other layers, or have other shapes.
     """
-    saved = {
-        name: tensor for name, tensor in adapter_tensors(folder).items() if name.endswith(ENDINGS)
-    }
-    problems = []
+    tensors = adapter_tensors(folder)
+    saved = {name: tensor for name, tensor in tensors.items() if name.endswith(ENDINGS)}
+    of_layer, trained = ids_by_layer(read_json(folder / CONFIG)), rows_by_layer(model)
+    rows = _token_rows(tensors)
+    problems = [f"rows of {name} cannot be trained" for name in rows.keys() - trained.keys()]
+    for name in rows.keys() & trained.keys():
+        # `begin_with_adapters` has already written the rows, but in the dtype of the weight
+        places = torch.searchsorted(trained[name].ids, torch.tensor(ids_of(of_layer, name)))
+        trained[name].values[places] = rows[name]
     for name, layer in adapted_layers(model).items():
         for part in ENDINGS:
             parameter, tensor = getattr(layer, part, None), saved.pop(f"{name}.{part}", None)

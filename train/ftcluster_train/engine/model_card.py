@@ -20,6 +20,8 @@ from ftcluster_common import __version__
 from ftcluster_common.data.class_names import are_unnamed
 from ftcluster_common.data.data_files import TEST
 from ftcluster_common.data.data_sets import data_set_of, split_name
+from ftcluster_common.given_files import read_json
+from ftcluster_common.models.adapter_config import CONFIG, rows_needed
 from ftcluster_common.models.model_package import PACKAGE
 from ftcluster_common.models.trained_model import pipeline_of, read_trained
 from ftcluster_common.protocol.class_report import ClassReport, read_report
@@ -44,6 +46,10 @@ LEFT_OUT_OF_TRAINING = ("report_to", "run_name", "resume_from_checkpoint")
 LOAD = {
     "peft": "from peft import PeftModel\nfrom transformers import CLASS\n\n"
     'model = PeftModel.from_pretrained(CLASS.from_pretrained(BASE), "FOLDER")',
+    "peft with new tokens": "from peft import PeftModel\nfrom transformers import CLASS\n\n"
+    "base = CLASS.from_pretrained(BASE)\n"
+    "base.resize_token_embeddings(max(ROWS, base.get_input_embeddings().num_embeddings))\n"
+    'model = PeftModel.from_pretrained(base, "FOLDER")',
     "cross-encoder": "from sentence_transformers import CrossEncoder\n\n"
     'model = CrossEncoder("FOLDER")',
     "sparse-encoder": "from sentence_transformers import SparseEncoder\n\n"
@@ -80,21 +86,22 @@ def write_card(folder: Path, job: Job, task: Task, measured: MeasuredModel) -> N
         task: task whose `about_data` contains the report on the data, see `engine.data_report`, and
             the Hub commits of model and data.
     """
-    adapters = (folder / "adapter_config.json").is_file()
+    adapters = (folder / CONFIG).is_file()
     library = "peft" if adapters else "transformers"
     if (folder / "modules.json").is_file():
         library = "sentence-transformers"
     seconds = seconds_since_first(job.run_dir)  # 0 on a host without the run's events
     classes = read_trained(folder).get("head", {}).get("classes", ())
+    rows = rows_needed(read_json(folder / CONFIG)) if adapters else 0
     text = card(
-        job, task.about_data, measured, library, task.model_class.__name__, seconds, classes
+        job, task.about_data, measured, library, task.model_class.__name__, seconds, classes, rows
     )
     (folder / FILE).write_text(text, encoding="utf-8")
 
 
 def card(
     job: Job, about: Mapping[str, Any], measured: MeasuredModel, library: str, model_class: str,
-    seconds: float, classes: Sequence[str] = (),
+    seconds: float, classes: Sequence[str] = (), rows: int = 0,
 ) -> str:  # fmt: skip
     """Return the text of a card.
 
@@ -104,6 +111,7 @@ def card(
         model_class: transformers class for the task.
         seconds: seconds since the run began; 0 if unknown.
         classes: class names that the base model must have before its adapters are loaded.
+        rows: number of embeddings that the base model must have then; 0 for any number.
     """
     recipe, commits = job.recipe, about.get("commits", {})
     model = _with_commit(_public(recipe.model), commits.get("model"))
@@ -117,7 +125,13 @@ def card(
     kind = "sparse-encoder" if recipe.spec.is_sparse_encoder else kind
     front = front_matter(job, commits, measured.metrics, kind)
     base = json.dumps(_public(recipe.base_model)) + _settings_of_head(classes)
-    load = LOAD[kind].replace("CLASS", model_class).replace("BASE", base)
+    kind_of_code = "peft with new tokens" if rows and kind == "peft" else kind
+    load = (
+        LOAD[kind_of_code]
+        .replace("ROWS", str(rows))
+        .replace("CLASS", model_class)
+        .replace("BASE", base)
+    )
     lines = [
         f"---\n{_yaml(front)}---\n",
         f"# {job.run}\n",

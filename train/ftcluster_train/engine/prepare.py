@@ -45,7 +45,7 @@ from ftcluster_common.data import data_files
 from ftcluster_common.data.data_files import TRAIN, DataError
 from ftcluster_common.data.data_sets import split_name
 from ftcluster_common.given_files import GivenFileError
-from ftcluster_common.models.adapter_config import has_only_adapters
+from ftcluster_common.models.adapter_config import has_only_adapters, read_adapters
 from ftcluster_common.models.row_hashes import RowHashes, hash_of, read_rows
 from ftcluster_common.models.sentence_modules import MODULES
 from ftcluster_common.protocol.job import EVALUATE, GENERATE, Job
@@ -73,12 +73,14 @@ from ftcluster_train.engine.models import (
     longest_input,
     train_tokenizer,
 )
+from ftcluster_train.engine.new_tokens import check_new_tokens, extend_tokenizer, token_ids
 from ftcluster_train.engine.tasks.base import TEST_ROWS, VALIDATION_ROWS, Task
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io.fsync import ACCOUNT_ONLY, write_atomically
 from ftcluster_train.io.stack import hold_stack, own_stack
 
+EXTENDED = "extended-tokenizer"  # folder of a run for the tokenizer with the recipe's new tokens
 VOCABULARY = 50257  # GPT-2's size
 SHOWN_CHARACTERS = 200
 COMMON = Path(data_files.__file__).parents[1]
@@ -111,6 +113,8 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     own = adapters or model  # folder of all files except weights
     beside = own if has_tokenizer(own) else model
     folder, notices = _tokenizer(recipe, beside, models, job.run_dir)
+    folder, new_ids, more = extend_tokenizer(recipe, folder, job.run_dir / EXTENDED)
+    notices += more
     tokenizer = load_tokenizer(folder)
     if job.purpose == GENERATE:
         return Inputs(model, folder, "", notices, {})
@@ -162,7 +166,12 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     # hash the code too: another version may read rows in another way, or write other columns
     key = token_key(settings, [Path(__file__).parent, *READERS, *paths])
     samples, more = cached_tokens(job.prefix / "cache" / "tokens", key, encode)
+    listed = token_ids(tokenizer, recipe.listed_tokens)
+    if adapters:
+        listed += [n for ids in read_adapters(Path(adapters)).token_ids.values() for n in ids]
     vocabulary = getattr(config.get_text_config(), "vocab_size", None)
+    if isinstance(vocabulary, int):
+        vocabulary = max([vocabulary, *(number + 1 for number in listed)])
     if isinstance(vocabulary, int):  # otherwise the ranks check the token ids
         sets = [Samples(path) for path in samples.iterdir() if path.is_dir()]
         largest = max(split.about["largest"]["input_ids"] for split in sets)
@@ -172,6 +181,8 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         settings_of_head = task.model_settings(Samples(samples / first))
         head = head_of(recipe, model, task.model_class, settings_of_head, adapters)
         notices += [head.notice] if head and head.notice else []
+        if listed:
+            check_new_tokens(task.model_class, config, listed, recipe)
         if adapters:
             check_continued(recipe, Path(adapters), task.model_class, config)
         elif recipe.adapters and recipe.adapters.adapter_targets:
@@ -188,7 +199,9 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         places[what] = data_set.path
     commits = {what: commit for what, commit in commits.items() if commit}
     notices += [f"{what} {places[what]}: commit {commit}" for what, commit in commits.items()]
-    return Inputs(model, folder, str(samples), notices + more, report, teacher, commits, adapters)
+    return Inputs(
+        model, folder, str(samples), notices + more, report, teacher, commits, adapters, new_ids
+    )
 
 
 def _token_settings(

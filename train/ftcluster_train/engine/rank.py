@@ -29,6 +29,7 @@ from transformers.utils import logging as transformers_logging
 from ftcluster_common.data.data_files import TRAIN
 from ftcluster_common.data.data_sets import is_test, split_name
 from ftcluster_common.given_files import GivenFileError
+from ftcluster_common.models.adapter_config import read_adapters
 from ftcluster_common.models.row_hashes import ROWS
 from ftcluster_common.models.sentence_modules import MODULES
 from ftcluster_common.protocol.class_report import read_report
@@ -78,6 +79,7 @@ from ftcluster_train.engine.models import (
     new_weights,
     new_weights_notice,
 )
+from ftcluster_train.engine.new_tokens import add_token_rows, extend_embeddings, token_ids
 from ftcluster_train.engine.optim.ipex import load_ipex
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.saved_check import SavedCheck
@@ -172,6 +174,8 @@ def _train(
     if adapters:
         set_seed(job.recipe.training.seed)
         add_adapters(model, adapters)
+        continued = read_adapters(Path(inputs.adapters)).token_ids if inputs.adapters else {}
+        add_token_rows(model, token_ids(task.tokenizer, job.recipe.listed_tokens), continued)
         if inputs.adapters:
             load_adapters(model, Path(inputs.adapters))
     bf16 = job.precision == "bf16"
@@ -330,6 +334,8 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
         task.model_class, recipe, inputs.model, to_load, dtype=dtype, in_4bit=recipe.load_in_4bit,
         any_head="id2label" in settings,
     )  # fmt: skip
+    if not recipe.from_scratch:
+        extend_embeddings(model, token_ids(tokenizer, recipe.listed_tokens), inputs.new_token_ids)
     if inputs.adapters:
         begin_with_adapters(model, Path(inputs.adapters), merge=recipe.adapters is None)
         if (Path(inputs.adapters) / MODULES).is_file():

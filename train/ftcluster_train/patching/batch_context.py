@@ -19,6 +19,7 @@ from torch import nn
 from ftcluster_kernels.gradient_sums import GradientSums
 from ftcluster_kernels.lora import Adapter
 from ftcluster_kernels.norms import RoundedCopies
+from ftcluster_kernels.token_rows import TokenRows
 from ftcluster_train.patching.exact_heads import exact_parameters
 from ftcluster_train.patching.rows import Rows
 
@@ -48,6 +49,7 @@ class BatchContext:
         fp32_weights: values in fp32 that norms and embeddings read, for each parameter.
         exact_weights: parameters of layers that are computed in fp32.
         adapters: low-rank adapter of the layer that a weight belongs to, by weight.
+        token_rows: trained rows of a frozen embedding or output layer, by weight.
         sinks: destinations of gradients.
         pending_gathers: functions that wait for weights that may not be read yet, for each weight.
         rows: rows of the batch that layers compute; None means all.
@@ -57,6 +59,7 @@ class BatchContext:
     fp32_weights: Mapping[torch.Tensor, torch.Tensor] = field(default_factory=dict)
     exact_weights: Set[torch.Tensor] = frozenset()
     adapters: Mapping[torch.Tensor, Adapter] = field(default_factory=dict)
+    token_rows: Mapping[torch.Tensor, TokenRows] = field(default_factory=dict)
     sinks: GradientSinks = field(default_factory=GradientSinks)
     pending_gathers: Mapping[torch.Tensor, Callable[[], None]] = field(default_factory=dict)
     rows: Rows | None = None
@@ -101,6 +104,12 @@ def sums_for(weight: torch.Tensor | None) -> GradientSums | None:
     return contexts[-1].sinks.sums.get(weight) if contexts and weight is not None else None
 
 
+def token_rows_for(weight: torch.Tensor | None) -> TokenRows | None:
+    """Return the trained rows of a frozen weight in this pass, or None."""
+    contexts = _entered.contexts
+    return contexts[-1].token_rows.get(weight) if contexts and weight is not None else None
+
+
 def adapters_of(model: nn.Module) -> dict[torch.Tensor, Adapter]:
     """Return the adapters of a model's layers, from the layers' attribute `adapter`."""
     return {
@@ -110,6 +119,19 @@ def adapters_of(model: nn.Module) -> dict[torch.Tensor, Adapter]:
     }
 
 
+def token_rows_of(model: nn.Module) -> dict[torch.Tensor, TokenRows]:
+    """Return the trained rows of frozen weights, from the layers' attribute `token_rows`."""
+    return {
+        layer.weight: layer.token_rows
+        for layer in model.modules()
+        if isinstance(vars(layer).get("token_rows"), TokenRows)
+    }
+
+
 def context_of(model: nn.Module) -> BatchContext:
     """Return the context of passes through a model that no optimizer updates."""
-    return BatchContext(exact_weights=exact_parameters(model), adapters=adapters_of(model))
+    return BatchContext(
+        exact_weights=exact_parameters(model),
+        adapters=adapters_of(model),
+        token_rows=token_rows_of(model),
+    )

@@ -23,6 +23,7 @@ from ftcluster_train.patching.batch_context import (
     BatchContext,
     RowGradients,
     current_context,
+    token_rows_for,
 )
 from ftcluster_train.patching.exact_heads import exact_linear
 from ftcluster_train.patching.registry import FunctionPatch, always
@@ -73,8 +74,12 @@ def _is_plain_embedding(
     sparse: bool = False,
     **___: Any,
 ) -> str | None:
-    """Accept bf16 or large weights, without max_norm, scaling and sparse gradients."""
+    """Accept bf16 or large weights, or weights with trained rows.
+
+    Embeddings with max_norm, scaling or sparse gradients are not accepted.
+    """
     ours = weight.dtype == torch.bfloat16 or _row_gradients(weight) is not None
+    ours = ours or token_rows_for(weight) is not None
     return None if ours and max_norm is None and not scale_grad_by_freq and not sparse else ""
 
 
@@ -84,8 +89,11 @@ def embedding(
     """Compute `torch.nn.functional.embedding` in fp32."""
     padding = -1 if padding_idx is None else padding_idx % len(weight)
     values = (current_context() or NOTHING).fp32_weights.get(weight, weight)
+    if (rows := token_rows_for(weight)) is not None:
+        rows.write_into(weight)
+        rows.write_into(values)
     output: torch.Tensor = _Embedding.apply(weight, values, input, padding, _row_gradients(weight))
-    return output
+    return output if rows is None else rows.of_lookup(output, input, padding)
 
 
 EMBEDDING = FunctionPatch(functional, torch_embedding, _is_plain_embedding, embedding)
@@ -162,7 +170,11 @@ class Linear:
         """Compute torch's linear function."""
         context = current_context() or NOTHING
         adapter = context.adapters.get(weight) if context.adapters else None
-        return self._output(context, input, weight, bias, context.sinks.sums.get(weight), adapter)
+        rows = context.token_rows.get(weight) if context.token_rows else None
+        if rows is not None:
+            rows.write_into(weight)
+        output = self._output(context, input, weight, bias, context.sinks.sums.get(weight), adapter)
+        return output if rows is None or weight is self._head else rows.of_logits(output, input)
 
     def _output(
         self,

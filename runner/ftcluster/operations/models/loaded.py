@@ -16,9 +16,10 @@ from ftcluster.recipe.trained_fields import trained_fields
 from ftcluster.user_script.own_code import read_code
 from ftcluster_common.given_files import read_json
 from ftcluster_common.models.adapter_config import CONFIG as ADAPTERS
+from ftcluster_common.models.adapter_config import rows_needed
 from ftcluster_common.models.sentence_modules import MODULES
 from ftcluster_common.models.trained_model import pipeline_of, read_trained
-from ftcluster_common.tasks.registry import TASKS
+from ftcluster_common.tasks.registry import TASKS, AnyTask
 
 FRAMES = "frames"  # folder for rows in memory, in the state folder
 PACKAGES = "pip install '{}' 'torch>=2.10', in an environment of its own"
@@ -161,6 +162,12 @@ def load(folder: Path, task_file: str = "", **options: Any) -> Any:
     if adapted:
         _package("peft")
     transformers, name = _package("transformers"), str(folder)
+    if adapted and spec is not None and rows_needed(read_json(folder / ADAPTERS)):
+        model = _with_token_rows(transformers, folder, spec)
+        options |= {"model": model, "tokenizer": name}
+        if spec.auto_class:
+            return model, transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        return transformers.pipeline(pipeline_of(task, trained.options), **options)
     if spec is not None and spec.auto_class:
         classes = _classes(transformers, folder) if adapted else {}
         model = getattr(transformers, spec.auto_class).from_pretrained(name, **classes, **options)
@@ -173,6 +180,22 @@ def load(folder: Path, task_file: str = "", **options: Any) -> Any:
         options["tokenizer"] = name
     pipeline = pipeline_of(task, trained.options)
     return transformers.pipeline(pipeline, **{"model": name, **options})
+
+
+def _with_token_rows(transformers: Any, folder: Path, spec: AnyTask) -> Any:
+    """Return the base model of adapters, with the adapters and their rows of new tokens merged.
+
+    transformers does not load such adapters itself, because the base model may lack these rows.
+    """
+    saved = read_json(folder / ADAPTERS)
+    auto_class = getattr(transformers, spec.auto_class or f"AutoModelFor{spec.exported_as}")
+    base = auto_class.from_pretrained(
+        saved["base_model_name_or_path"], revision=saved.get("revision") or "main",
+        trust_remote_code=False, **_classes(transformers, folder),
+    )  # fmt: skip
+    if (rows := rows_needed(saved)) > base.get_input_embeddings().num_embeddings:
+        base.resize_token_embeddings(rows)
+    return _package("peft").PeftModel.from_pretrained(base, str(folder)).merge_and_unload()
 
 
 def _classes(transformers: Any, folder: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ class Inputs:
         adapters: folder of the adapters to add to the model, or "".
         report: report on the data, see `engine.data_report`.
         notices: notices for the user, for example about truncated samples.
+        new_token_ids: ids of the recipe's new tokens that the tokenizer did not have before.
         commits: Hub commits of "model" and "data", if they were downloaded from the Hub.
     """
 
@@ -33,6 +34,7 @@ class Inputs:
     teacher: str = ""
     commits: dict[str, str] = field(default_factory=dict)
     adapters: str = ""
+    new_token_ids: list[int] = field(default_factory=list)
 
 
 def write_inputs(run_dir: Path, inputs: Inputs) -> None:

@@ -17,7 +17,7 @@ from ftcluster_train.engine.tasks.chat.decoder_tuning import DecoderTuningTask
 from ftcluster_train.engine.tasks.chat.marked_texts import MarkedText
 from ftcluster_train.engine.tasks.chat.packing import DocumentPacker
 from ftcluster_train.engine.tasks.registry import register
-from ftcluster_train.patching.batch_context import sums_for
+from ftcluster_train.patching.batch_context import sums_for, token_rows_for
 
 
 @register
@@ -101,7 +101,8 @@ def _loss(
     logits: torch.Tensor, tokens: torch.Tensor, head: torch.Tensor | None, smoothing: float = 0.0
 ) -> torch.Tensor:
     if head is not None:  # `logits` are hidden states
-        return linear_cross_entropy(logits, head, tokens, sums=sums_for(head))
+        sums, rows = sums_for(head), token_rows_for(head)
+        return linear_cross_entropy(logits, head, tokens, sums=sums, rows=rows)
     return cross_entropy(logits.float(), tokens, reduction="sum", label_smoothing=smoothing)
 
 

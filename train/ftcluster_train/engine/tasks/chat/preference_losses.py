@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy, logsigmoid
 
 from ftcluster_kernels.cross_entropy import token_losses
-from ftcluster_train.patching.batch_context import sums_for
+from ftcluster_train.patching.batch_context import sums_for, token_rows_for
 
 # Upper limit of log-probabilities: with probability 1, the log-odds would be infinite.
 MOST_LIKELY = -float(torch.finfo(torch.float32).eps)
@@ -23,7 +23,8 @@ def token_log_probabilities(
     """
     logits, tokens = outputs.logits.flatten(0, 1)[targets["places"]], targets["tokens"]
     if head is not None:  # `logits` are hidden states
-        return -token_losses(logits, head, tokens, sums=sums_for(head))
+        sums, rows = sums_for(head), token_rows_for(head)
+        return -token_losses(logits, head, tokens, sums=sums, rows=rows)
     return -cross_entropy(logits.float(), tokens, reduction="none")
 
 

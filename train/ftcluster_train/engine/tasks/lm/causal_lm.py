@@ -25,7 +25,7 @@ from ftcluster_train.engine.tasks.lm.language_model import LanguageModelTask, ba
 from ftcluster_train.engine.tasks.lm.packing import Packer
 from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.errors import TrainError, first_line
-from ftcluster_train.patching.batch_context import sums_for
+from ftcluster_train.patching.batch_context import sums_for, token_rows_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -124,7 +124,11 @@ class CausalLmTask(LanguageModelTask):
         logits, tokens = outputs.logits[:, :-1].flatten(0, 1), targets["tokens"][:, 1:]
         if self.head is not None:  # `logits` are hidden states, see use_fused_loss
             total = linear_cross_entropy(
-                logits, self.head, tokens.flatten(), sums=sums_for(self.head)
+                logits,
+                self.head,
+                tokens.flatten(),
+                sums=sums_for(self.head),
+                rows=token_rows_for(self.head),
             )
         else:
             total = cross_entropy(

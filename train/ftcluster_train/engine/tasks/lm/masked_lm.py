@@ -22,7 +22,7 @@ from ftcluster_train.engine.tasks.lm.masking import SPECIAL, Masks, kinds_of
 from ftcluster_train.engine.tasks.lm.packing import Packer
 from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.errors import TrainError
-from ftcluster_train.patching.batch_context import sums_for
+from ftcluster_train.patching.batch_context import sums_for, token_rows_for
 from ftcluster_train.patching.kernel_mode import KernelMode
 
 if TYPE_CHECKING:
@@ -139,7 +139,12 @@ class MaskedLmTask(LanguageModelTask):
         masked, tokens = outputs.logits.flatten(0, 1)[targets["places"]], targets["tokens"]
         if self.head is not None:  # the model returned hidden states
             return linear_cross_entropy(
-                masked, self.head, tokens, self._bias, sums=sums_for(self.head)
+                masked,
+                self.head,
+                tokens,
+                self._bias,
+                sums_for(self.head),
+                token_rows_for(self.head),
             )
         return cross_entropy(
             masked.float(), tokens, reduction="sum", label_smoothing=self.smoothing

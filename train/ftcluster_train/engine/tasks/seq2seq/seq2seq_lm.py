@@ -40,7 +40,7 @@ from ftcluster_train.engine.tasks.seq2seq.target_review import (
 from ftcluster_train.engine.tasks.seq2seq.text_overlap import overlap
 from ftcluster_train.engine.tasks.seq2seq.unknown_tokens import UnknownTokens
 from ftcluster_train.errors import TrainError
-from ftcluster_train.patching.batch_context import sums_for
+from ftcluster_train.patching.batch_context import sums_for, token_rows_for
 from ftcluster_train.patching.kernel_mode import KernelMode
 
 if TYPE_CHECKING:
@@ -283,7 +283,9 @@ class Seq2SeqLmTask(Task):
         """Return the loss, summed over the target tokens."""
         logits, tokens = outputs.logits.flatten(0, 1)[targets["places"]], targets["tokens"]
         if self.head is not None:  # `logits` are hidden states
-            return linear_cross_entropy(logits, self.head, tokens, sums=sums_for(self.head))
+            return linear_cross_entropy(
+                logits, self.head, tokens, sums=sums_for(self.head), rows=token_rows_for(self.head)
+            )
         if self.smoothing:
             return smoothed_cross_entropy(
                 logits.float(), tokens, reduction="sum", label_smoothing=self.smoothing
