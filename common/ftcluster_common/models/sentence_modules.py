@@ -49,6 +49,7 @@ class SentenceModules:
         prompts: texts that sentence-transformers puts before inputs on request, by name.
         default_prompt: name of the prompt that is always used, or "".
         pools_prompt: True if the pooling includes the prompt's tokens.
+        similarity: dot or cosine, which a search with the model uses.
     """
 
     pooling: str
@@ -56,6 +57,7 @@ class SentenceModules:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     pools_prompt: bool = True
+    similarity: str = "cosine"
 
     @property
     def prompt(self) -> str:
@@ -100,6 +102,7 @@ def read_modules(folder: Path, sparse: bool = False) -> SentenceModules | None:
             {name: str(text or "") for name, text in about.get("prompts", {}).items()},
             about.get("default_prompt_name"),
             config.get("include_prompt") is not False,
+            "dot" if about.get("similarity_fn_name") == "dot" and not sparse else "cosine",
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, DataError):
@@ -188,7 +191,7 @@ def module_files(
             "model_type": "SentenceTransformer",
             "prompts": dict(modules.prompts),
             "default_prompt_name": modules.default_prompt,
-            "similarity_fn_name": "cosine",
+            "similarity_fn_name": modules.similarity,
         },
         f"{POOLING}/config.json": {
             "word_embedding_dimension": width,

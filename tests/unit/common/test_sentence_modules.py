@@ -60,6 +60,7 @@ def test_what_is_written() -> None:
     "modules",
     [
         SentenceModules("mean", normalize=False),
+        SentenceModules("mean", normalize=False, similarity="dot"),
         SentenceModules("cls", True, {"query": "query: "}, "query"),
         *(SentenceModules(pooling, normalize=True) for pooling in FLAGS),
     ],

@@ -20,7 +20,7 @@ from ftcluster_common.models.sentence_modules import (
 )
 from ftcluster_common.protocol.job import PREDICT, Purpose
 from ftcluster_common.recipe import Recipe
-from ftcluster_common.tasks.embed import GIST, SentenceSimilarity
+from ftcluster_common.tasks.embed import GIST, MARGIN_MSE, SentenceSimilarity
 from ftcluster_train.engine.data.token_samples import Sample, token_kind
 from ftcluster_train.engine.models import longest_input
 from ftcluster_train.engine.tasks.base import Batch, Task
@@ -70,6 +70,16 @@ class EmbeddingTask(Task):
             text=prompts.text if text is None else text,
         )
 
+    @property
+    def compares_dots(self) -> bool:
+        """True if the loss compares embeddings of any length by their dot products.
+
+        sentence-transformers' MatryoshkaLoss normalizes embeddings of each width.
+        """
+        options = self.options
+        dots = options.loss == MARGIN_MSE and not options.matryoshka_dims
+        return dots and not self.modules.normalize
+
     def sample_settings(self) -> dict[str, Any]:
         return {"prompts": self.prompts}
 
@@ -97,9 +107,16 @@ class EmbeddingTask(Task):
         self.model_prompts = Prompts(query, text, modules.pools_prompt)
 
     def modules_of(self, folder: Path) -> SentenceModules:
-        """Return the modules in a model's folder; the recipe's settings are ignored."""
+        """Return the modules in a model's folder; the recipe's settings are ignored.
+
+        A folder without modules gets the default modules. They do not normalize embeddings for
+        margin_mse, because a teacher's margins may exceed 2, the largest difference of two cosines.
+        """
         try:
-            return (read_modules(folder) if folder.is_absolute() else None) or self.modules
+            modules = read_modules(folder) if folder.is_absolute() else None
+            if modules is None and self.options.loss == MARGIN_MSE:
+                return replace(self.modules, normalize=False)
+            return modules or self.modules
         except DataError as error:
             if self.options.pooling == "auto" or self.options.normalize == "auto":
                 raise TrainError(
@@ -128,6 +145,10 @@ class EmbeddingTask(Task):
             pooling=modules.pooling if pooling == "auto" else pooling,
             normalize=modules.normalize if normalize == "auto" else normalize,
         )
+        if self.purpose == "train":
+            self.modules = replace(
+                self.modules, similarity="dot" if self.compares_dots else "cosine"
+            )
         self.width = model.config.hidden_size
         dims = self.options.matryoshka_dims
         if dims and max(dims) != self.width:

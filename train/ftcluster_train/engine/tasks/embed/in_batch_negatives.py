@@ -26,6 +26,8 @@ class BatchTexts(NamedTuple):
         counts: number of texts of each rank.
         labels: score of each row's pair, shape (rows of all ranks,), fp64; NaN for a row without a
             score.
+        margins: a teacher's margin of each negative, shape (negatives of all ranks,), fp64; NaN
+            without a teacher.
     """
 
     numbers: torch.Tensor
@@ -33,6 +35,7 @@ class BatchTexts(NamedTuple):
     rows: slice
     counts: Sequence[int]
     labels: torch.Tensor
+    margins: torch.Tensor = torch.empty(0)
 
 
 def gather_texts(rows: Sequence[Sample], traffic: Traffic) -> BatchTexts:
@@ -44,15 +47,24 @@ def gather_texts(rows: Sequence[Sample], traffic: Traffic) -> BatchTexts:
     pairs = [
         (text, min(place, NEGATIVE)) for row in rows for place, text in enumerate(row["texts"])
     ]
-    labels = [row.get("label", [math.nan])[0] for row in rows for _ in row["texts"]]
+    labels = [label for row in rows for label in _values_of(row)]
     counts = count_rows(len(pairs), traffic)
     texts = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)
     bits = torch.tensor(labels, dtype=torch.float64).view(torch.int64)
     gathered = gather_rows(torch.cat([texts, bits[:, None]], dim=1), counts, traffic)
     numbers, kinds, bits = gathered.T
     before = int((kinds[: sum(counts[: dist.get_rank()])] == QUERY).sum())
-    scores = bits[kinds == QUERY].contiguous().view(torch.float64)
-    return BatchTexts(numbers, kinds, slice(before, before + len(rows)), counts, scores)
+    values = bits.contiguous().view(torch.float64)
+    return BatchTexts(
+        numbers, kinds, slice(before, before + len(rows)), counts,
+        values[kinds == QUERY], values[kinds == NEGATIVE],
+    )  # fmt: skip
+
+
+def _values_of(row: Sample) -> list[float]:
+    """Return the score of a row's pair for the first two texts, and the margins of its negatives."""
+    score, negatives = row.get("label", [math.nan])[0], len(row["texts"]) - 2
+    return [score, score, *row.get("margins", [math.nan] * negatives)]
 
 
 def ranking_loss(
