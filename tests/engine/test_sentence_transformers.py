@@ -78,7 +78,8 @@ def predictions(job: Job, model: str, folder: Path, rows: list[Row], **options: 
 def test_an_embedder(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
     """`encode` gives the vectors of predict; the evaluator gives the metrics of evaluate.
 
-    A model that a teacher's margins have trained compares dot products. Decoders pad on the left, as Qwen3-Embedding's tokenizer does.
+    A model that a teacher's margins have trained compares dot products. Decoders pad on the left,
+    as Qwen3-Embedding's tokenizer does.
     """
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.evaluation import InformationRetrievalEvaluator

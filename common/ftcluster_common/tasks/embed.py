@@ -36,14 +36,8 @@ OF_PAIRS = (
 )  # fmt: skip
 # usual names of columns with a label or score of a pair
 BELONGING = ("label", "labels", "score", "similarity", "similarity_score", "is_duplicate")
-MARGINS = (
-    "label",
-    "labels",
-    "score",
-    "scores",
-    "margin",
-    "margins",
-)  # same, of a teacher's margins
+# usual names of columns with a teacher's margins or scores
+MARGINS = ("label", "labels", "score", "scores", "margin", "margins")
 
 
 @dataclass(frozen=True)
@@ -56,9 +50,9 @@ class SentenceSimilarity(Adapters):
     ordered by their scores; with `cosine` the score is the cosine itself; with `contrastive` it is
     1 for pairs that match and 0 for other pairs. With `gist` the loss is like `ranking`, with
     queries and positives of other rows as further negatives, but it ignores texts that the
-    teacher, a guide, finds more similar than the query's text. With `margin_mse` the dot products of
-    a row's texts get the margins that a teacher has given them. With `mse` (mean squared difference)
-    and `cosine_distance` (1 - cosine) the embedding of a text approaches the teacher's.
+    teacher, a guide, finds more similar than the query's text. With `margin_mse` the differences
+    between the dot products of a row's texts approach a teacher's. With `mse` (mean squared
+    difference) and `cosine_distance` (1 - cosine) the embedding of a text approaches the teacher's.
 
     Attributes:
         query_column: column with queries. Default: found by its name.

@@ -48,7 +48,7 @@ def test_margins_are_read_as_margins_or_as_scores(
 def test_other_margins_are_refused(cell: object) -> None:
     row = {**TRIPLE, "margin": cell}
     columns = search_columns(SentenceSimilarity(loss="margin_mse"), list(row))
-    with pytest.raises(DataError, match="^margin is .*, not the margins of the negatives .2. or"):
+    with pytest.raises(DataError, match=r"^margin is .*, not the margins of the negatives \(2\)"):
         search_texts(row, columns)
 
 

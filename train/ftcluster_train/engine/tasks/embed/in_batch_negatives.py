@@ -62,7 +62,7 @@ def gather_texts(rows: Sequence[Sample], traffic: Traffic) -> BatchTexts:
 
 
 def _values_of(row: Sample) -> list[float]:
-    """Return the score of a row's pair for the first two texts, and the margins of its negatives."""
+    """Return the pair's score for the first two texts of a row, and the margins of the others."""
     score, negatives = row.get("label", [math.nan])[0], len(row["texts"]) - 2
     return [score, score, *row.get("margins", [math.nan] * negatives)]
 
