@@ -18,7 +18,10 @@ class _Texts(MetaPathFinder, Loader):
         self.texts: dict[str, tuple[str, Path]] = {}  # text and location, by module name
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
         """Return the spec of a module, or None if the module is in no package of this finder."""
         if fullname not in self.texts:

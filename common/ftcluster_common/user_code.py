@@ -1,8 +1,8 @@
 """Users' Python files that a run executes: a task or metrics. Standard library only.
 
-A task is a file, or a folder with a package of several files. A file runs with the rights of the account that executes it. The control node executes only the file
-of `--task`, never a file that a recipe, a model or a host names. The hosts execute the copies in a
-run's folder.
+A task is a file, or a folder with a package. A file runs with the rights of the account that
+executes it. The control node executes only the task of `--task`, never a file that a recipe, a
+model or a host names. The hosts execute the copies in a run's folder.
 """
 
 import ast
