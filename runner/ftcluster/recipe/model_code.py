@@ -17,7 +17,12 @@ from ftcluster_common.data.data_files import DataError
 from ftcluster_common.given_files import GivenFileError, read_json
 from ftcluster_common.models.adapter_config import CONFIG as ADAPTERS
 from ftcluster_common.models.row_hashes import ROWS
-from ftcluster_common.models.sentence_modules import LENGTH, MODULES, read_modules
+from ftcluster_common.models.sentence_modules import (
+    LENGTH,
+    MODULES,
+    read_modules,
+    read_multi_vector,
+)
 from ftcluster_common.models.trained_model import FILE
 from ftcluster_common.recipe import split_revision
 
@@ -133,7 +138,8 @@ def _of_index(name: str, files: Any) -> Iterator[str]:
 
 def _of_modules(folder: Path) -> Iterator[str]:
     try:
-        read_modules(folder)
+        if read_multi_vector(folder) is None:
+            read_modules(folder)
     except DataError as error:
         try:
             read_modules(folder, sparse=True)

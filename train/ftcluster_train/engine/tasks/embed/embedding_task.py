@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from transformers import AutoModel
 
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.models.sentence_modules import (
     DOCUMENTS,
     QUERY,
+    Dense,
     SentenceModules,
+    dense_folders,
     module_files,
     read_modules,
 )
@@ -23,9 +24,11 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.embed import GIST, MARGIN_MSE, SentenceSimilarity
 from ftcluster_train.engine.data.token_samples import Sample, token_kind
 from ftcluster_train.engine.models import longest_input
+from ftcluster_train.engine.projections import Projection, model_class_with, projections_of
 from ftcluster_train.engine.tasks.base import Batch, Task
 from ftcluster_train.engine.tasks.embed.prompted_texts import PromptedText, Prompts
 from ftcluster_train.errors import TrainError
+from ftcluster_train.patching.kernel_mode import KernelMode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,16 +40,23 @@ def learns_from_teacher(recipe: Recipe, purpose: Purpose) -> bool:
     return bool(recipe.teacher) and purpose == "train" and not guided
 
 
+def saved_layers(folder: Path, _hidden: int) -> tuple[Sequence[Dense], Sequence[Path]]:
+    """Return the Dense modules of a model that sentence-transformers or a training wrote."""
+    modules = read_modules(folder) if folder.is_absolute() else None
+    return (modules.dense, dense_folders(folder)) if modules else ((), ())
+
+
 class EmbeddingTask(Task):
     """Trains a model that computes text embeddings, in the format of sentence-transformers.
 
     Attributes:
         model_prompts: the model's prompt of queries, and its prompt of other texts.
         modules: pooling and normalization that follow the transformer in the saved model.
+        projections: the Dense modules of the model in use.
     """
 
     name = "sentence-similarity"
-    model_class = AutoModel
+    model_class = model_class_with(saved_layers, first=2)
     has_head = False
     reads_padding = False
 
@@ -54,6 +64,7 @@ class EmbeddingTask(Task):
     separates_sets = True  # data sets may have different losses and negatives
     model_prompts = Prompts()
     modules = SentenceModules("mean", normalize=True)
+    projections: Sequence[Projection] = ()
     _prompted = 0  # number of texts in the data that already begin with their prompt
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -149,7 +160,14 @@ class EmbeddingTask(Task):
             self.modules = replace(
                 self.modules, similarity="dot" if self.compares_dots else "cosine"
             )
-        self.width = model.config.hidden_size
+        self.projections = projections_of(model)
+        if self.projections and self.recipe.adapters is not None:
+            raise TrainError(
+                f"{self.recipe.model} has a Dense module, which adapters cannot be trained with",
+                "train all weights: remove lora_r",
+            )
+        layers = self.modules.dense
+        self.width = layers[-1].out_features if layers else model.config.hidden_size
         dims = self.options.matryoshka_dims
         if dims and max(dims) != self.width:
             raise TrainError(
@@ -161,6 +179,14 @@ class EmbeddingTask(Task):
         pooler = getattr(model, "pooler", None)
         if isinstance(pooler, torch.nn.Module):
             pooler.requires_grad_(False)
+
+    def use_fused_loss(self, model: "PreTrainedModel") -> torch.Tensor | None:
+        self.projections = projections_of(model)
+        return super().use_fused_loss(model)
+
+    def evaluation_kernels(self, model: "PreTrainedModel") -> KernelMode:
+        self.projections = projections_of(model)
+        return super().evaluation_kernels(model)
 
     def with_prompts(self, rows: Iterable[list[str]]) -> Iterator[list[PromptedText]]:
         """Yield the texts of rows with their prompts; the first text of a row is the query."""

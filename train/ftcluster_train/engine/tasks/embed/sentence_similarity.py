@@ -17,6 +17,7 @@ from ftcluster_train.engine.data.sampler import length_groups
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, columns_of
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.metrics import constant_notice
+from ftcluster_train.engine.projections import project
 from ftcluster_train.engine.tasks.base import Document, Forward
 from ftcluster_train.engine.tasks.embed.embedded_texts import (
     close_set,
@@ -271,7 +272,8 @@ class SentenceSimilarityTask(EmbeddingTask):
             targets: dictionary with the mask `tokens`, shape (texts, length): 0 for padding and for
                 tokens that are not pooled.
         """
-        return pooled(outputs.last_hidden_state, targets["tokens"], self.modules.pooling)
+        vectors = pooled(outputs.last_hidden_state, targets["tokens"], self.modules.pooling)
+        return project(vectors, self.projections)
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
         """Return the embedding of each text, as base64 of its fp32 values."""
