@@ -72,6 +72,11 @@ BUILT_IN = {
         ["sparse/sparse_encoding.py", "sparse/sparse_vectors.py", "sparse/splade_pooling.py"],
         "bert", True, triplets,
     ),
+    "multi-vector-encoding": BuiltIn(
+        "multi_vector.py", "MultiVectorEncodingSpec",
+        ["multi_vector/multi_vector_encoding.py", "multi_vector/token_vectors.py"],
+        "bert", False, triplets,
+    ),
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """The base class of tasks that train embeddings, with prompts, pooling and model files."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,7 @@ class EmbeddingTask(Task):
         model_prompts: the model's prompt of queries, and its prompt of other texts.
         modules: pooling and normalization that follow the transformer in the saved model.
         projections: the Dense modules of the model in use.
+        predicted_kind: kind of text that a prediction embeds, for a notice about its prompt.
     """
 
     name = "sentence-similarity"
@@ -65,6 +66,7 @@ class EmbeddingTask(Task):
     model_prompts = Prompts()
     modules = SentenceModules("mean", normalize=True)
     projections: Sequence[Projection] = ()
+    predicted_kind = "query"
     _prompted = 0  # number of texts in the data that already begin with their prompt
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -99,7 +101,9 @@ class EmbeddingTask(Task):
         for name in self._options:
             with self.using(name):
                 query, text, pooled = self.prompts
-            used = {"query": query} if self.purpose == PREDICT else {"query": query, "text": text}
+            used = {"query": query, "text": text}
+            if self.purpose == PREDICT:
+                used = {self.predicted_kind: query}
             written = [f"{prompt!r} before each {kind}" for kind, prompt in used.items() if prompt]
             apart = "" if pooled else ", whose tokens are not pooled"
             of_set = f" of {name}" * bool(name)
@@ -194,7 +198,29 @@ class EmbeddingTask(Task):
         for first, *others in rows:
             self._prompted += bool(query) and first.startswith(query)
             self._prompted += sum(bool(text) and other.startswith(text) for other in others)
-            yield [PromptedText(query, first), *(PromptedText(text, other) for other in others)]
+            yield [
+                self.prompted(query, first, self.purpose != PREDICT),
+                *(self.prompted(text, other, False) for other in others),
+            ]
+
+    def prompted(self, prompt: str, text: str, is_query: bool) -> PromptedText:  # noqa: ARG002
+        """Return a text with its prompt.
+
+        Args:
+            is_query: True for a query, False for another text and for a text to predict.
+        """
+        return PromptedText(prompt, text)
+
+    def tokens_of(
+        self, texts: Sequence[PromptedText], limit: int
+    ) -> tuple[Iterator[Mapping[str, list[int]]], int]:
+        """Return the columns of each text that depend on its tokens, and the number of cut texts.
+
+        Args:
+            limit: maximum number of tokens of a text.
+        """
+        tokens, cut = self.reader.tokenize([list(map(str, texts))], limit)
+        return ({"input_ids": ids} for ids in tokens["input_ids"]), cut
 
     def token_columns(self) -> dict[str, str]:
         """Return the columns of samples that have one text, and their array type codes."""

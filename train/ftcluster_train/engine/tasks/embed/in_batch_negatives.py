@@ -37,6 +37,12 @@ class BatchTexts(NamedTuple):
     labels: torch.Tensor
     margins: torch.Tensor = torch.empty(0)
 
+    @property
+    def documents(self) -> torch.Tensor:
+        """The indices of all texts but queries: first the positives, in the order of the rows."""
+        positives = torch.where(self.kinds == POSITIVE)[0]
+        return torch.cat([positives, torch.where(self.kinds == NEGATIVE)[0]])
+
 
 def gather_texts(rows: Sequence[Sample], traffic: Traffic) -> BatchTexts:
     """Gather the texts of all ranks' rows in a batch; every rank must call this function.
@@ -84,33 +90,39 @@ def ranking_loss(
         symmetric: True to return the mean of this loss and the loss of finding the query of each
             text.
     """
-    own = texts.rows
-    is_query, is_positive = texts.kinds == QUERY, texts.kinds == POSITIVE
-    order = torch.cat([torch.where(is_positive)[0], torch.where(texts.kinds == NEGATIVE)[0]])
-    queries, documents = embeddings[is_query], embeddings[order]
-    query, document = texts.numbers[is_query], texts.numbers[order]
-    own_query, own_document = query[own, None], document[own, None]
-    count = len(query)  # positives come first among the documents, in the order of the queries
-
-    left_out = (own_query == document) | (own_document == document)
-    left_out[:, :count] |= own_query == query
-    loss = _cross_entropy(queries[own], documents, left_out, own, scale)
+    own, is_query = texts.rows, texts.kinds == QUERY
+    queries, documents = embeddings[is_query], embeddings[texts.documents]
+    loss = matching_loss(scale * queries[own] @ documents.T, texts)
     if not symmetric:
         return loss
-    left_out = (own_query == query) | (own_document == document[:count]) | (own_document == query)
-    return (loss + _cross_entropy(documents[own], queries, left_out, own, scale)) / 2
+    query, document = texts.numbers[is_query], texts.numbers[texts.documents][: len(queries)]
+    own_query, own_document = query[own, None], document[own, None]
+    left_out = (own_query == query) | (own_document == document) | (own_document == query)
+    scores = scale * documents[own] @ queries.T
+    return (loss + _cross_entropy(scores, left_out, own)) / 2
 
 
-def _cross_entropy(
-    left: torch.Tensor, right: torch.Tensor, left_out: torch.Tensor, own: slice, scale: float
-) -> torch.Tensor:
-    """Return the summed loss of matching row i of `left` to row `own.start` + i of `right`.
+def matching_loss(scores: torch.Tensor, texts: BatchTexts) -> torch.Tensor:
+    """Return the summed loss of finding the text of each of this rank's queries.
+
+    Args:
+        scores: score of each query of this rank and each of `texts.documents`.
+    """
+    is_query = texts.kinds == QUERY
+    query, document = texts.numbers[is_query], texts.numbers[texts.documents]
+    own_query, own_document = query[texts.rows, None], document[texts.rows, None]
+    left_out = (own_query == document) | (own_document == document)
+    left_out[:, : len(query)] |= own_query == query
+    return _cross_entropy(scores, left_out, texts.rows)
+
+
+def _cross_entropy(scores: torch.Tensor, left_out: torch.Tensor, own: slice) -> torch.Tensor:
+    """Return the summed loss of choosing column `own.start` + i for each row i of `scores`.
 
     Args:
         left_out: True for pairs that the loss ignores.
     """
     wanted = torch.arange(own.start, own.stop)
-    scores = scale * left @ right.T
     left_out[torch.arange(len(wanted)), wanted] = False
     scores = scores.masked_fill(left_out, -torch.inf)
     return functional.cross_entropy(scores, wanted, reduction="sum")

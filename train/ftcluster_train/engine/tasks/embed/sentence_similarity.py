@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
 RECALLS = (10, 100)
 SCORED = 1024  # number of queries in a matrix multiplication with all texts
+OF_TEXTS = ("skipped", "expansion")  # columns of a row with a value for each text
 DIGITS = 8  # decimal places of the values of a predicted embedding
 
 
@@ -133,17 +134,14 @@ class SentenceSimilarityTask(EmbeddingTask):
         writer = SampleWriter(folder, {**kinds, "margins": "d"} if columns.margins else kinds)
         rows_of_texts, cut = self.with_prompts(rows_of(rows, columns, split)), 0
         while batch := list(islice(rows_of_texts, BATCH_ROWS)):
-            tokens, too_long = self.reader.tokenize(
-                [[str(text) for row in batch for text in row]], limit
-            )
-            ids = iter(tokens["input_ids"])
+            columns_of_texts, too_long = self.tokens_of([t for row in batch for t in row], limit)
             cut += too_long
             for row, of_teacher in zip(batch, self.teacher_tokens(batch), strict=True):
-                of_texts = [next(ids) for _ in row]
+                of_texts = [next(columns_of_texts) for _ in row]
                 writer.add(
                     {
-                        "input_ids": list(chain.from_iterable(of_texts)),
-                        "lengths": list(map(len, of_texts)),
+                        **_joined(of_texts),
+                        "lengths": [len(of_text["input_ids"]) for of_text in of_texts],
                         "texts": [number_of_text(text.text) for text in row],
                         **({"label": [next(labels)]} if columns.loss else {}),
                         **({"margins": next(margins)} if columns.margins else {}),
@@ -178,10 +176,10 @@ class SentenceSimilarityTask(EmbeddingTask):
                 about["labels"] = list(scores_of(rows, columns, split))
         cut = 0
         while batch := list(islice(texts, BATCH_ROWS)):
-            tokens, too_long = self.reader.tokenize([list(map(str, batch))], limit)
+            columns_of_texts, too_long = self.tokens_of(batch, limit)
             cut += too_long
-            for text, ids in zip(batch, tokens["input_ids"], strict=True):
-                writer.add({"input_ids": ids, **self.skipped_tokens([text], limit)})
+            for text, of_text in zip(batch, columns_of_texts, strict=True):
+                writer.add({**of_text, **self.skipped_tokens([text], limit)})
         return close_set(writer, split, cut, **about)
 
     def teacher_columns(self) -> dict[str, str]:
@@ -232,10 +230,11 @@ class SentenceSimilarityTask(EmbeddingTask):
         texts = [ids for row in rows for ids in texts_in(row)]
         groups = length_groups(list(map(len, texts)))
         places = torch.tensor(list(chain.from_iterable(groups))).argsort()
-        skipped = [count for row in rows for count in row.get("skipped", ())]
-        samples = [{"input_ids": ids} for ids in texts]
-        for sample, count in zip(samples, skipped, strict=bool(skipped)):
-            sample["skipped"] = [count]
+        samples: list[Sample] = [{"input_ids": ids} for ids in texts]
+        for name in OF_TEXTS:
+            values = [value for row in rows for value in row.get(name, ())]
+            for sample, value in zip(samples, values, strict=bool(values)):
+                sample[name] = [value]
         return [[samples[i] for i in group] for group in groups], places
 
     def batch_loss(self, vectors: torch.Tensor, batch: BatchTexts) -> torch.Tensor:
@@ -319,6 +318,11 @@ class SentenceSimilarityTask(EmbeddingTask):
             {"prediction": [round(number, DIGITS) for number in numbers]}
             for numbers in decoded(predictions).tolist()
         ]
+
+
+def _joined(texts: Sequence[Mapping[str, list[int]]]) -> dict[str, list[int]]:
+    """Return the columns of a row from the columns of its texts."""
+    return {name: [*chain.from_iterable(text[name] for text in texts)] for name in texts[0]}
 
 
 def _first(embeddings: torch.Tensor, width: int, whole: bool = False) -> torch.Tensor:
