@@ -87,9 +87,8 @@ def test_a_model_with_dense_modules_is_trained_as_in_sentence_transformers(
     theirs = step_of_sentence_transformers(before, rows, 5e-3)
     for ours_of, theirs_of in zip((model[2], model[3]), (theirs[2], theirs[3]), strict=True):
         close = (ours_of.linear.weight - theirs_of.linear.weight).abs() < 1e-4
-        assert (
-            close.float().mean() > 0.99
-        )  # AdamW's first step divides tiny gradients by themselves
+        # AdamW's first step divides gradients by themselves, also those of rounding errors
+        assert close.float().mean() > 0.99
     untrained = SentenceTransformer(before, device="cpu")
     assert not torch.allclose(untrained[2].linear.weight, model[2].linear.weight, atol=1e-3)
     measured = told(job, saved, EVALUATE, tmp_path / "measured", triplets(20, 2))["metrics"]

@@ -38,6 +38,7 @@ OTHERS = {
     ("models.py", "loaded"): "which weights were loaded, for notices",
     ("models.py", "plain"): "a new layer gets the weights of the one that it replaces",
     ("models.py", "tokenizer"): "a tokenizer is built",
+    ("projections.py", "model"): "a model gets layers, and a class that saves them",
     ("prepare.py", "task"): "the names of metrics of a user's own, before the training",
     ("rank.py", "task"): "what the data are, before the training",
     ("rank.py", "model"): "the folder that has the model's pooling and prompts",

@@ -108,8 +108,10 @@ def attach(model: Any, folder: Path, layers: Layers, first: int) -> None:
             raise TrainError(f"the weights in {place} cannot be loaded: {error}") from error
     plain = type(model)
     members = {"plain": plain, "layers": staticmethod(layers), "first": first}
-    model.__class__ = type(plain.__name__, (_Projected, plain), members)
-    setattr(model, NAME, projections.to(model.dtype).train(model.training))
+    kind = type(plain.__name__, (_Projected, plain), members)
+    attributes = {"__class__": kind, NAME: projections.to(model.dtype).train(model.training)}
+    for name, value in attributes.items():
+        setattr(model, name, value)
 
 
 def projections_of(model: Any) -> Sequence[Projection]:
@@ -132,23 +134,16 @@ def model_class_with(layers: Layers, first: int) -> Any:
         first: number of the first layer's module in modules.json.
     """
 
-    class Stand:
-        """Loads models as AutoModel does."""
+    def from_pretrained(folder: str | Path, *arguments: Any, **settings: Any) -> Any:
+        loaded = AutoModel.from_pretrained(folder, *arguments, **settings)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        attach(model, Path(folder), layers, first)
+        return loaded
 
-        @staticmethod
-        def from_pretrained(folder: str | Path, *arguments: Any, **settings: Any) -> Any:
-            """Load a model and its layers."""
-            loaded = AutoModel.from_pretrained(folder, *arguments, **settings)
-            model = loaded[0] if isinstance(loaded, tuple) else loaded
-            attach(model, Path(folder), layers, first)
-            return loaded
+    def from_config(*arguments: Any, **settings: Any) -> Any:
+        model = AutoModel.from_config(*arguments, **settings)
+        attach(model, Path(), layers, first)
+        return model
 
-        @staticmethod
-        def from_config(*arguments: Any, **settings: Any) -> Any:
-            """Return a model with random weights, and layers with random weights."""
-            model = AutoModel.from_config(*arguments, **settings)
-            attach(model, Path(), layers, first)
-            return model
-
-    Stand.__name__ = AutoModel.__name__
-    return Stand
+    functions = {f.__name__: staticmethod(f) for f in (from_pretrained, from_config)}
+    return type(AutoModel.__name__, (), functions)
