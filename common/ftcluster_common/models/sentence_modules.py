@@ -309,15 +309,7 @@ def _multi_vector_files(
             {"idx": number, "name": str(number), "path": path, "type": kind}
             for number, (path, (_, kind)) in enumerate(zip(paths, kinds, strict=True))
         ],
-        LENGTH: {
-            "transformer_task": "feature-extraction",
-            "modality_config": {
-                "text": {"method": "forward", "method_output_name": "last_hidden_state"}
-            },
-            "module_output_name": reads,
-            "document_length": tokens.document_length,
-            **lengths,
-        },
+        LENGTH: {"document_length": tokens.document_length, **lengths},
         ABOUT: {
             "__version__": {"sentence_transformers": HAS_MULTI_VECTOR_ENCODER, **versions},
             "model_type": "MultiVectorEncoder",

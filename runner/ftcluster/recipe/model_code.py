@@ -47,7 +47,10 @@ OF_ADAPTERS = (
 )  # fmt: skip
 PEFT_DEFAULTS = {"init_lora_weights": True, "megatron_core": "megatron.core", "peft_type": "LORA"}
 IMPLEMENTATION = "_implementation"  # suffix of settings that may name a kernel of the Hub
-LENGTH_KEYS = {"max_seq_length", "do_lower_case"}
+LENGTH_KEYS = {
+    *("max_seq_length", "do_lower_case"),
+    *("query_length", "document_length", "query_expansion"),  # of multi-vector encoders
+}
 INDEX = ".index.json"  # suffix of files that list a model's weights
 WEIGHTS = re.compile(r"[\w-]+(\.[\w-]+)*\.safetensors", re.ASCII)
 ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)

@@ -26,7 +26,7 @@ WEIGHTS = "model.safetensors"
 Layers = Callable[[Path, int], tuple[Sequence[Dense], Sequence[Path]]]
 
 
-class Projection(nn.Module):
+class Projection(nn.Module):  # type: ignore[misc]
     """A linear layer and its activation function, computed in fp32.
 
     Args:

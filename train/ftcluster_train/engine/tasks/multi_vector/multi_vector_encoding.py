@@ -268,7 +268,10 @@ class MultiVectorEncodingTask(SentenceSimilarityTask):
         """Return the compared vectors of each text, with length 1."""
         compared = targets["tokens"].bool()
         vectors = project(outputs.last_hidden_state[compared], self.projections)
-        return functional.normalize(vectors, dim=-1).split(compared.sum(1).tolist())
+        of_texts: Sequence[torch.Tensor] = functional.normalize(vectors, dim=-1).split(
+            compared.sum(1).tolist()
+        )
+        return of_texts
 
     def batch_loss(self, vectors: torch.Tensor, batch: BatchTokens) -> torch.Tensor:  # type: ignore[override]
         of_texts = vectors.split(list(batch.lengths))
