@@ -1,12 +1,13 @@
 """Users' Python files that a run executes: a task or metrics. Standard library only.
 
-A file runs with the rights of the account that executes it. The control node executes only the file
-of `--task`, never a file that a recipe, a model or a host names. The hosts execute the copies in a
-run's folder.
+A task is a file, or a folder with a package. A file runs with the rights of the account that
+executes it. The control node executes only the task of `--task`, never a file that a recipe, a
+model or a host names. The hosts execute the copies in a run's folder.
 """
 
 import ast
 import hashlib
+import json
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Any
 
+from ftcluster_common.memory_package import INIT, add_package, execute_package
 from ftcluster_common.tasks.registry import TASKS, AnyTask, forget, restore
 from ftcluster_common.tasks.spec import Options
 
@@ -44,17 +46,42 @@ class CodeError(Exception):
 
 @dataclass(frozen=True)
 class CodeFile:
-    """The content of a user's Python file.
+    """The content of a user's Python file, or of a folder with a package.
 
     Attributes:
-        name: file name, for messages and for the copy in a run's folder.
-        sha256: digest of the text in UTF-8.
-        text: source code.
+        name: name of the file or the folder, for messages and for the copy in a run's folder.
+        sha256: digest of the text in UTF-8, or of all modules of a folder.
+        text: source code; of a folder, the code of its __init__.py.
+        modules: source code of the other modules of a folder, by their names; empty for a file.
     """
 
     name: str
     sha256: str
     text: str = field(repr=False)
+    modules: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
+
+    @property
+    def is_folder(self) -> bool:
+        """True for a folder with a package."""
+        return not self.name.endswith(".py")
+
+    @property
+    def place(self) -> str:
+        """The name of the copy in a run's folder: of a file, or of a folder with the modules."""
+        return f"{self.name}.task" if self.is_folder else self.name
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The texts of a folder by module; of a file, its text by the empty name."""
+        return {INIT: self.text, **self.modules} if self.is_folder else {"": self.text}
+
+    def path_of(self, module: str, path: Path) -> Path:
+        """Return the path of a module (a key of `texts`).
+
+        Args:
+            path: path of the file or the folder.
+        """
+        return path / f"{module}.py" if module else path
 
 
 @dataclass(frozen=True)
@@ -119,6 +146,36 @@ def code_file(name: str, text: str) -> CodeFile:
     return CodeFile(name, hashlib.sha256(content).hexdigest(), text)
 
 
+def code_folder(name: str, modules: Mapping[str, str]) -> CodeFile:
+    """Return the package in a user's folder with its digest.
+
+    Args:
+        name: name of the folder.
+        modules: source code by module.
+
+    Raises:
+        CodeError: the folder has no __init__.py, a module's name is no Python name, or the texts
+            are too long.
+    """
+    if PurePath(name).name != name or name.endswith(".py") or not name.isprintable():
+        raise CodeError(f"{name!a} is not the name of a folder with a task", "rename the folder")
+    if INIT not in modules:
+        raise CodeError(
+            f"{name} has no {INIT}.py", "put the declaration of the task into that file"
+        )
+    for module in modules:
+        if not module.isidentifier() or not module.isascii():
+            raise CodeError(f"{name}/{module!a}.py cannot be imported", "rename the file")
+    content = json.dumps(modules, sort_keys=True).encode()
+    if len(content) > MAX_BYTES:
+        raise CodeError(
+            f"the Python files in {name} have {len(content):,} bytes, more than {MAX_BYTES:,}",
+            "leave data and other programs out of the folder",
+        )
+    others = {module: text for module, text in modules.items() if module != INIT}
+    return CodeFile(name, hashlib.sha256(content).hexdigest(), modules[INIT], others)
+
+
 def code_of(data: Mapping[str, Any] | None) -> UserCode:
     """Return the users' files from their entry in job.json.
 
@@ -131,7 +188,7 @@ def code_of(data: Mapping[str, Any] | None) -> UserCode:
         entry = (data or {}).get(kind)
         if entry is not None:
             try:
-                file = code_file(entry["name"], entry["text"])
+                file = _code_in(entry)
             except CodeError as error:
                 raise ValueError(error.message) from None
             if file.sha256 != entry["sha256"]:
@@ -140,14 +197,23 @@ def code_of(data: Mapping[str, Any] | None) -> UserCode:
     return UserCode(**files)
 
 
+def _code_in(entry: Mapping[str, Any]) -> CodeFile:
+    if entry["name"].endswith(".py"):
+        return code_file(entry["name"], entry["text"])
+    modules = {INIT: entry["text"], **entry["modules"]}
+    if not all(isinstance(text, str) for text in modules.values()):
+        raise ValueError(f"a module of {entry['name']} is no text")
+    return code_folder(entry["name"], modules)
+
+
 def load_task(file: CodeFile | None, path: Path) -> AnyTask | None:
     """Register the task of a file under its name, in place of the previous file's task.
 
     The file is executed unless this process has executed it before.
 
     Args:
-        file: content of the file; None only removes the previous file's task.
-        path: location of the file, for tracebacks.
+        file: content of the file or the folder; None only removes the previous file's task.
+        path: location of the file or the folder, for tracebacks.
 
     Returns:
         The declaration of the task, or None without a file.
@@ -214,25 +280,40 @@ def _problems(spec: AnyTask, module: ModuleType) -> Iterator[str]:
 
 
 def execute(file: CodeFile, path: Path, import_hint: str) -> ModuleType:
-    """Execute a file as a separate module that imports cannot find.
+    """Execute a file as a separate module, or the __init__.py of a folder as a package.
+
+    Only the modules of the same folder can import a module of the folder, by relative imports.
 
     Args:
-        path: location of the file, for tracebacks.
+        path: location of the file or the folder, for tracebacks.
         import_hint: advice if an import fails.
 
     Raises:
         CodeError: the file has a syntax error or raises an exception. The message has file and
             line.
     """
-    module = ModuleType(f"ftcluster_user_{file.sha256[:16]}")
-    module.__file__ = str(path)
-    _names[str(path)] = file.name
-    sys.modules[module.__name__] = module  # dataclasses look up string annotations there
+    name = f"ftcluster_user_{file.sha256[:16]}"
+    for module in file.texts:
+        shown = f"{file.name}/{module}.py" if module else file.name
+        _names[str(file.path_of(module, path))] = shown
     try:
-        exec(compile(file.text, str(path), "exec"), module.__dict__)
+        if file.is_folder:
+            add_package(name, file.texts, path)
+            return execute_package(name)
+        return _execute_file(name, file.text, path)
     except (Exception, SystemExit) as error:
-        del sys.modules[module.__name__]
         raise as_code_error(error, import_hint, file.name) from error
+
+
+def _execute_file(name: str, text: str, path: Path) -> ModuleType:
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module  # dataclasses look up string annotations there
+    try:
+        exec(compile(text, str(path), "exec"), module.__dict__)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 

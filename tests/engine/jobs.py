@@ -17,6 +17,7 @@ from ftcluster_common.tasks.distill import TextDistillation
 from ftcluster_common.tasks.embed import SentenceSimilarity
 from ftcluster_common.tasks.few_shot import FewShotClassification
 from ftcluster_common.tasks.lm import CausalLm, MaskedLm
+from ftcluster_common.tasks.multi_vector import MultiVectorEncoding
 from ftcluster_common.tasks.ner import TokenClassification
 from ftcluster_common.tasks.rerank import TextRanking
 from ftcluster_common.tasks.seq2seq import Seq2SeqLm
@@ -53,6 +54,7 @@ OPTIONS: dict[str, Options] = {
     "text-ranking": TextRanking(max_length=32),
     "few-shot-classification": FewShotClassification(max_length=24),
     "sparse-encoding": SparseEncoding(max_length=24),
+    "multi-vector-encoding": MultiVectorEncoding(max_length=24, query_length=8, dimension=16),
     "instruction-tuning": InstructionTuning(max_length=40),
     "preference-tuning": PreferenceTuning(max_length=40),
     "unpaired-preference-tuning": UnpairedPreferenceTuning(max_length=40),

@@ -133,6 +133,7 @@ MODEL_CLASSES = {
     "masked-lm": AutoModelForMaskedLM,
     "sentence-similarity": AutoModel,
     "sparse-encoding": AutoModelForMaskedLM,
+    "multi-vector-encoding": AutoModel,
     "text-ranking": AutoModelForSequenceClassification,
     "few-shot-classification": AutoModel,
     "instruction-tuning": AutoModelForCausalLM,

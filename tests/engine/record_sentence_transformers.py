@@ -158,6 +158,21 @@ def gist(
     return {"loss": value.item(), "gradients": [leaf.grad.tolist() for leaf in leaves]}
 
 
+def margins(columns: list[torch.Tensor], labels: torch.Tensor, dims: list[int]) -> dict[str, Any]:
+    """Return MarginMSELoss of embeddings; `dims` are the widths of MatryoshkaLoss, or empty."""
+    leaves = [column.clone().requires_grad_() for column in columns]
+    model = Given()
+    loss: Any = losses.MarginMSELoss(model)
+    if dims:
+        loss = losses.MatryoshkaLoss(model, loss, dims)
+    value = loss([{"sentence_embedding": leaf} for leaf in leaves], labels)
+    value.backward()
+    return {
+        "columns": [column.tolist() for column in columns], "labels": labels.tolist(),
+        "dims": dims, "loss": value.item(), "gradients": [leaf.grad.tolist() for leaf in leaves],
+    }  # fmt: skip
+
+
 def main() -> None:
     torch.manual_seed(1)
     columns = [torch.randn(ROWS, WIDTH) for _ in range(3)]
@@ -206,6 +221,9 @@ def main() -> None:
         distilled[metric] = {"loss": value.item(), "gradient": student.grad.tolist()}
     torch.manual_seed(2)
     guides = [column + torch.randn(ROWS, WIDTH) for column in columns]
+    draw = torch.Generator().manual_seed(3)
+    four = [*columns, torch.randn(ROWS, WIDTH, generator=draw)]
+    teacher = 4 * torch.randn(ROWS, 3, generator=draw)
     document = {
         "sentence_transformers": sentence_transformers.__version__,
         "columns": [one.tolist() for one in columns],
@@ -216,6 +234,13 @@ def main() -> None:
         "searched": searched(),
         "listnet": {**listnet, "gradients": logits.grad.tolist()},
         "margin_mse": {**margin_mse, "gradients": scores.grad.tolist()},
+        "embedder_margin_mse": [
+            margins(columns, teacher[:, 0], []),
+            margins(columns, teacher[:, :2], []),
+            margins(four, teacher[:, :2], []),
+            margins(four, teacher, []),
+            margins(four, teacher, [7, 4]),
+        ],
         "splade": [splade(columns[:count]) for count in (2, 3)],
         "guides": [guide.tolist() for guide in guides],
         "gist": [

@@ -11,11 +11,12 @@ from torch.nn import functional
 
 from ftcluster_common.models.sentence_modules import SentenceModules, module_files
 from ftcluster_common.tasks.embed import SentenceSimilarity
+from ftcluster_train.comm.traffic import Traffic
 from ftcluster_train.engine.data.run_inputs import read_inputs, write_inputs
 from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.rank import load
-from ftcluster_train.engine.tasks.embed.in_batch_negatives import BatchTexts
+from ftcluster_train.engine.tasks.embed.in_batch_negatives import BatchTexts, gather_texts
 from ftcluster_train.engine.tasks.embed.sentence_similarity import SentenceSimilarityTask
 from ftcluster_train.errors import TrainError
 from tests.engine.jobs import make_job, run_rank
@@ -59,6 +60,47 @@ def test_loss_and_gradients_are_those_of_sentence_transformers(tmp_path: Path, n
     total.backward()
     for one, gradients in zip(columns, wanted["gradients"], strict=True):
         assert torch.allclose(one.grad, torch.tensor(gradients), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("world")
+@pytest.mark.parametrize("recorded", RECORDED["embedder_margin_mse"])
+@pytest.mark.parametrize("form", ["scores", "margins"])
+def test_margins_of_a_teacher_are_learned_as_in_sentence_transformers(
+    tmp_path: Path, recorded: dict[str, Any], form: str
+) -> None:
+    """The rows are read, sent to the loss and compared as in a step of three ranks."""
+    count = len(recorded["columns"]) - 2
+    names = ["query", "positive", *(f"negative_{n}" for n in range(count))]
+    rows = []
+    for number, label in enumerate(recorded["labels"]):
+        values = label if isinstance(label, list) else [label]
+        if form == "margins" and len(values) > count:
+            values = [values[0] - value for value in values[1:]]
+        row = {name: f"{WORDS[number]} {name}" for name in names}
+        rows.append({**row, "label": values[0] if len(values) == 1 else values})
+    data = write_data(tmp_path / "data", {"train": rows, "validation": rows})
+    model = write_model(tmp_path / "model", "bert", TASK)
+    options = {"loss": "margin_mse", "matryoshka_dims": tuple(recorded["dims"])}
+    job = make_whole_job(tmp_path / "one", TASK, data, model, options)
+    samples = list(Samples(Path(prepare(job).samples) / "train"))
+    task = SentenceSimilarityTask(job.recipe, make_tokenizer())
+    task.modules = task.modules_of(Path(model))
+    task.width = 7
+    assert task.compares_dots != bool(recorded["dims"])
+    columns = [torch.tensor(column, requires_grad=True) for column in recorded["columns"]]
+    vectors = torch.stack(columns, dim=1).flatten(0, 1)
+    if not task.compares_dots:
+        vectors = functional.normalize(vectors, dim=-1)
+    whole = gather_texts(samples, Traffic())
+    parts = [
+        task.batch_loss(vectors, whole._replace(rows=rows))
+        for rows in (slice(0, 2), slice(2, 2), slice(2, 6))
+    ]
+    total = torch.stack(parts).sum() / len(rows)
+    assert total.item() == pytest.approx(recorded["loss"], rel=1e-5)
+    total.backward()
+    for column, gradients in zip(columns, recorded["gradients"], strict=True):
+        assert torch.allclose(column.grad, torch.tensor(gradients), rtol=1e-4, atol=1e-5)
 
 
 def scored(count: int, seed: int) -> list[Row]:
@@ -129,6 +171,13 @@ def test_a_model_learns_scores(tmp_path: Path) -> None:
         ({"score": 0}, {"loss": "ranking"}, "or train on scores with loss=cosent"),
         ({"score": 3}, {"loss": "contrastive"}, "train.jsonl:1: score is 3, and loss=contrastive"),
         ({}, {"loss": "triplet"}, "train has no column with negatives, which loss=triplet needs"),
+        ({"label": 2}, {"loss": "margin_mse"}, "train has no column with negatives, which loss=m"),
+        ({"negative": "w7"}, {"loss": "margin_mse"}, "no column with a teacher's margins, which"),
+        (
+            {"negative": "w7", "label": [1, 2, 3]},
+            {"loss": "margin_mse"},
+            "train.jsonl:1: label is [1, 2, 3], not the margins of the negatives (1) or",
+        ),
     ],
 )
 def test_scores_that_are_refused(tmp_path: Path, row: Row, options: Any, said: str) -> None:

@@ -130,6 +130,10 @@ KINDS = {
          "query_active_dims", "document_active_dims"),
         tolerance=2e-3,  # rounding decides if a logit near 0 has a gradient, and of which token
     ),
+    "vectors of tokens": Kind(
+        "multi-vector-encoding", "bert", triplets, {"query_expansion": True},
+        ("ndcg_at_10", "mrr_at_10", "accuracy_at_1", "recall_at_10", "recall_at_100"),
+    ),
     "without packing": Kind(
         "instruction-tuning", "bloom", completions, {"chat_template": False},
         ("loss", "perplexity"),

@@ -61,18 +61,32 @@ def predictions(job: Job, model: str, folder: Path, rows: list[Row], **options: 
         ("bert", {**PROMPTS, "pooling": "max"}),
         ("bert", {**PROMPTS, "pooling": "mean_sqrt_len_tokens", "normalize": False}),
         ("llama", {**PROMPTS, "pooling": "weightedmean"}),
+        ("bert", {**PROMPTS, "loss": "margin_mse"}),
     ],
-    ids=["prompts", "matryoshka", "adapters", "cls", "lasttoken", "max", "sqrt", "weightedmean"],
+    ids=[
+        "prompts",
+        "matryoshka",
+        "adapters",
+        "cls",
+        "lasttoken",
+        "max",
+        "sqrt",
+        "weightedmean",
+        "margins",
+    ],
 )
 def test_an_embedder(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
     """`encode` gives the vectors of predict; the evaluator gives the metrics of evaluate.
 
-    Decoders pad on the left, as Qwen3-Embedding's tokenizer does.
+    A model that a teacher's margins have trained compares dot products. Decoders pad on the left,
+    as Qwen3-Embedding's tokenizer does.
     """
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.evaluation import InformationRetrievalEvaluator
 
     train, searched = triplets(60, 1), triplets(20, 2)
+    by_dots = options.get("loss") == "margin_mse"
+    train = [{**row, "label": [6.0, -1.0, 2.0]} for row in train] if by_dots else train
     data = write_data(tmp_path / "data", {"train": train})
     before = write_model(tmp_path / "model", kind, EMBED)
     side = {"padding_side": "left" if options.get("pooling") == "lasttoken" else "right"}
@@ -85,6 +99,7 @@ def test_an_embedder(tmp_path: Path, kind: str, options: dict[str, Any]) -> None
     saved = result_of(job)["model"]
     model = SentenceTransformer(saved, device="cpu")
     assert model.tokenizer.padding_side == side["padding_side"]
+    assert model.similarity_fn_name == ("dot" if by_dots else "cosine")
     rows = [{"query": text} for text in TEXTS]
     queries = torch.tensor(predictions(job, saved, tmp_path / "queries", rows))
     texts = torch.tensor(predictions(
@@ -95,6 +110,9 @@ def test_an_embedder(tmp_path: Path, kind: str, options: dict[str, Any]) -> None
     named = model.encode(TEXTS, prompt_name="query" if model.prompts.get("query") else None)
     assert torch.allclose(torch.tensor(named), queries, atol=1e-5)
     assert torch.allclose(queries, texts, atol=1e-2) == ("query_prompt" not in options)
+    assert by_dots != torch.allclose(queries.norm(dim=1), torch.ones(len(queries))) or (
+        options.get("normalize") is False
+    )
     corpus = {row["positive"]: row["positive"] for row in searched}
     asked = {row["query"]: row["query"] for row in searched}
     relevant: dict[str, set[str]] = {}
@@ -107,7 +125,8 @@ def test_an_embedder(tmp_path: Path, kind: str, options: dict[str, Any]) -> None
         asked, corpus, relevant, accuracy_at_k=[1],
         precision_recall_at_k=[10, 100], mrr_at_k=[10], ndcg_at_k=[10], name="x",
     )  # fmt: skip
-    theirs = {name.rpartition("cosine_")[2].replace("@", "_at_"): value
+    kind = "dot" if by_dots else "cosine"  # the evaluator measures both if they may differ
+    theirs = {name.removeprefix(f"x_{kind}_").replace("@", "_at_"): value
               for name, value in evaluator(model).items()}  # fmt: skip
     names = ("ndcg_at_10", "mrr_at_10", "accuracy_at_1", "recall_at_10", "recall_at_100")
     assert {n: found[n] for n in names} == pytest.approx({n: theirs[n] for n in names}, abs=1e-5)

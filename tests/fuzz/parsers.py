@@ -78,7 +78,17 @@ from ftcluster_common.data.conversations import (
 from ftcluster_common.data.data_files import DataError, Table, files_of
 from ftcluster_common.given_files import GivenFileError, read_given, read_json
 from ftcluster_common.models.adapter_config import read_adapters
-from ftcluster_common.models.sentence_modules import MODULES, read_modules
+from ftcluster_common.models.sentence_modules import (
+    IDENTITY,
+    MASK,
+    MODULES,
+    Dense,
+    SentenceModules,
+    TokenVectors,
+    module_files,
+    read_modules,
+    read_multi_vector,
+)
 from ftcluster_common.protocol.cpu_list import parse_cpus
 from ftcluster_common.protocol.events import EVENTS
 from ftcluster_common.protocol.job import Job, ScriptJob, read_job, read_script_job
@@ -100,7 +110,13 @@ from ftcluster_common.tasks.ner import TokenClassification, tagged_columns
 from ftcluster_common.tasks.registry import TASKS
 from ftcluster_common.tasks.rerank import TextRanking, ranking_columns
 from ftcluster_common.tasks.seq2seq import Seq2SeqLm, source_target_columns
-from ftcluster_common.user_code import CodeError, UserCode, code_file, declared_metrics
+from ftcluster_common.user_code import (
+    CodeError,
+    UserCode,
+    code_file,
+    code_folder,
+    declared_metrics,
+)
 from ftcluster_train.engine.data.download import missing_weights
 from ftcluster_train.engine.data.model_archive import ArchiveError, unpack_model
 from ftcluster_train.engine.data.run_inputs import read_inputs
@@ -373,6 +389,33 @@ def modules_beside(path: Path) -> object:
     return read_modules(path.parent)
 
 
+def encoder_files() -> dict[str, Any]:
+    """Return the files of a multi-vector encoder by name."""
+    layers = (Dense(8, 4, False, IDENTITY),)
+    tokens = TokenVectors(8, 9, expands=True, skipped=("!",))
+    modules = SentenceModules(MASK, True, {"query": "q: "}, dense=layers, tokens=tokens)
+    return module_files(modules, 4, 9, {})
+
+
+def encoder_beside(name: str) -> Callable[[Path], object]:
+    """Return a reader of a multi-vector encoder's folder, one file of which is foreign.
+
+    Args:
+        name: name of the foreign file in the folder.
+    """
+
+    def read(path: Path) -> object:
+        folder = path.parent / "encoder"
+        for file, document in encoder_files().items():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_bytes(dumped(document))
+        (folder / "1_Dense/model.safetensors").write_bytes(b"")
+        (folder / name).write_bytes(path.read_bytes())
+        return read_multi_vector(folder)
+
+    return read
+
+
 def small_bundle() -> bytes:
     """Return a bundle without wheels."""
     target = {"python": "3.11", "glibc": "2.28", "machine": "x86_64"}
@@ -406,6 +449,12 @@ OWN_JOB = dumped(
     Job(
         "r", Path("/r"), Path("/opt"), load_recipe("quickstart"), "fp32", False,
         code=UserCode(metrics=METRICS_FILE),
+    ).to_dict()
+)  # fmt: skip
+FOLDER_JOB = dumped(
+    Job(
+        "r", Path("/r"), Path("/opt"), load_recipe("quickstart"), "fp32", False,
+        code=UserCode(task=code_folder("mine", {"__init__": "from . import a", "a": "x = 1"})),
     ).to_dict()
 )  # fmt: skip
 SCRIPT_JOB = dumped(ScriptJob("r", "/opt", ("a.py", "-x"), "/start").to_dict())
@@ -661,7 +710,7 @@ PARSERS = {
         of_job(lambda folder: read_launch(folder), LAUNCH_FILE), (LAUNCH,), (GivenFileError,)
     ),
     "job.json of a training": Parser(
-        of_job(read_job, "job.json"), (JOB, OWN_JOB), (GivenFileError,)
+        of_job(read_job, "job.json"), (JOB, OWN_JOB, FOLDER_JOB), (GivenFileError,)
     ),
     "names of a user's own metrics": Parser(
         of_text(lambda text: declared_metrics(code_file("worst.py", text))),
@@ -845,6 +894,12 @@ PARSERS = {
                  for n, kind in enumerate(("Transformer", "Pooling"))]),),
         (DataError,),
     ),
+    **{
+        f"a multi-vector encoder's {name}": Parser(
+            of_file(encoder_beside(name), "foreign.json"), (dumped(document),), (DataError,)
+        )
+        for name, document in encoder_files().items()
+    },
     "conversation": Parser(
         of_json(lambda row: read_conversation(row, ConversationColumns("messages"))
                 if isinstance(row, dict) else None),

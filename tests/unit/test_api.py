@@ -20,7 +20,14 @@ from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.runs import runs as operations
 from ftcluster.progress.notebook import NotebookView
 from ftcluster.progress.state import RunProgress
-from ftcluster_common.models.sentence_modules import SPLADE, SentenceModules, module_files
+from ftcluster_common.models.sentence_modules import (
+    IDENTITY,
+    SPLADE,
+    Dense,
+    SentenceModules,
+    TokenVectors,
+    module_files,
+)
 from ftcluster_common.protocol.run_state import RunState
 from tests.unit.clusters import cluster, host
 
@@ -172,6 +179,7 @@ def test_rows_of_this_python_are_a_file_of_the_run(launched: list[TrainingRun]) 
         (("modules.json",), "sentence-similarity", "sentence_transformers", "SentenceTransformer"),
         ((), "text-ranking", "sentence_transformers", "CrossEncoder"),
         (("splade",), "sparse-encoding", "sentence_transformers", "SparseEncoder"),
+        (("tokens",), "multi-vector-encoding", "sentence_transformers", "MultiVectorEncoder"),
         ((), "instruction-tuning", "transformers", "pipeline text-generation"),
         ((), "text-classification", "transformers", "pipeline text-classification"),
     ],
@@ -184,10 +192,14 @@ def test_a_model_is_loaded_as_its_users_do(
     folder.mkdir()
     pooling = SPLADE if "splade" in files else "mean"
     modules = SentenceModules(pooling, normalize=pooling == "mean")
+    if "tokens" in files:
+        layers = (Dense(8, 4, False, IDENTITY),)
+        modules = replace(modules, dense=layers, tokens=TokenVectors(8, 9))
     documents = module_files(modules, 8, 9, {}) if files else {}
     for name, content in documents.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content))
+        (folder / name).with_name("model.safetensors").write_bytes(b"")
     about = {"recipe": "r", "task": task, "options": {}}
     (folder / "ftcluster.json").write_text(json.dumps(about))
     with pytest.raises(ftcluster.FtclusterError, match=r"needs .* in this Python"):
@@ -206,7 +218,7 @@ def test_a_model_is_loaded_as_its_users_do(
     module.pipeline = lambda task, **options: called_with(  # type: ignore[attr-defined]
         f"pipeline {task}", **options
     )
-    for name in ("SentenceTransformer", "CrossEncoder", "SparseEncoder"):
+    for name in ("SentenceTransformer", "CrossEncoder", "SparseEncoder", "MultiVectorEncoder"):
         setattr(module, name, lambda _, name=name, **options: called_with(name, **options))
     monkeypatch.setitem(sys.modules, package, module)
     ftcluster.load(ftcluster.Run("mrpc-1", OURS), device="cpu")  # the model has been copied here

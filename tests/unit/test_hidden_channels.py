@@ -40,6 +40,7 @@ OTHERS = {
     ("models.py", "tokenizer"): "a tokenizer is built",
     ("new_tokens.py", "inner"): "a module that peft's names of trained rows have",
     ("new_tokens.py", "layer"): "a module gets its trained rows, which are its own",
+    ("projections.py", "model"): "a model gets layers, and a class that saves them",
     ("prepare.py", "task"): "the names of metrics of a user's own, before the training",
     ("rank.py", "task"): "what the data are, before the training",
     ("rank.py", "model"): "the folder that has the model's pooling and prompts",

@@ -73,6 +73,7 @@ class SearchColumns(NamedTuple):
     Attributes:
         label: column with a 0/1 label or a similarity score of the pair, or "".
         loss: name of the loss that reads the label as a score, or "".
+        margins: column with the margins or the scores of a teacher, or "".
     """
 
     query: str
@@ -80,6 +81,7 @@ class SearchColumns(NamedTuple):
     negatives: tuple[str, ...]
     label: str = ""
     loss: str = ""
+    margins: str = ""
 
 
 def number_in(cell: Any) -> float | None:
@@ -130,7 +132,36 @@ def search_texts(row: Row, columns: SearchColumns) -> list[str]:
             f"{columns.label} is {short(label)}, but each query needs a matching text (label 1): "
             "remove other rows or the column, or train on scores with loss=cosent"
         )
+    if columns.margins and columns.negatives:
+        margins_of(row, columns, len(texts) - 2)
     return [text for _, text in texts]
+
+
+def margins_of(row: Row, columns: SearchColumns, negatives: int) -> list[float]:
+    """Return the margin of each negative: the positive text's score minus the negative's score.
+
+    A cell has the margins, or the scores of the positive text and of each negative. A single
+    number is the margin of a single negative.
+
+    Args:
+        negatives: number of the row's texts that do not match.
+
+    Raises:
+        DataError: there are no negatives, or the cell has other values.
+    """
+    cell = row.get(columns.margins)
+    if not negatives:
+        raise DataError("there is no negative, and loss=margin_mse compares texts with a negative")
+    numbers = [number_in(value) for value in (cell if isinstance(cell, list) else [cell])]
+    found = [number for number in numbers if number is not None]
+    if len(found) != len(numbers) or len(found) not in (negatives, negatives + 1):
+        raise DataError(
+            f"{columns.margins} is {short(cell)}, not the margins of the negatives ({negatives}) "
+            f"or the scores of all texts ({negatives + 1}, the positive text first)"
+        )
+    if len(found) == negatives:
+        return found
+    return [found[0] - score for score in found[1:]]
 
 
 def score_of(row: Row, columns: SearchColumns) -> float:

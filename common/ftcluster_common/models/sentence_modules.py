@@ -5,7 +5,7 @@ library only.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ftcluster_common.given_files import GivenFileError, read_json
 MODULES = "modules.json"
 ABOUT = "config_sentence_transformers.json"
 POOLING = "1_Pooling"
+DENSE = "Dense"
 LENGTH = "sentence_bert_config.json"
 # flags that releases before 6 use instead of pooling_mode, by mode
 FLAGS = {
@@ -28,8 +29,16 @@ FLAGS = {
 }
 # names of prompts that encode_query and encode_document use (release 5)
 QUERY, DOCUMENTS = "query", ("document", "passage", "corpus")
-KINDS = {"Transformer", "Pooling", "Normalize"}
-OF_EMBEDDERS = "Transformer, Pooling and Normalize"
+KINDS = {"Transformer", "Pooling", DENSE, "Normalize"}
+OF_EMBEDDERS = "Transformer, Pooling, Dense and Normalize"
+MASK = "MultiVectorMask"  # the module of a multi-vector encoder that chooses the scored tokens
+MULTI_VECTOR_KINDS = {"Transformer", DENSE, MASK, "Normalize"}
+TANH, IDENTITY = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"
+# activation functions of a Dense module: classes of torch.nn by their names in its config.json
+ACTIVATIONS = (
+    TANH, IDENTITY, "torch.nn.modules.activation.ReLU", "torch.nn.modules.activation.GELU",
+    "torch.nn.modules.activation.SiLU", "torch.nn.modules.activation.Sigmoid",
+)  # fmt: skip
 SPLADE = "SpladePooling"  # the pooling module of a sparse encoder
 SPARSE_KINDS = {"Transformer", "MLMTransformer", SPLADE}
 SPLADE_CONFIG = {"pooling_strategy": "max", "activation_function": "relu"}
@@ -37,6 +46,48 @@ _CLASS = re.compile(r"sentence_transformers(?:\.[A-Za-z_]\w*)*\.([A-Za-z]+)", re
 _PATH = re.compile(r"\w[\w-]*", re.ASCII)
 HAS_SPARSE_ENCODER = "5.0.0"  # the first release with sparse encoders
 READS_SIMILARITY = "3.0.0"  # the first release that reads similarity_fn_name
+HAS_MULTI_VECTOR_ENCODER = "6.0.0"  # the first release with multi-vector encoders
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A linear layer with an activation function, after the pooling or for each token.
+
+    Attributes:
+        in_features: elements of its input.
+        out_features: elements of its output.
+        bias: True if the layer has a bias.
+        activation: an element of ACTIVATIONS.
+    """
+
+    in_features: int
+    out_features: int
+    bias: bool = True
+    activation: str = TANH
+
+    @property
+    def name(self) -> str:
+        """The name of the activation function's class in torch.nn."""
+        return self.activation.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class TokenVectors:
+    """The settings of a multi-vector encoder (ColBERT), which compares the vectors of tokens.
+
+    Attributes:
+        query_length: maximum tokens of a query; with `expands`, each query has exactly these.
+        document_length: maximum tokens of a text that is not a query.
+        expands: True if a query is filled up with mask tokens, whose vectors are compared too.
+        attends: True if other tokens see these mask tokens.
+        skipped: tokens of documents whose vectors are not compared, such as punctuation.
+    """
+
+    query_length: int
+    document_length: int
+    expands: bool = False
+    attends: bool = False
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,6 +100,9 @@ class SentenceModules:
         prompts: texts that sentence-transformers puts before inputs on request, by name.
         default_prompt: name of the prompt that is always used, or "".
         pools_prompt: True if the pooling includes the prompt's tokens.
+        similarity: dot or cosine, which a search with the model uses.
+        dense: linear layers after the pooling, or for each token of a multi-vector encoder.
+        tokens: settings of a multi-vector encoder; None for an embedder.
     """
 
     pooling: str
@@ -56,6 +110,9 @@ class SentenceModules:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     pools_prompt: bool = True
+    similarity: str = "cosine"
+    dense: tuple[Dense, ...] = ()
+    tokens: TokenVectors | None = None
 
     @property
     def prompt(self) -> str:
@@ -83,6 +140,7 @@ def read_modules(folder: Path, sparse: bool = False) -> SentenceModules | None:
     try:
         modules = read_json(folder / MODULES)
         kinds = {_kind(module["type"]): _below(folder, module["path"]) for module in modules}
+        layers = dense_folders(folder)
         supported, needed = (SPARSE_KINDS, SPLADE) if sparse else (KINDS, "Pooling")
         unknown = sorted(kinds.keys() - supported)
         if unknown or needed not in kinds:
@@ -100,6 +158,8 @@ def read_modules(folder: Path, sparse: bool = False) -> SentenceModules | None:
             {name: str(text or "") for name, text in about.get("prompts", {}).items()},
             about.get("default_prompt_name"),
             config.get("include_prompt") is not False,
+            "dot" if about.get("similarity_fn_name") == "dot" and not sparse else "cosine",
+            tuple(_dense(layer, "sentence_embedding") for layer in layers),
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, DataError):
@@ -110,6 +170,161 @@ def read_modules(folder: Path, sparse: bool = False) -> SentenceModules | None:
         raise DataError(
             f"{folder / MODULES} is not as sentence-transformers writes it ({why})"
         ) from error
+
+
+def dense_folders(folder: Path) -> list[Path]:
+    """Return the folders of a model's Dense modules, in the order of their use.
+
+    Raises:
+        GivenFileError, ValueError, LookupError, TypeError, AttributeError: modules.json is damaged.
+        DataError: a path leads out of the model's folder.
+    """
+    if not (folder / MODULES).is_file():
+        return []
+    modules = read_json(folder / MODULES)
+    return [_below(folder, module["path"]) for module in modules if _kind(module["type"]) == DENSE]
+
+
+def _dense(folder: Path, reads: str) -> Dense:
+    """Return the settings of a Dense module.
+
+    Args:
+        reads: name of the module's input in sentence-transformers.
+    """
+    config = read_json(folder / "config.json")
+    activation = config.get("activation_function", TANH)
+    named = {config.get(name) or reads for name in ("module_input_name", "module_output_name")}
+    problem = ""
+    if activation not in ACTIVATIONS:
+        problem = f"the activation {str(activation)[:100]!a}"
+    elif config.get("use_residual"):
+        problem = "a residual connection"
+    elif named != {reads}:
+        problem = f"another input than {reads}"
+    elif not (folder / "model.safetensors").is_file():
+        problem = "no file model.safetensors"
+    if problem:
+        raise DataError(f"the model's Dense module {folder.name} has {problem}, not supported")
+    sizes = (config["in_features"], config["out_features"])
+    if not all(type(size) is int and size > 0 for size in sizes):
+        raise ValueError(f"a Dense module has the sizes {sizes}")
+    return Dense(*sizes, config.get("bias") is not False, activation)
+
+
+def _dense_files(layers: Sequence[Dense], first: int, reads: str = "") -> dict[str, Any]:
+    """Return the settings of Dense modules by file name; their weights are written elsewhere.
+
+    Args:
+        first: number of the first module in modules.json.
+        reads: name of the modules' input in sentence-transformers; "" for its default.
+    """
+    return {
+        f"{number}_{DENSE}/config.json": {
+            "in_features": layer.in_features,
+            "out_features": layer.out_features,
+            "bias": layer.bias,
+            "activation_function": layer.activation,
+            **({"module_input_name": reads, "module_output_name": reads} if reads else {}),
+        }
+        for number, layer in enumerate(layers, start=first)
+    }
+
+
+def read_multi_vector(folder: Path) -> SentenceModules | None:
+    """Return the modules of a multi-vector encoder; None if the folder has no such encoder.
+
+    Raises:
+        DataError: a file cannot be read, or the model has unsupported modules.
+    """
+    try:
+        if not (folder / MODULES).is_file() or not (folder / ABOUT).is_file():
+            return None
+        about = read_json(folder / ABOUT)
+        if about.get("model_type") != "MultiVectorEncoder":
+            return None
+        modules = read_json(folder / MODULES)
+        kinds = {_kind(module["type"]): _below(folder, module["path"]) for module in modules}
+        layers = dense_folders(folder)
+        unknown = sorted(kinds.keys() - MULTI_VECTOR_KINDS)
+        missing = sorted(MULTI_VECTOR_KINDS - kinds.keys())
+        if unknown or missing:
+            name = ascii((unknown or missing)[0][:100])[1:-1]
+            what = f"the module {name}" if unknown else f"no module {name}"
+            raise DataError(f"{folder / MODULES} has {what}, which is not supported")
+        mask = read_json(kinds[MASK] / "config.json")
+        if mask.get("keep_only_token_ids") or mask.get("skiplist_tasks", ["document"]) != [
+            "document"
+        ]:
+            raise DataError(f"the model's {MASK} has settings that are not supported")
+        settings = read_json(folder / LENGTH)
+        expansion = settings.get("query_expansion") or {}
+        if expansion.get("strategy", "fixed") != "fixed" or expansion.get("token"):
+            raise DataError("the model's query expansion has settings that are not supported")
+        query = expansion.get("length") or settings.get("query_length") or 0
+        vectors = TokenVectors(
+            int(query),
+            int(settings.get("document_length") or 0),
+            bool(expansion),
+            expansion.get("attend") is True,
+            tuple(map(str, mask.get("skiplist_words") or ())),
+        )
+        return SentenceModules(
+            MASK,
+            True,
+            {name: str(text or "") for name, text in about.get("prompts", {}).items()},
+            about.get("default_prompt_name"),
+            dense=tuple(_dense(layer, "token_embeddings") for layer in layers),
+            tokens=vectors,
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, DataError):
+            raise
+        if isinstance(error, GivenFileError):  # names its file
+            raise DataError(str(error)) from error
+        why = f"{type(error).__name__}: {error}"
+        raise DataError(
+            f"{folder / MODULES} is not as sentence-transformers writes it ({why})"
+        ) from error
+
+
+def _multi_vector_files(
+    modules: SentenceModules, tokens: TokenVectors, versions: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the files of a multi-vector encoder, for sentence-transformers 6 and later."""
+    reads, package = "token_embeddings", "sentence_transformers.base.modules"
+    layers = [(DENSE, f"{package}.dense.{DENSE}")] * len(modules.dense)
+    kinds = [
+        ("Transformer", f"{package}.transformer.Transformer"),
+        *layers,
+        (MASK, f"sentence_transformers.multi_vector_encoder.modules.{MASK}"),
+        ("Normalize", f"{package}.normalize.Normalize"),
+    ]
+    paths = [f"{number}_{kind}" if number else "" for number, (kind, _) in enumerate(kinds)]
+    lengths: dict[str, Any] = {"query_length": tokens.query_length}
+    if tokens.expands:
+        how = {"attend": tokens.attends, "token": None, "length": tokens.query_length}
+        lengths = {"query_expansion": {"strategy": "fixed", **how}}
+    return {
+        MODULES: [
+            {"idx": number, "name": str(number), "path": path, "type": kind}
+            for number, (path, (_, kind)) in enumerate(zip(paths, kinds, strict=True))
+        ],
+        LENGTH: {"document_length": tokens.document_length, **lengths},
+        ABOUT: {
+            "__version__": {"sentence_transformers": HAS_MULTI_VECTOR_ENCODER, **versions},
+            "model_type": "MultiVectorEncoder",
+            "prompts": dict(modules.prompts),
+            "default_prompt_name": modules.default_prompt,
+            "similarity_fn_name": "maxsim",
+        },
+        **_dense_files(modules.dense, 1, reads),
+        f"{paths[-2]}/config.json": {
+            "skiplist_words": list(tokens.skipped),
+            "skiplist_tasks": ["document"],
+            "keep_only_token_ids": None,
+        },
+        f"{paths[-1]}/config.json": {"module_input_name": reads, "module_output_name": reads},
+    }
 
 
 def _kind(class_name: str) -> str:
@@ -171,8 +386,12 @@ def module_files(
     """
     if modules.pooling == SPLADE:
         return _sparse_files(modules, width, length, versions)
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if modules.normalize else [])]
+    if modules.tokens:
+        return _multi_vector_files(modules, modules.tokens, versions)
+    layers = [DENSE] * len(modules.dense)
+    kinds = ["Transformer", "Pooling", *layers, *(["Normalize"] if modules.normalize else [])]
     return {
+        **_dense_files(modules.dense, 2),
         MODULES: [
             {
                 "idx": number,
@@ -188,10 +407,10 @@ def module_files(
             "model_type": "SentenceTransformer",
             "prompts": dict(modules.prompts),
             "default_prompt_name": modules.default_prompt,
-            "similarity_fn_name": "cosine",
+            "similarity_fn_name": modules.similarity,
         },
         f"{POOLING}/config.json": {
-            "word_embedding_dimension": width,
+            "word_embedding_dimension": modules.dense[0].in_features if modules.dense else width,
             **{flag: mode == modules.pooling for mode, flag in FLAGS.items()},
             "include_prompt": modules.pools_prompt,
         },

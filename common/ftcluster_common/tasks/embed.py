@@ -27,6 +27,7 @@ from ftcluster_common.tasks.spec import RETRIEVAL_METRICS, Adapters, Contradicti
 SCORE_LOSSES = ("cosent", "angle", "cosine", "contrastive")  # losses of pairs with a score
 TRIPLET = "triplet"  # the loss of a query, its text and negatives of the same row
 GIST = "gist"  # the loss of in-batch negatives that the teacher finds less similar
+MARGIN_MSE = "margin_mse"  # the loss of a teacher's margins between texts of the same row
 MARGIN_LOSSES = ("contrastive", TRIPLET, GIST)
 DISTILL_LOSSES = ("mse", "cosine_distance")  # losses of a text and its teacher's embedding
 OF_PAIRS = (
@@ -35,6 +36,8 @@ OF_PAIRS = (
 )  # fmt: skip
 # usual names of columns with a label or score of a pair
 BELONGING = ("label", "labels", "score", "similarity", "similarity_score", "is_duplicate")
+# usual names of columns with a teacher's margins or scores
+MARGINS = ("label", "labels", "score", "scores", "margin", "margins")
 
 
 @dataclass(frozen=True)
@@ -47,21 +50,25 @@ class SentenceSimilarity(Adapters):
     ordered by their scores; with `cosine` the score is the cosine itself; with `contrastive` it is
     1 for pairs that match and 0 for other pairs. With `gist` the loss is like `ranking`, with
     queries and positives of other rows as further negatives, but it ignores texts that the
-    teacher, a guide, finds more similar than the query's text. With `mse` (mean squared difference)
-    and `cosine_distance` (1 - cosine) the embedding of a text approaches the teacher's.
+    teacher, a guide, finds more similar than the query's text. With `margin_mse` the differences
+    between the dot products of a row's texts approach a teacher's. With `mse` (mean squared
+    difference) and `cosine_distance` (1 - cosine) the embedding of a text approaches the teacher's.
 
     Attributes:
         query_column: column with queries. Default: found by its name.
         positive_column: column with the text that belongs to the query. Default: found by its name.
         negative_columns: columns with texts, or lists of texts, that do not belong to the query.
             Default: all that are called negative, negatives, negative_1 and so on.
-        label_column: column with the score of a pair. Default: found by its name.
+        label_column: column with the score of a pair; for margin_mse the margins (score of the
+            query's text minus score of the negative) of all negatives, or a list with the score of
+            the query's text and those of the negatives. Default: found by its name.
         max_length: maximum tokens of a text; longer ones are cut.
         pooling: method that makes an embedding from token vectors, with sentence-transformers'
             names. Decoders usually use lasttoken. `auto` is as in the model's folder if
             sentence-transformers wrote it, else the mean.
         normalize: True if the saved model returns embeddings of length 1. `auto` is as in the
-            model's folder, else true. The loss uses the cosine in any case.
+            model's folder, else true, but false for margin_mse. Each other loss uses the cosine in
+            any case.
         query_prompt: text before each query. Default: the model's prompt for queries, else its
             default prompt; `ftcluster predict` uses the default prompt alone.
         text_prompt: text before each text that is not a query. Default: the model's prompt for
@@ -106,7 +113,7 @@ class SentenceSimilarity(Adapters):
     text_prompt: str | None = None
     loss: Literal[
         "auto", "ranking", "cosent", "angle", "cosine", "contrastive", "triplet", "gist",
-        "mse", "cosine_distance",
+        "margin_mse", "mse", "cosine_distance",
     ] = "auto"  # fmt: skip
     scale: float = limited(20.0, above=0)
     margin: float | None = limited(None, at_least=0, at_most=2)
@@ -150,6 +157,8 @@ def search_columns(options: SentenceSimilarity, columns: Sequence[str]) -> Searc
     names = {name.lower(): name for name in columns}
     read = (query, positive, *negatives)
     labels = (names[name] for name in BELONGING if name in names and names[name] not in read)
+    if options.loss == MARGIN_MSE:
+        labels = (names[name] for name in MARGINS if name in names and names[name] not in read)
     label = options.label_column or next(labels, "")
     missing = [name for name in (*read, label) if name and name not in columns]
     if not query or not positive or missing or (scored and not label):
@@ -158,6 +167,8 @@ def search_columns(options: SentenceSimilarity, columns: Sequence[str]) -> Searc
         if query and positive and scored and not missing:
             what, named = "no column with a usual name for scores", "label_column=NAME"
         raise DataError(f"{what}; {found_columns(columns)}; name the columns: {named}")
+    if options.loss == MARGIN_MSE:
+        return SearchColumns(query, positive, negatives, margins=label)
     return SearchColumns(query, positive, negatives, label, scored)
 
 
@@ -239,7 +250,9 @@ def _of_embeddings(options: SentenceSimilarity) -> Iterator[Contradiction]:
         for name in ("negative_columns", "hard_negatives"):
             if getattr(options, name):
                 yield name, f"a pair with a score has no negatives: loss={options.loss}"
-    if options.symmetric and options.loss in (*SCORE_LOSSES, TRIPLET, GIST):
+    if options.hard_negatives and options.loss == MARGIN_MSE:
+        yield "hard_negatives", f"the data have no margins for them, which loss={MARGIN_MSE} needs"
+    if options.symmetric and options.loss in (*SCORE_LOSSES, TRIPLET, GIST, MARGIN_MSE):
         yield "symmetric", "it is only for loss=ranking"
     if options.margin is not None and options.loss not in MARGIN_LOSSES:
         yield "margin", f"it is only for loss={' and loss='.join(MARGIN_LOSSES)}"
@@ -279,7 +292,7 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
             "query": (pair.query,),
             "positive": (pair.positive,),
             "negative": pair.negatives,
-            "label": (pair.label,) if pair.label else (),
+            "label": tuple(filter(None, (pair.label, pair.margins))),
         }
 
     def row_check(

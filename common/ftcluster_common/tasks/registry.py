@@ -8,6 +8,7 @@ from ftcluster_common.tasks.distill import TextDistillationSpec
 from ftcluster_common.tasks.embed import SentenceSimilaritySpec
 from ftcluster_common.tasks.few_shot import FewShotClassificationSpec
 from ftcluster_common.tasks.lm import CausalLmSpec, MaskedLmSpec
+from ftcluster_common.tasks.multi_vector import MultiVectorEncodingSpec
 from ftcluster_common.tasks.ner import TokenClassificationSpec
 from ftcluster_common.tasks.rerank import TextRankingSpec
 from ftcluster_common.tasks.seq2seq import Seq2SeqLmSpec
@@ -24,9 +25,9 @@ DEFAULT_TASK = TextClassificationSpec.name
 # order of the tasks in messages; other tasks follow
 LISTED = (
     "text-classification", "token-classification", "question-answering", "causal-lm", "masked-lm",
-    "sentence-similarity", "sparse-encoding", "text-ranking", "instruction-tuning",
-    "preference-tuning", "unpaired-preference-tuning", "seq2seq-lm", "text-distillation",
-    "few-shot-classification",
+    "sentence-similarity", "sparse-encoding", "multi-vector-encoding", "text-ranking",
+    "instruction-tuning", "preference-tuning", "unpaired-preference-tuning", "seq2seq-lm",
+    "text-distillation", "few-shot-classification",
 )  # fmt: skip
 
 
@@ -83,5 +84,6 @@ for _spec in (
     TextRankingSpec(), InstructionTuningSpec(), PreferenceTuningSpec(),
     UnpairedPreferenceTuningSpec(), Seq2SeqLmSpec(), TokenClassificationSpec(), MaskedLmSpec(),
     TextDistillationSpec(), FewShotClassificationSpec(), SparseEncodingSpec(),
+    MultiVectorEncodingSpec(),
 ):  # fmt: skip
     register(_spec)

@@ -132,6 +132,8 @@ class TaskSpec(ABC, Generic[Fields]):
         is_cross_encoder: True if sentence-transformers' CrossEncoder loads the model.
         is_sparse_encoder: True if sentence-transformers' SparseEncoder loads the model. The vector
             of a text then has an element for each token of the vocabulary.
+        is_multi_vector_encoder: True if sentence-transformers' MultiVectorEncoder loads the model,
+            which has a vector for each token of a text.
         auto_class: class of transformers that loads the model if no pipeline does.
         training_fields: fields that do not change how the trained model reads a row.
         splits_rows: True if rows are divided into sets; False if only blocks of tokens are.
@@ -162,6 +164,7 @@ class TaskSpec(ABC, Generic[Fields]):
     reads_pairs: bool = False
     is_cross_encoder: bool = False
     is_sparse_encoder: bool = False
+    is_multi_vector_encoder: bool = False
     auto_class: str = ""
     training_fields: tuple[str, ...] = ("validation_split_percentage", "lora_r", *OF_ADAPTERS)
     splits_rows: bool = True

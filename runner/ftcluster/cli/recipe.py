@@ -1,6 +1,7 @@
 """Arguments of commands that take a recipe, and their values."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from ftcluster.cli.ansible_options import add_options
@@ -55,8 +56,8 @@ def add_code(parser: argparse.ArgumentParser) -> None:
         "--task",
         type=not_empty,
         metavar="FILE.py",
-        help="a Python file of yours that defines the recipe's task; it runs with your rights, "
-        "here and on the hosts",
+        help="a Python file of yours, or a folder with a package, that defines the recipe's task; "
+        "it runs with your rights, here and on the hosts",
     )
     parser.add_argument(
         "--metrics",
@@ -127,7 +128,8 @@ def recipe_of(options: argparse.Namespace) -> dict[str, Any]:
         settings["data"] = (first, *others) if others else first
     for name in ("task", "metrics"):  # the recipe has these fields too
         value = getattr(options, name, None) or ""
-        if value.endswith(".py"):
+        is_folder = name == "task" and ("/" in value or Path(value, "__init__.py").is_file())
+        if value.endswith(".py") or is_folder:
             settings[name] = value
         elif value:
             words = (*words, f"{name}={value}")

@@ -23,7 +23,7 @@ from ftcluster_common.given_files import GivenFileError, read_json
 from ftcluster_common.models.adapter_config import WEIGHTS as ADAPTER_WEIGHTS
 from ftcluster_common.models.adapter_config import has_only_adapters
 from ftcluster_common.models.model_package import PACKAGE
-from ftcluster_common.models.sentence_modules import read_modules
+from ftcluster_common.models.sentence_modules import read_modules, read_multi_vector
 from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe, split_revision
 
@@ -296,13 +296,16 @@ def check_model_folder(folder: Path, recipe: Recipe, purpose: Purpose = "train")
     if not recipe.tokenizer and recipe.spec.uses_chat_template(recipe.options):
         check_tokenizer_folder(folder, recipe)
     if recipe.spec.reads_modules(recipe.options):
-        sparse = recipe.spec.is_sparse_encoder
+        sparse, several = recipe.spec.is_sparse_encoder, recipe.spec.is_multi_vector_encoder
         try:
-            read_modules(folder, sparse)
+            if not several or read_multi_vector(folder) is None:
+                read_modules(folder, sparse)
         except DataError as error:
             advice = "or train it as: pooling=mean normalize=true"
             if sparse:
                 advice = "use a masked language model, or a SPLADE model of this kind"
+            if several:
+                advice = "use an encoder without modules, or a ColBERT model of this kind"
             raise InputError(str(error), advice) from None
 
 

@@ -18,7 +18,12 @@ from ftcluster_common.given_files import GivenFileError, read_json
 from ftcluster_common.models.adapter_config import CONFIG as ADAPTERS
 from ftcluster_common.models.adapter_config import TOKEN_IDS, ids_by_layer
 from ftcluster_common.models.row_hashes import ROWS
-from ftcluster_common.models.sentence_modules import LENGTH, MODULES, read_modules
+from ftcluster_common.models.sentence_modules import (
+    LENGTH,
+    MODULES,
+    read_modules,
+    read_multi_vector,
+)
 from ftcluster_common.models.trained_model import FILE
 from ftcluster_common.recipe import split_revision
 
@@ -43,7 +48,10 @@ OF_ADAPTERS = (
 )  # fmt: skip
 PEFT_DEFAULTS = {"init_lora_weights": True, "megatron_core": "megatron.core", "peft_type": "LORA"}
 IMPLEMENTATION = "_implementation"  # suffix of settings that may name a kernel of the Hub
-LENGTH_KEYS = {"max_seq_length", "do_lower_case"}
+LENGTH_KEYS = {
+    *("max_seq_length", "do_lower_case"),
+    *("query_length", "document_length", "query_expansion"),  # of multi-vector encoders
+}
 INDEX = ".index.json"  # suffix of files that list a model's weights
 WEIGHTS = re.compile(r"[\w-]+(\.[\w-]+)*\.safetensors", re.ASCII)
 ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -134,7 +142,8 @@ def _of_index(name: str, files: Any) -> Iterator[str]:
 
 def _of_modules(folder: Path) -> Iterator[str]:
     try:
-        read_modules(folder)
+        if read_multi_vector(folder) is None:
+            read_modules(folder)
     except DataError as error:
         try:
             read_modules(folder, sparse=True)

@@ -20,6 +20,7 @@ from ftcluster_common.user_code import (
     UserCode,
     as_code_error,
     code_file,
+    code_folder,
     current_task,
     declared_metrics,
     described,
@@ -27,6 +28,7 @@ from ftcluster_common.user_code import (
     load_task,
 )
 
+TASK = "--task"
 RESERVED = {field.name for field in fields(Recipe)}  # keys that every recipe has
 
 
@@ -36,7 +38,7 @@ def read_code(task: str = "", metrics: str = "") -> UserCode:
     The task's file is executed. The metrics' file is not.
 
     Args:
-        task: path of the file with the task; "" for none.
+        task: path of the file or the folder with the task; "" for none.
         metrics: path of the file with the metrics; "" for none.
 
     Raises:
@@ -44,7 +46,7 @@ def read_code(task: str = "", metrics: str = "") -> UserCode:
     """
     with reported():
         code = UserCode(
-            _read(task, "--task") if task else None,
+            _read(task, TASK) if task else None,
             _read(metrics, "--metrics") if metrics else None,
         )
         use_code(code, Path(task).absolute())
@@ -102,14 +104,20 @@ def reported() -> Iterator[None]:
 def _read(name: str, flag: str) -> CodeFile:
     path = Path(name).absolute()
     try:
-        text = read_given(path, MAX_BYTES, lambda about: _check_owner(path, about))
+        if path.is_dir() and flag == TASK and not name.endswith(".py"):
+            _check_owner(path, path.stat())
+            return code_folder(path.name, {f.stem: _text_of(f) for f in sorted(path.glob("*.py"))})
+        return code_file(path.name, _text_of(path))
     except GivenFileError as error:
         raise UsageError(f"{flag}: {error}", f"name a Python file: {flag} FILE.py") from None
-    return code_file(path.name, text)
+
+
+def _text_of(path: Path) -> str:
+    return read_given(path, MAX_BYTES, lambda about: _check_owner(path, about))
 
 
 def _check_owner(path: Path, about: os.stat_result) -> None:
-    """Refuse a file that other users can change.
+    """Refuse a file or a folder that other users can change.
 
     Raises:
         UsageError: another user owns the file, or may write to it.

@@ -190,8 +190,8 @@ def test_a_model_of_a_recipe_that_is_not_here_needs_data(
         ("DistilBertForSequenceClassification", "classify or glue or rerank, with"),
         ("T5ForConditionalGeneration", "seq2seq, with"),
         ("BertModel", "embed, with"),
-        ("MyOwn", "classify or clm or dist"),
-        (None, "classify or clm or dist"),
+        ("MyOwn", "classify or clm or colb"),
+        (None, "classify or clm or colb"),
     ],
 )
 def test_a_model_of_others_needs_a_recipe(

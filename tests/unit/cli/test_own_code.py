@@ -105,6 +105,82 @@ def test_hosts_get_the_file_and_the_record_its_digest(
     assert code.task.text == (tmp_path / TASK).read_text()
 
 
+def as_folder(folder: Path, **modules: str) -> Path:
+    """Make the example a folder whose second half is in a module of its own."""
+    first, _, second = (folder / TASK).read_text().partition("def on_hosts() -> None:\n")
+    package = folder / "counting"
+    package.mkdir()
+    modules["__init__"] = f"{first}def on_hosts() -> None:\n    from . import training\n"
+    for name, text in {"training": second, **modules}.items():
+        (package / f"{name}.py").write_text(text)
+        (package / f"{name}.py").chmod(0o644)
+    return package
+
+
+@pytest.mark.parametrize("name", ["counting", "./counting", "counting/"])
+def test_a_folder_may_have_the_task(
+    folder: Path, launched: list[TrainingRun], tmp_path: Path, name: str
+) -> None:
+    package = as_folder(folder, other="x = 1\n")
+    options = ("--data", "texts.jsonl", "--model", "model", "max_length=9")
+    assert main(["train", "--detach", "--task", name, *options]) == 0
+    [run] = launched
+    (tmp_path / "job.json").write_text(json.dumps(run.job, default=str))
+    code = read_job(tmp_path).code.task
+    assert code
+    assert (code.name, {*code.modules}) == ("counting", {"training", "other"})
+    assert code.modules["other"] == "x = 1\n"
+    assert run.record()["code"] == [{"name": "counting", "sha256": code.sha256}]
+    (package / "other.py").write_text("x = 2\n")
+    changed = read_code(name).task
+    assert changed
+    assert changed.sha256 != code.sha256
+
+
+@pytest.mark.parametrize(
+    ("modules", "mode", "problem"),
+    [
+        ({"helper": "x = 1\n"}, 0o664, r"other accounts can change \S+/counting/helper.py"),
+        ({"not-a-name": ""}, 0o644, "counting/'not-a-name'.py cannot be imported"),
+        ({"helper": "#" * MAX_BYTES}, 0o644, "the Python files in counting have"),
+        ({"training": ""}, 0o644, None),
+        (
+            {"helper": "raise SystemExit(3)\n"},
+            0o644,
+            r"counting/helper.py:1: the file ends the pro",
+        ),
+        ({"helper": "x = (\n"}, 0o644, r"counting/helper.py:1: syntax error: "),
+    ],
+)
+def test_what_is_wrong_with_a_folder_is_reported(
+    folder: Path, shell: Shell, modules: dict[str, str], mode: int, problem: str | None
+) -> None:
+    package = as_folder(folder, **modules)
+    for name in modules:
+        (package / f"{name}.py").chmod(mode)
+    if "helper" in modules:
+        first = package / "__init__.py"
+        first.write_text(f"from . import helper\n{first.read_text()}")
+    options = "data --here --task counting --data texts.jsonl --model model"
+    if problem is None:
+        assert shell(options).out
+    else:
+        assert re.search(problem, shell(options, 2).err)
+        assert "word-count" not in TASKS
+
+
+def test_a_folder_without_a_declaration_or_that_others_can_change_is_refused(
+    folder: Path, shell: Shell
+) -> None:
+    package = as_folder(folder)
+    options = "data --here --task ./counting --data texts.jsonl --model model"
+    package.chmod(0o777)
+    assert re.search(r"other accounts can change \S+/counting, which", shell(options, 2).err)
+    package.chmod(0o755)
+    (package / "__init__.py").unlink()
+    assert "counting has no __init__.py" in shell(options, 2).err
+
+
 def test_a_recipe_alone_executes_nothing_and_names_the_option(folder: Path, shell: Shell) -> None:
     (folder / "mine.yml").write_text("task: word-count\nmodel: model\ndata: texts.jsonl\n")
     assert "--task FILE.py" in shell("data mine.yml --here", 2).err

@@ -9,10 +9,15 @@ import pytest
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.models.sentence_modules import (
     FLAGS,
+    IDENTITY,
+    MASK,
     SPLADE,
+    Dense,
     SentenceModules,
+    TokenVectors,
     module_files,
     read_modules,
+    read_multi_vector,
 )
 
 VERSIONS = {"transformers": "5.23.0", "pytorch": "2.13.0"}
@@ -60,13 +65,67 @@ def test_what_is_written() -> None:
     "modules",
     [
         SentenceModules("mean", normalize=False),
+        SentenceModules("mean", normalize=False, similarity="dot"),
+        SentenceModules("mean", True, dense=(Dense(8, 4), Dense(4, 2, False, IDENTITY))),
         SentenceModules("cls", True, {"query": "query: "}, "query"),
         *(SentenceModules(pooling, normalize=True) for pooling in FLAGS),
     ],
 )
 def test_what_is_written_is_read_again(tmp_path: Path, modules: SentenceModules) -> None:
     assert read_modules(tmp_path) is None
+    write_weights(tmp_path, modules)
     assert read_modules(write(tmp_path, module_files(modules, 8, 9, VERSIONS))) == modules
+    assert read_multi_vector(tmp_path) is None
+
+
+def write_weights(folder: Path, modules: SentenceModules) -> None:
+    """Write a file for the weights of each Dense module."""
+    for name in module_files(modules, 8, 9, VERSIONS):
+        if "Dense" in name:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).with_name("model.safetensors").write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        TokenVectors(32, 180),
+        TokenVectors(32, 180, expands=True, skipped=("!", "?")),
+        TokenVectors(32, 180, expands=True, attends=True),
+    ],
+)
+def test_the_files_of_a_multi_vector_encoder_are_read_again(
+    tmp_path: Path, tokens: TokenVectors
+) -> None:
+    dense = (Dense(8, 4, False, IDENTITY),)
+    modules = SentenceModules(MASK, True, {"query": "[Q] "}, dense=dense, tokens=tokens)
+    write_weights(tmp_path, modules)
+    assert read_multi_vector(write(tmp_path, module_files(modules, 4, 9, VERSIONS))) == modules
+    with pytest.raises(DataError, match="MultiVectorMask"):
+        read_modules(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "problem"),
+    [
+        ("sentence_bert_config.json", {"query_expansion": {"strategy": "min", "length": 32}},
+         "query expansion has settings that are not supported"),
+        ("2_MultiVectorMask/config.json", {"keep_only_token_ids": [5]}, "MultiVectorMask has sett"),
+        ("1_Dense/config.json", {"activation_function": "os.system"}, "activation 'os.system'"),
+        ("1_Dense/config.json", {"use_residual": True}, "a residual connection"),
+        ("1_Dense/config.json", {"in_features": -8}, "is not as sentence-transformers writes it"),
+    ],
+)  # fmt: skip
+def test_other_multi_vector_encoders_are_refused(
+    tmp_path: Path, file: str, change: dict[str, Any], problem: str
+) -> None:
+    dense = (Dense(8, 4, False, IDENTITY),)
+    modules = SentenceModules(MASK, True, dense=dense, tokens=TokenVectors(32, 180))
+    files = module_files(modules, 4, 9, VERSIONS)
+    files[file] |= change
+    write_weights(tmp_path, modules)
+    with pytest.raises(DataError, match=problem):
+        read_multi_vector(write(tmp_path, files))
 
 
 def test_the_form_of_release_6(tmp_path: Path) -> None:
@@ -88,7 +147,7 @@ def test_the_form_of_release_6(tmp_path: Path) -> None:
             [],
             "the model's pooling is cls + max",
         ),
-        ({}, [{"path": "2_Dense", "type": "sentence_transformers.models.Dense"}], "module Dense"),
+        ({}, [{"path": "2_CNN", "type": "sentence_transformers.models.CNN"}], "module CNN"),
         ({}, [{"path": "2_Dense"}], "not as sentence-transformers writes it (KeyError: 'type')"),
     ],
 )

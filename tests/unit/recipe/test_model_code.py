@@ -84,7 +84,7 @@ class Evil:
 ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
     "a module of the folder": (modules_with("evil.Transformer"), "the module evil.Transformer"),
     "a module of Python": (modules_with("subprocess.Popen"), "the module subprocess.Popen"),
-    "another module": (modules_with("sentence_transformers.models.Dense"), "the module Dense"),
+    "another module": (modules_with("sentence_transformers.models.CNN"), "the module CNN"),
     "a name that only begins so": (
         modules_with("sentence_transformers_evil.Transformer"), "sentence_transformers_evil",
     ),

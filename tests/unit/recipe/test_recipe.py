@@ -160,6 +160,7 @@ CONTRADICTIONS = [
     EMBED + "margin: 0.3\n",
     EMBED + "loss: triplet\nsymmetric: true\n",
     EMBED + "loss: gist\nsymmetric: true\n",
+    EMBED + "loss: margin_mse\nsymmetric: true\nhard_negatives: 2\n",
     EMBED + "loss: contrastive\nmargin: 0\nmargin_strategy: relative\n",
     EMBED + "scale: 0\n",
     EMBED + "temperature: 0.05\n",

@@ -52,6 +52,8 @@ LOAD = {
     'model = PeftModel.from_pretrained(base, "FOLDER")',
     "cross-encoder": "from sentence_transformers import CrossEncoder\n\n"
     'model = CrossEncoder("FOLDER")',
+    "multi-vector-encoder": "from sentence_transformers import MultiVectorEncoder\n\n"
+    'model = MultiVectorEncoder("FOLDER")',
     "sparse-encoder": "from sentence_transformers import SparseEncoder\n\n"
     'model = SparseEncoder("FOLDER")',
     "sentence-transformers": "from sentence_transformers import SentenceTransformer\n\n"
@@ -123,6 +125,7 @@ def card(
     ranks = recipe.spec.is_cross_encoder
     kind = "cross-encoder" if ranks and library != "peft" else library
     kind = "sparse-encoder" if recipe.spec.is_sparse_encoder else kind
+    kind = "multi-vector-encoder" if recipe.spec.is_multi_vector_encoder else kind
     front = front_matter(job, commits, measured.metrics, kind)
     base = json.dumps(_public(recipe.base_model)) + _settings_of_head(classes)
     kind_of_code = "peft with new tokens" if rows and kind == "peft" else kind
@@ -209,6 +212,7 @@ def front_matter(
     tags += ["lora"] if recipe.lora_r else []
     tags += {
         "cross-encoder": [kind, "reranker"],
+        "multi-vector-encoder": ["sentence-transformers", kind, "ColBERT"],
         "sparse-encoder": [kind, "sentence-transformers", "sparse", "splade"],
         "sentence-transformers": [kind],
     }.get(kind, [])

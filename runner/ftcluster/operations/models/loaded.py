@@ -112,8 +112,9 @@ def load(folder: Path, task_file: str = "", **options: Any) -> Any:
         options: keyword arguments for the library's loading function.
 
     Returns:
-        A SentenceTransformer, CrossEncoder or SparseEncoder of sentence-transformers, or a
-        pipeline of transformers; if there is no pipeline for the task, the model and its tokenizer.
+        A SentenceTransformer, CrossEncoder, SparseEncoder or MultiVectorEncoder of
+        sentence-transformers, or a pipeline of transformers; if there is no pipeline for the task,
+        the model and its tokenizer.
 
     Raises:
         FtclusterError: the folder does not exist, was not written by a training, or has files that
@@ -157,7 +158,9 @@ def load(folder: Path, task_file: str = "", **options: Any) -> Any:
     options["trust_remote_code"] = False
     if (folder / MODULES).is_file() or ranks:
         sparse = spec is not None and spec.is_sparse_encoder
+        several = spec is not None and spec.is_multi_vector_encoder
         kind = "CrossEncoder" if ranks else "SparseEncoder" if sparse else "SentenceTransformer"
+        kind = "MultiVectorEncoder" if several else kind
         return getattr(_package("sentence_transformers"), kind)(str(folder), **options)
     if adapted:
         _package("peft")

@@ -44,9 +44,9 @@ def open_job(run_dir: Path) -> Job:
 
     def load(code: UserCode) -> None:
         for file in code.files:
-            check_copy(file, run_dir / file.name)
+            check_copy(file, run_dir / file.place)
         try:
-            load_task(code.task, run_dir / code.task.name if code.task else run_dir)
+            load_task(code.task, run_dir / code.task.place if code.task else run_dir)
         except CodeError as error:
             raise TrainError(error.message, error.hint) from error
 
@@ -54,23 +54,30 @@ def open_job(run_dir: Path) -> Job:
 
 
 def check_copy(file: CodeFile, path: Path) -> None:
-    """Write a user's file into the run's folder, or check the existing copy there.
+    """Write a user's file or folder into the run's folder, or check the existing copy there.
+
+    Args:
+        path: path of the copy.
 
     Raises:
         TrainError: the copy has changed.
     """
-    if not path.exists():
-        write_atomically(path, file.text)
-        path.chmod(0o600)
-    try:
-        same = read_given(path, MAX_BYTES) == file.text
-    except GivenFileError:
-        same = False
-    if not same:
-        raise TrainError(
-            f"{path} is not the file that the run was started with (SHA-256 {file.sha256})",
-            "start again as a new run",
-        )
+    if file.is_folder:
+        path.mkdir(mode=0o700, exist_ok=True)
+    for module, text in file.texts.items():
+        copy = file.path_of(module, path)
+        if not copy.exists():
+            write_atomically(copy, text)
+            copy.chmod(0o600)
+        try:
+            same = read_given(copy, MAX_BYTES) == text
+        except GivenFileError:
+            same = False
+        if not same:
+            raise TrainError(
+                f"{copy} is not the file that the run was started with (SHA-256 {file.sha256})",
+                "start again as a new run",
+            )
 
 
 def own_metrics(file: CodeFile, path: Path) -> Metrics:

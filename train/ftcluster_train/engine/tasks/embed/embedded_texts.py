@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from typing import Any
 
-from ftcluster_common.data.columns import SearchColumns, score_of, search_texts
-from ftcluster_common.data.data_files import short
+from ftcluster_common.data.columns import SearchColumns, margins_of, score_of, search_texts
+from ftcluster_common.data.data_files import Row, short
 from ftcluster_common.tasks.embed import SentenceSimilarity, embedded_column, search_columns
 from ftcluster_train.engine.data.sources import Rows, columns_of, find_columns, read_rows
 from ftcluster_train.engine.data.token_samples import Sample, SampleWriter
@@ -21,6 +21,15 @@ def rows_of(rows: Rows, columns: SearchColumns, split: str) -> Iterator[list[str
 def scores_of(rows: Rows, columns: SearchColumns, split: str) -> Iterator[float]:
     """Yield the score of each row, which has a pair of texts."""
     return (score for _, score in read_rows(rows, split, lambda row: score_of(row, columns)))
+
+
+def margins_in(rows: Rows, columns: SearchColumns, split: str) -> Iterator[list[float]]:
+    """Yield the teacher's margin of each negative of each row."""
+
+    def margins(row: Row) -> list[float]:
+        return margins_of(row, columns, len(search_texts(row, columns)) - 2)
+
+    return (values for _, values in read_rows(rows, split, margins))
 
 
 def pair_columns(rows: Rows, options: SentenceSimilarity, split: str) -> SearchColumns:

@@ -137,7 +137,9 @@ class EmbeddingDistillationTask(TaughtEmbeddingTask):
         self, outputs: Any, targets: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss of each text, and the cosine between its embedding and the target."""
-        student = output_vectors(outputs.last_hidden_state, targets["tokens"], self.modules)
+        student = output_vectors(
+            outputs.last_hidden_state, targets["tokens"], self.modules, self.projections
+        )
         teacher = targets["teacher"]
         cosines = functional.cosine_similarity(student, teacher, dim=-1)
         if self.options.loss == "mse":

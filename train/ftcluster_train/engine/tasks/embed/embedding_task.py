@@ -1,31 +1,34 @@
 """The base class of tasks that train embeddings, with prompts, pooling and model files."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from transformers import AutoModel
 
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.models.sentence_modules import (
     DOCUMENTS,
     QUERY,
+    Dense,
     SentenceModules,
+    dense_folders,
     module_files,
     read_modules,
 )
 from ftcluster_common.protocol.job import PREDICT, Purpose
 from ftcluster_common.recipe import Recipe
-from ftcluster_common.tasks.embed import GIST, SentenceSimilarity
+from ftcluster_common.tasks.embed import GIST, MARGIN_MSE, SentenceSimilarity
 from ftcluster_train.engine.data.token_samples import Sample, token_kind
 from ftcluster_train.engine.models import longest_input
+from ftcluster_train.engine.projections import Projection, model_class_with, projections_of
 from ftcluster_train.engine.tasks.base import Batch, Task
 from ftcluster_train.engine.tasks.embed.prompted_texts import PromptedText, Prompts
 from ftcluster_train.errors import TrainError
+from ftcluster_train.patching.kernel_mode import KernelMode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,16 +40,24 @@ def learns_from_teacher(recipe: Recipe, purpose: Purpose) -> bool:
     return bool(recipe.teacher) and purpose == "train" and not guided
 
 
+def saved_layers(folder: Path, _hidden: int) -> tuple[Sequence[Dense], Sequence[Path]]:
+    """Return the Dense modules of a model that sentence-transformers or a training wrote."""
+    modules = read_modules(folder) if folder.is_absolute() else None
+    return (modules.dense, dense_folders(folder)) if modules else ((), ())
+
+
 class EmbeddingTask(Task):
     """Trains a model that computes text embeddings, in the format of sentence-transformers.
 
     Attributes:
         model_prompts: the model's prompt of queries, and its prompt of other texts.
         modules: pooling and normalization that follow the transformer in the saved model.
+        projections: the Dense modules of the model in use.
+        predicted_kind: kind of text that a prediction embeds, for a notice about its prompt.
     """
 
     name = "sentence-similarity"
-    model_class = AutoModel
+    model_class = model_class_with(saved_layers, first=2)
     has_head = False
     reads_padding = False
 
@@ -54,6 +65,8 @@ class EmbeddingTask(Task):
     separates_sets = True  # data sets may have different losses and negatives
     model_prompts = Prompts()
     modules = SentenceModules("mean", normalize=True)
+    projections: Sequence[Projection] = ()
+    predicted_kind = "query"
     _prompted = 0  # number of texts in the data that already begin with their prompt
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -70,6 +83,16 @@ class EmbeddingTask(Task):
             text=prompts.text if text is None else text,
         )
 
+    @property
+    def compares_dots(self) -> bool:
+        """True if the loss compares embeddings of any length by their dot products.
+
+        sentence-transformers' MatryoshkaLoss normalizes embeddings of each width.
+        """
+        options = self.options
+        dots = options.loss == MARGIN_MSE and not options.matryoshka_dims
+        return dots and not self.modules.normalize
+
     def sample_settings(self) -> dict[str, Any]:
         return {"prompts": self.prompts}
 
@@ -78,7 +101,9 @@ class EmbeddingTask(Task):
         for name in self._options:
             with self.using(name):
                 query, text, pooled = self.prompts
-            used = {"query": query} if self.purpose == PREDICT else {"query": query, "text": text}
+            used = {"query": query, "text": text}
+            if self.purpose == PREDICT:
+                used = {self.predicted_kind: query}
             written = [f"{prompt!r} before each {kind}" for kind, prompt in used.items() if prompt]
             apart = "" if pooled else ", whose tokens are not pooled"
             of_set = f" of {name}" * bool(name)
@@ -97,9 +122,16 @@ class EmbeddingTask(Task):
         self.model_prompts = Prompts(query, text, modules.pools_prompt)
 
     def modules_of(self, folder: Path) -> SentenceModules:
-        """Return the modules in a model's folder; the recipe's settings are ignored."""
+        """Return the modules in a model's folder; the recipe's settings are ignored.
+
+        A folder without modules gets the default modules. They do not normalize embeddings for
+        margin_mse, because a teacher's margins may exceed 2, the largest difference of two cosines.
+        """
         try:
-            return (read_modules(folder) if folder.is_absolute() else None) or self.modules
+            modules = read_modules(folder) if folder.is_absolute() else None
+            if modules is None and self.options.loss == MARGIN_MSE:
+                return replace(self.modules, normalize=False)
+            return modules or self.modules
         except DataError as error:
             if self.options.pooling == "auto" or self.options.normalize == "auto":
                 raise TrainError(
@@ -128,7 +160,18 @@ class EmbeddingTask(Task):
             pooling=modules.pooling if pooling == "auto" else pooling,
             normalize=modules.normalize if normalize == "auto" else normalize,
         )
-        self.width = model.config.hidden_size
+        if self.purpose == "train":
+            self.modules = replace(
+                self.modules, similarity="dot" if self.compares_dots else "cosine"
+            )
+        self.projections = projections_of(model)
+        if self.projections and self.recipe.adapters is not None:
+            raise TrainError(
+                f"{self.recipe.model} has a Dense module, which adapters cannot be trained with",
+                "train all weights: remove lora_r",
+            )
+        layers = self.modules.dense
+        self.width = layers[-1].out_features if layers else model.config.hidden_size
         dims = self.options.matryoshka_dims
         if dims and max(dims) != self.width:
             raise TrainError(
@@ -141,13 +184,43 @@ class EmbeddingTask(Task):
         if isinstance(pooler, torch.nn.Module):
             pooler.requires_grad_(False)
 
+    def use_fused_loss(self, model: "PreTrainedModel") -> torch.Tensor | None:
+        self.projections = projections_of(model)
+        return super().use_fused_loss(model)
+
+    def evaluation_kernels(self, model: "PreTrainedModel") -> KernelMode:
+        self.projections = projections_of(model)
+        return super().evaluation_kernels(model)
+
     def with_prompts(self, rows: Iterable[list[str]]) -> Iterator[list[PromptedText]]:
         """Yield the texts of rows with their prompts; the first text of a row is the query."""
         query, text, _ = self.prompts
         for first, *others in rows:
             self._prompted += bool(query) and first.startswith(query)
             self._prompted += sum(bool(text) and other.startswith(text) for other in others)
-            yield [PromptedText(query, first), *(PromptedText(text, other) for other in others)]
+            yield [
+                self.prompted(query, first, self.purpose != PREDICT),
+                *(self.prompted(text, other, False) for other in others),
+            ]
+
+    def prompted(self, prompt: str, text: str, is_query: bool) -> PromptedText:  # noqa: ARG002
+        """Return a text with its prompt.
+
+        Args:
+            is_query: True for a query, False for another text and for a text to predict.
+        """
+        return PromptedText(prompt, text)
+
+    def tokens_of(
+        self, texts: Sequence[PromptedText], limit: int
+    ) -> tuple[Iterator[Mapping[str, list[int]]], int]:
+        """Return the columns of each text that depend on its tokens, and the number of cut texts.
+
+        Args:
+            limit: maximum number of tokens of a text.
+        """
+        tokens, cut = self.reader.tokenize([list(map(str, texts))], limit)
+        return ({"input_ids": ids} for ids in tokens["input_ids"]), cut
 
     def token_columns(self) -> dict[str, str]:
         """Return the columns of samples that have one text, and their array type codes."""

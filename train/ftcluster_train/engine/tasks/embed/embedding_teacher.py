@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
-from transformers import AutoModel
 
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.given_files import read_json
@@ -22,6 +21,7 @@ from ftcluster_train.engine.models import (
     longest_input,
     new_weights,
 )
+from ftcluster_train.engine.projections import Projection, project, projections_of
 from ftcluster_train.engine.tasks.embed.embedding_task import EmbeddingTask
 from ftcluster_train.engine.tasks.embed.vectors import pooled
 from ftcluster_train.engine.tasks.tokens import TextReader, check_padding
@@ -64,13 +64,14 @@ class TaughtEmbeddingTask(EmbeddingTask):
         self._teacher_limit = min(limits, default=self.options.max_length)
         self._teacher, self._teacher_reader = modules, TextReader(tokenizer)
         check_padding(tokenizer, self.recipe)
-        self._teacher_width = int(config.hidden_size)
+        layers = modules.dense
+        self._teacher_width = layers[-1].out_features if layers else int(config.hidden_size)
 
     def load_teacher(self, folder: Path) -> None:
         """Load the teacher, and set `reference_key` to a hash of its weights."""
         self.inspect_teacher(folder)
         config = load_config(self._of_teacher(), str(folder), self._teacher_reader.tokenizer)
-        model = load_model(AutoModel, self._of_teacher(), str(folder), config)
+        model = load_model(self.model_class, self._of_teacher(), str(folder), config)
         if new := sorted(name for name in new_weights(model) if "pooler" not in name):
             raise TrainError(f"the teacher {self.recipe.teacher} lacks the weights {new[0]}", HINT)
         self.reference_model, self.reference_key = model, f"{hash_of_weights(folder)}-"
@@ -90,12 +91,17 @@ class TaughtEmbeddingTask(EmbeddingTask):
         inputs = self._teacher_reader.pad([{"input_ids": ids} for ids in tokens])
         with KernelMode(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             hidden = call_model(model, inputs).last_hidden_state
-        return output_vectors(hidden, inputs["attention_mask"], self._teacher)
+        return output_vectors(
+            hidden, inputs["attention_mask"], self._teacher, projections_of(model)
+        )
 
 
 def output_vectors(
-    hidden: torch.Tensor, tokens: torch.Tensor, modules: SentenceModules
+    hidden: torch.Tensor,
+    tokens: torch.Tensor,
+    modules: SentenceModules,
+    projections: Sequence[Projection],
 ) -> torch.Tensor:
     """Return fp32 embeddings, computed with the modules that follow the transformer."""
-    vectors = pooled(hidden, tokens, modules.pooling)
+    vectors = project(pooled(hidden, tokens, modules.pooling), projections)
     return functional.normalize(vectors, dim=-1) if modules.normalize else vectors

@@ -26,6 +26,8 @@ class BatchTexts(NamedTuple):
         counts: number of texts of each rank.
         labels: score of each row's pair, shape (rows of all ranks,), fp64; NaN for a row without a
             score.
+        margins: a teacher's margin of each negative, shape (negatives of all ranks,), fp64; NaN
+            without a teacher.
     """
 
     numbers: torch.Tensor
@@ -33,6 +35,13 @@ class BatchTexts(NamedTuple):
     rows: slice
     counts: Sequence[int]
     labels: torch.Tensor
+    margins: torch.Tensor = torch.empty(0)
+
+    @property
+    def documents(self) -> torch.Tensor:
+        """The indices of all texts but queries: first the positives, in the order of the rows."""
+        positives = torch.where(self.kinds == POSITIVE)[0]
+        return torch.cat([positives, torch.where(self.kinds == NEGATIVE)[0]])
 
 
 def gather_texts(rows: Sequence[Sample], traffic: Traffic) -> BatchTexts:
@@ -44,15 +53,24 @@ def gather_texts(rows: Sequence[Sample], traffic: Traffic) -> BatchTexts:
     pairs = [
         (text, min(place, NEGATIVE)) for row in rows for place, text in enumerate(row["texts"])
     ]
-    labels = [row.get("label", [math.nan])[0] for row in rows for _ in row["texts"]]
+    labels = [label for row in rows for label in _values_of(row)]
     counts = count_rows(len(pairs), traffic)
     texts = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)
     bits = torch.tensor(labels, dtype=torch.float64).view(torch.int64)
     gathered = gather_rows(torch.cat([texts, bits[:, None]], dim=1), counts, traffic)
     numbers, kinds, bits = gathered.T
     before = int((kinds[: sum(counts[: dist.get_rank()])] == QUERY).sum())
-    scores = bits[kinds == QUERY].contiguous().view(torch.float64)
-    return BatchTexts(numbers, kinds, slice(before, before + len(rows)), counts, scores)
+    values = bits.contiguous().view(torch.float64)
+    return BatchTexts(
+        numbers, kinds, slice(before, before + len(rows)), counts,
+        values[kinds == QUERY], values[kinds == NEGATIVE],
+    )  # fmt: skip
+
+
+def _values_of(row: Sample) -> list[float]:
+    """Return the pair's score for the first two texts of a row, and the margins of the others."""
+    score, negatives = row.get("label", [math.nan])[0], len(row["texts"]) - 2
+    return [score, score, *row.get("margins", [math.nan] * negatives)]
 
 
 def ranking_loss(
@@ -72,33 +90,39 @@ def ranking_loss(
         symmetric: True to return the mean of this loss and the loss of finding the query of each
             text.
     """
-    own = texts.rows
-    is_query, is_positive = texts.kinds == QUERY, texts.kinds == POSITIVE
-    order = torch.cat([torch.where(is_positive)[0], torch.where(texts.kinds == NEGATIVE)[0]])
-    queries, documents = embeddings[is_query], embeddings[order]
-    query, document = texts.numbers[is_query], texts.numbers[order]
-    own_query, own_document = query[own, None], document[own, None]
-    count = len(query)  # positives come first among the documents, in the order of the queries
-
-    left_out = (own_query == document) | (own_document == document)
-    left_out[:, :count] |= own_query == query
-    loss = _cross_entropy(queries[own], documents, left_out, own, scale)
+    own, is_query = texts.rows, texts.kinds == QUERY
+    queries, documents = embeddings[is_query], embeddings[texts.documents]
+    loss = matching_loss(scale * queries[own] @ documents.T, texts)
     if not symmetric:
         return loss
-    left_out = (own_query == query) | (own_document == document[:count]) | (own_document == query)
-    return (loss + _cross_entropy(documents[own], queries, left_out, own, scale)) / 2
+    query, document = texts.numbers[is_query], texts.numbers[texts.documents][: len(queries)]
+    own_query, own_document = query[own, None], document[own, None]
+    left_out = (own_query == query) | (own_document == document) | (own_document == query)
+    scores = scale * documents[own] @ queries.T
+    return (loss + _cross_entropy(scores, left_out, own)) / 2
 
 
-def _cross_entropy(
-    left: torch.Tensor, right: torch.Tensor, left_out: torch.Tensor, own: slice, scale: float
-) -> torch.Tensor:
-    """Return the summed loss of matching row i of `left` to row `own.start` + i of `right`.
+def matching_loss(scores: torch.Tensor, texts: BatchTexts) -> torch.Tensor:
+    """Return the summed loss of finding the text of each of this rank's queries.
+
+    Args:
+        scores: score of each query of this rank and each of `texts.documents`.
+    """
+    is_query = texts.kinds == QUERY
+    query, document = texts.numbers[is_query], texts.numbers[texts.documents]
+    own_query, own_document = query[texts.rows, None], document[texts.rows, None]
+    left_out = (own_query == document) | (own_document == document)
+    left_out[:, : len(query)] |= own_query == query
+    return _cross_entropy(scores, left_out, texts.rows)
+
+
+def _cross_entropy(scores: torch.Tensor, left_out: torch.Tensor, own: slice) -> torch.Tensor:
+    """Return the summed loss of choosing column `own.start` + i for each row i of `scores`.
 
     Args:
         left_out: True for pairs that the loss ignores.
     """
     wanted = torch.arange(own.start, own.stop)
-    scores = scale * left @ right.T
     left_out[torch.arange(len(wanted)), wanted] = False
     scores = scores.masked_fill(left_out, -torch.inf)
     return functional.cross_entropy(scores, wanted, reduction="sum")

@@ -59,8 +59,41 @@ def triplet_loss(embeddings: torch.Tensor, texts: BatchTexts, margin: float) -> 
     nearest = (queries * positives).sum(1)[row_of]
     other = (queries[row_of] * embeddings[is_negative]).sum(1)
     losses = functional.relu(other - nearest + margin)
+    return _mean_of_rows(losses, row_of, texts)
+
+
+def margin_mse_loss(embeddings: torch.Tensor, texts: BatchTexts) -> torch.Tensor:
+    """Return this rank's part of the loss of a teacher's margins, the sum over its rows.
+
+    A margin is the score of the query and its positive minus the score of the query and a negative.
+    A row's loss is the mean squared difference between the model's margins, whose scores are dot
+    products, and the teacher's. This is sentence-transformers' MarginMSELoss if all rows have
+    equally many negatives. Source: Hofstätter et al. 2020, Improving Efficient Neural Ranking
+    Models with Cross-Architecture Knowledge Distillation.
+
+    Args:
+        embeddings: embeddings of all texts, shape (texts, width).
+        texts: texts of the batch; `margins` are the teacher's.
+    """
+    is_negative = texts.kinds == NEGATIVE
+    row_of = (texts.kinds == QUERY).cumsum(0)[is_negative] - 1  # row of each negative
+    queries, positives = embeddings[texts.kinds == QUERY], embeddings[texts.kinds == POSITIVE]
+    nearest = (queries * positives).sum(1)[row_of]
+    other = (queries[row_of] * embeddings[is_negative]).sum(1)
+    losses = (nearest - other - texts.margins.to(nearest.dtype)).square()
+    return _mean_of_rows(losses, row_of, texts)
+
+
+def _mean_of_rows(losses: torch.Tensor, row_of: torch.Tensor, texts: BatchTexts) -> torch.Tensor:
+    """Return the sum over this rank's rows of the mean loss of a row's negatives.
+
+    Args:
+        losses: loss of each negative, shape (negatives,).
+        row_of: row of each negative, shape (negatives,).
+    """
     is_own = (row_of >= texts.rows.start) & (row_of < texts.rows.stop)
-    return (losses / row_of.bincount(minlength=len(queries))[row_of])[is_own].sum()
+    counts = row_of.bincount(minlength=len(texts.labels))
+    return (losses / counts[row_of])[is_own].sum()
 
 
 def cosent_loss(similarities: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -18,10 +18,15 @@ class Prompts(NamedTuple):
 
 
 class PromptedText(NamedTuple):
-    """A text, and the prompt before the text."""
+    """A text, and the prompt before the text.
+
+    Attributes:
+        is_query: True for a query of a task that encodes queries in another way than other texts.
+    """
 
     prompt: str
     text: str
+    is_query: bool = False
 
     def __str__(self) -> str:
         return self.prompt + self.text
@@ -33,7 +38,7 @@ class Search:
 
     Attributes:
         texts: distinct texts with prompts. A text that is both a query and a document occurs twice
-            if the prompts of queries and documents differ.
+            if its tokens as a query and as a document differ.
         belonging: indices in `texts` of the texts that belong to each query, by the index of the
             query.
         documents: indices in `texts` of all texts that a search may find.

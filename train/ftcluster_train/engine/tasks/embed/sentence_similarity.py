@@ -12,14 +12,16 @@ from ftcluster_common.data.data_files import found_columns
 from ftcluster_common.data.data_sets import is_train
 from ftcluster_common.protocol.job import PREDICT, Purpose
 from ftcluster_common.recipe import Recipe
-from ftcluster_common.tasks.embed import SCORE_LOSSES, TRIPLET, with_loss
+from ftcluster_common.tasks.embed import MARGIN_MSE, SCORE_LOSSES, TRIPLET, with_loss
 from ftcluster_train.engine.data.sampler import length_groups
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, columns_of
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.metrics import constant_notice
+from ftcluster_train.engine.projections import project
 from ftcluster_train.engine.tasks.base import Document, Forward
 from ftcluster_train.engine.tasks.embed.embedded_texts import (
     close_set,
+    margins_in,
     number_of_text,
     pair_columns,
     rows_of,
@@ -35,7 +37,12 @@ from ftcluster_train.engine.tasks.embed.in_batch_negatives import (
 )
 from ftcluster_train.engine.tasks.embed.metrics import recall, retrieval_metrics
 from ftcluster_train.engine.tasks.embed.mined_negatives import with_hard_negatives
-from ftcluster_train.engine.tasks.embed.pair_losses import correlations, score_loss, triplet_loss
+from ftcluster_train.engine.tasks.embed.pair_losses import (
+    correlations,
+    margin_mse_loss,
+    score_loss,
+    triplet_loss,
+)
 from ftcluster_train.engine.tasks.embed.prompted_texts import PromptedText, Search
 from ftcluster_train.engine.tasks.embed.vectors import decoded, encoded, pooled
 from ftcluster_train.engine.tasks.registry import register
@@ -50,6 +57,7 @@ if TYPE_CHECKING:
 
 RECALLS = (10, 100)
 SCORED = 1024  # number of queries in a matrix multiplication with all texts
+OF_TEXTS = ("skipped", "expansion")  # columns of a row with a value for each text
 DIGITS = 8  # decimal places of the values of a predicted embedding
 
 
@@ -113,24 +121,30 @@ class SentenceSimilarityTask(EmbeddingTask):
                 f"{found_columns(columns_of(rows))}",
                 "name the column, negative_columns=NAME, or search for negatives: hard_negatives=1",
             )
-        labels = iter(scores_of(rows, columns, split))
+        if self.options.loss == MARGIN_MSE and not (columns.negatives and columns.margins):
+            lacking = "a teacher's margins" if columns.negatives else "negatives"
+            raise TrainError(
+                f"{split} has no column with {lacking}, which loss=margin_mse needs; "
+                f"{found_columns(columns_of(rows))}",
+                "name the columns: negative_columns=NAME label_column=NAME",
+            )
+        labels, margins = iter(scores_of(rows, columns, split)), margins_in(rows, columns, split)
         kinds = {**self.token_columns(), "lengths": "i", "texts": "q", **self.teacher_columns()}
-        writer = SampleWriter(folder, {**kinds, "label": "d"} if columns.loss else kinds)
+        kinds |= {"label": "d"} if columns.loss else {}
+        writer = SampleWriter(folder, {**kinds, "margins": "d"} if columns.margins else kinds)
         rows_of_texts, cut = self.with_prompts(rows_of(rows, columns, split)), 0
         while batch := list(islice(rows_of_texts, BATCH_ROWS)):
-            tokens, too_long = self.reader.tokenize(
-                [[str(text) for row in batch for text in row]], limit
-            )
-            ids = iter(tokens["input_ids"])
+            columns_of_texts, too_long = self.tokens_of([t for row in batch for t in row], limit)
             cut += too_long
             for row, of_teacher in zip(batch, self.teacher_tokens(batch), strict=True):
-                of_texts = [next(ids) for _ in row]
+                of_texts = [next(columns_of_texts) for _ in row]
                 writer.add(
                     {
-                        "input_ids": list(chain.from_iterable(of_texts)),
-                        "lengths": list(map(len, of_texts)),
+                        **_joined(of_texts),
+                        "lengths": [len(of_text["input_ids"]) for of_text in of_texts],
                         "texts": [number_of_text(text.text) for text in row],
                         **({"label": [next(labels)]} if columns.loss else {}),
+                        **({"margins": next(margins)} if columns.margins else {}),
                         **self.skipped_tokens(row, limit),
                         **of_teacher,
                     }
@@ -162,10 +176,10 @@ class SentenceSimilarityTask(EmbeddingTask):
                 about["labels"] = list(scores_of(rows, columns, split))
         cut = 0
         while batch := list(islice(texts, BATCH_ROWS)):
-            tokens, too_long = self.reader.tokenize([list(map(str, batch))], limit)
+            columns_of_texts, too_long = self.tokens_of(batch, limit)
             cut += too_long
-            for text, ids in zip(batch, tokens["input_ids"], strict=True):
-                writer.add({"input_ids": ids, **self.skipped_tokens([text], limit)})
+            for text, of_text in zip(batch, columns_of_texts, strict=True):
+                writer.add({**of_text, **self.skipped_tokens([text], limit)})
         return close_set(writer, split, cut, **about)
 
     def teacher_columns(self) -> dict[str, str]:
@@ -197,10 +211,15 @@ class SentenceSimilarityTask(EmbeddingTask):
         return gather_texts(samples, traffic)
 
     def vectors(self, samples: Sequence[Sample], forward: Forward) -> torch.Tensor:
-        """Return the embeddings of the rows' texts, with length 1, shape (texts, width)."""
+        """Return the embeddings of the rows' texts, shape (texts, width).
+
+        Their length is 1 unless the loss compares the dot products of embeddings of any length.
+        """
         groups, places = self.group_texts(samples)
-        pooled_texts = [self.pool(*forward(group)) for group in groups]
-        return functional.normalize(torch.cat(pooled_texts), dim=-1)[places]
+        embeddings = torch.cat([self.pool(*forward(group)) for group in groups])
+        if not self.compares_dots:
+            embeddings = functional.normalize(embeddings, dim=-1)
+        return embeddings[places]
 
     def group_texts(self, rows: Sequence[Sample]) -> tuple[list[list[Sample]], torch.Tensor]:
         """Return the texts of rows in groups of similar length.
@@ -211,10 +230,11 @@ class SentenceSimilarityTask(EmbeddingTask):
         texts = [ids for row in rows for ids in texts_in(row)]
         groups = length_groups(list(map(len, texts)))
         places = torch.tensor(list(chain.from_iterable(groups))).argsort()
-        skipped = [count for row in rows for count in row.get("skipped", ())]
-        samples = [{"input_ids": ids} for ids in texts]
-        for sample, count in zip(samples, skipped, strict=bool(skipped)):
-            sample["skipped"] = [count]
+        samples: list[Sample] = [{"input_ids": ids} for ids in texts]
+        for name in OF_TEXTS:
+            values = [value for row in rows for value in row.get(name, ())]
+            for sample, value in zip(samples, values, strict=bool(values)):
+                sample[name] = [value]
         return [[samples[i] for i in group] for group in groups], places
 
     def batch_loss(self, vectors: torch.Tensor, batch: BatchTexts) -> torch.Tensor:
@@ -235,8 +255,10 @@ class SentenceSimilarityTask(EmbeddingTask):
         return total
 
     def contrastive_loss(self, embeddings: torch.Tensor, batch: BatchTexts) -> torch.Tensor:
-        """Return the sum of the losses of this rank's rows, from embeddings of length 1."""
+        """Return the sum of the losses of this rank's rows, from the result of `vectors`."""
         options = self.options
+        if options.loss == MARGIN_MSE:
+            return margin_mse_loss(embeddings, batch)
         if options.loss == TRIPLET:
             return triplet_loss(embeddings, batch, options.least_margin)
         return ranking_loss(embeddings, batch, options.scale, options.symmetric)
@@ -249,7 +271,8 @@ class SentenceSimilarityTask(EmbeddingTask):
             targets: dictionary with the mask `tokens`, shape (texts, length): 0 for padding and for
                 tokens that are not pooled.
         """
-        return pooled(outputs.last_hidden_state, targets["tokens"], self.modules.pooling)
+        vectors = pooled(outputs.last_hidden_state, targets["tokens"], self.modules.pooling)
+        return project(vectors, self.projections)
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
         """Return the embedding of each text, as base64 of its fp32 values."""
@@ -259,9 +282,10 @@ class SentenceSimilarityTask(EmbeddingTask):
         return encoded(embeddings)
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """Return retrieval metrics: how well queries find their texts in the set, by cosine.
+        """Return retrieval metrics: how well queries find their texts in the set.
 
-        If pairs have scores, return the correlations of cosines with scores instead. For shortened
+        The search compares cosines, or dot products if the model's files say so. If pairs have
+        scores, return the correlations of cosines with scores instead. For shortened
         embeddings (matryoshka_dims) the names of metrics end with the width, as in
         ndcg_at_10_dim_64.
         """
@@ -269,7 +293,7 @@ class SentenceSimilarityTask(EmbeddingTask):
         whole = embeddings.shape[1]
         metrics: dict[str, float] = {}
         for width in sorted({whole, *self.options.matryoshka_dims}, reverse=True):
-            first = _first(embeddings, width, True)
+            first = _first(embeddings, width, self.modules.similarity != "dot")
             if "pairs" in about:
                 left, right = torch.tensor(about["pairs"]).T
                 values = correlations(first[left], first[right], about["labels"])
@@ -294,6 +318,11 @@ class SentenceSimilarityTask(EmbeddingTask):
             {"prediction": [round(number, DIGITS) for number in numbers]}
             for numbers in decoded(predictions).tolist()
         ]
+
+
+def _joined(texts: Sequence[Mapping[str, list[int]]]) -> dict[str, list[int]]:
+    """Return the columns of a row from the columns of its texts."""
+    return {name: [*chain.from_iterable(text[name] for text in texts)] for name in texts[0]}
 
 
 def _first(embeddings: torch.Tensor, width: int, whole: bool = False) -> torch.Tensor:

@@ -1,0 +1,149 @@
+"""Linear layers of sentence-transformers (Dense modules) behind a transformer.
+
+The layers are a part of the model, so they are trained, resumed and checked with its other weights.
+Their weights are in files of their own, which only sentence-transformers reads.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional
+from transformers import AutoModel
+
+from ftcluster_common.data.data_files import DataError
+from ftcluster_common.models.sentence_modules import DENSE, Dense
+from ftcluster_train.errors import TrainError
+
+NAME = "projections"  # attribute of the model with the layers
+WEIGHTS = "model.safetensors"
+
+# function from a model's folder and the width of its hidden states to the layers behind it, and the
+# folders with their weights, which are missing for new layers
+Layers = Callable[[Path, int], tuple[Sequence[Dense], Sequence[Path]]]
+
+
+class Projection(nn.Module):  # type: ignore[misc]
+    """A linear layer and its activation function, computed in fp32.
+
+    Args:
+        layer: sizes and activation function.
+    """
+
+    def __init__(self, layer: Dense) -> None:
+        super().__init__()
+        self.linear = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias)
+        self.activation = getattr(nn, layer.name)()
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Return the projected vectors, shape (..., out_features)."""
+        bias = None if self.linear.bias is None else self.linear.bias.float()
+        with torch.autocast("cpu", enabled=False):
+            projected = functional.linear(vectors.float(), self.linear.weight.float(), bias)
+            result: torch.Tensor = self.activation(projected)
+        return result
+
+
+class _Projected:
+    """Mixed into a model's class: saves and loads the layers in files of their own.
+
+    Attributes:
+        plain: class of the model without the layers.
+        layers: function that returns the layers of a folder.
+        first: number of the first layer's module in modules.json.
+    """
+
+    plain: Any
+    layers: Any
+    first: int
+
+    def save_pretrained(self: Any, folder: Path, **settings: Any) -> None:
+        """Save the model as its plain class does, and each layer in its folder."""
+        weights = self.state_dict()
+        others = {n: t for n, t in weights.items() if not n.startswith(f"{NAME}.")}
+        self.plain.save_pretrained(self, folder, state_dict=others, **settings)
+        for number, projection in enumerate(getattr(self, NAME), start=self.first):
+            target = Path(folder) / f"{number}_{DENSE}"
+            target.mkdir()
+            state = {name: t.contiguous() for name, t in projection.state_dict().items()}
+            save_file(state, target / WEIGHTS)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *arguments: Any, **settings: Any) -> Any:
+        """Load the model as its plain class does, with the layers of its folder."""
+        loaded = cls.plain.from_pretrained(folder, *arguments, **settings)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        attach(model, Path(folder), cls.layers, cls.first)
+        return loaded
+
+
+def attach(model: Any, folder: Path, layers: Layers, first: int) -> None:
+    """Add the layers behind a transformer to a model in place, with the weights of its folder.
+
+    Layers whose weights are in no file get random weights, which are the same on all ranks.
+
+    Args:
+        folder: folder of the model.
+        first: number of the first layer's module in modules.json.
+
+    Raises:
+        TrainError: the weights of the layers cannot be loaded.
+    """
+    try:
+        wanted, saved = layers(folder, model.config.hidden_size)
+    except DataError as error:
+        raise TrainError(str(error)) from error
+    if not wanted:
+        return
+    with torch.random.fork_rng(()):
+        torch.manual_seed(0)
+        projections = nn.ModuleList(Projection(layer) for layer in wanted)
+    for projection, place in zip(projections, saved, strict=False):
+        try:
+            projection.load_state_dict(load_file(place / WEIGHTS))
+        except Exception as error:  # safetensors raises errors of several kinds
+            raise TrainError(f"the weights in {place} cannot be loaded: {error}") from error
+    plain = type(model)
+    members = {"plain": plain, "layers": staticmethod(layers), "first": first}
+    kind = type(plain.__name__, (_Projected, plain), members)
+    attributes = {"__class__": kind, NAME: projections.to(model.dtype).train(model.training)}
+    for name, value in attributes.items():
+        setattr(model, name, value)
+
+
+def projections_of(model: Any) -> Sequence[Projection]:
+    """Return the layers behind a model's transformer."""
+    layers: Sequence[Projection] = getattr(model, NAME, ())
+    return layers
+
+
+def project(vectors: torch.Tensor, projections: Sequence[Projection]) -> torch.Tensor:
+    """Return vectors after all layers."""
+    for projection in projections:
+        vectors = projection(vectors)
+    return vectors
+
+
+def model_class_with(layers: Layers, first: int) -> Any:
+    """Return a stand-in for AutoModel whose models have the layers that `layers` returns.
+
+    Args:
+        first: number of the first layer's module in modules.json.
+    """
+
+    def from_pretrained(folder: str | Path, *arguments: Any, **settings: Any) -> Any:
+        loaded = AutoModel.from_pretrained(folder, *arguments, **settings)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        attach(model, Path(folder), layers, first)
+        return loaded
+
+    def from_config(*arguments: Any, **settings: Any) -> Any:
+        model = AutoModel.from_config(*arguments, **settings)
+        attach(model, Path(), layers, first)
+        return model
+
+    functions = {f.__name__: staticmethod(f) for f in (from_pretrained, from_config)}
+    return type(AutoModel.__name__, (), functions)

@@ -1,0 +1,98 @@
+"""Scores of the token vectors of queries and texts (MaxSim), and their format as predictions."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
+
+from ftcluster_train.engine.tasks.embed.sentence_similarity import search_metrics
+
+AT_ONCE = 1 << 24  # number of cosines of tokens in memory at once (64 MiB)
+QUERIES = 32  # number of queries that are searched at once
+
+
+def max_similarities(
+    queries: Sequence[torch.Tensor], documents: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Return the score of each query and document in fp32, shape (queries, documents).
+
+    A score is the sum, over the tokens of the query, of the largest dot product with a token of the
+    document (Khattab and Zaharia 2020, ColBERT). In training, the backward pass computes the dot
+    products of a few documents again, so it needs no memory for all of them.
+
+    Args:
+        queries: vectors of each query, shape (tokens, width).
+        documents: vectors of each document, shape (tokens, width), at least one token.
+    """
+    counts = [len(query) for query in queries]
+    tokens = torch.cat([query.float() for query in queries])
+    row_of = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    parts, begin = [], 0
+    while begin < len(documents):
+        end, longest = begin, 0
+        while end < len(documents):
+            longest = max(longest, len(documents[end]))
+            if end > begin and (end + 1 - begin) * longest * len(tokens) > AT_ONCE:
+                break
+            end += 1
+        parts.append(
+            checkpoint(
+                _scores, tokens, row_of, len(counts), *documents[begin:end], use_reentrant=False
+            )
+            if torch.is_grad_enabled()
+            else _scores(tokens, row_of, len(counts), *documents[begin:end])
+        )
+        begin = end
+    return torch.cat(parts, dim=1)
+
+
+def _scores(
+    tokens: torch.Tensor, row_of: torch.Tensor, count: int, *documents: torch.Tensor
+) -> torch.Tensor:
+    """Return the scores of queries and a few documents.
+
+    Args:
+        tokens: vectors of all queries, shape (tokens of all queries, width).
+        row_of: query of each token.
+        count: number of queries.
+    """
+    padded = pad_sequence([document.float() for document in documents], batch_first=True)
+    lengths = torch.tensor([len(document) for document in documents])
+    is_padding = torch.arange(padded.shape[1]) >= lengths[:, None]
+    products = torch.einsum("td,nld->tnl", tokens, padded)
+    largest = products.masked_fill(is_padding, -torch.inf).amax(2)
+    return torch.zeros(count, len(documents)).index_add(0, row_of, largest)
+
+
+def encoded(vectors: Sequence[torch.Tensor]) -> list[str]:
+    """Return the vectors of each text as base64 of their fp32 values."""
+    arrays = (one.float().contiguous().numpy().tobytes() for one in vectors)
+    return [base64.b64encode(array).decode("ascii") for array in arrays]
+
+
+def decoded(prediction: str, width: int) -> torch.Tensor:
+    """Return the vectors of a text that `encoded` has encoded, shape (tokens, width)."""
+    values = bytearray(base64.b64decode(prediction))
+    if not values:
+        return torch.empty(0, width)
+    return torch.frombuffer(values, dtype=torch.float32).view(-1, width)
+
+
+def search(predictions: Sequence[str], width: int, about: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a search by MaxSim.
+
+    Args:
+        predictions: encoded vectors of all texts.
+        width: number of elements of a vector.
+        about: metadata from `embed.prompted_texts.Search.about`.
+    """
+    documents = [decoded(predictions[number], width) for number in about["documents"]]
+
+    def scores(queries: torch.Tensor) -> torch.Tensor:
+        asked = [decoded(predictions[number], width) for number in queries.tolist()]
+        return max_similarities(asked, documents)
+
+    return search_metrics(scores, about, QUERIES)
