@@ -82,4 +82,6 @@ def test_the_page_shows_what_the_commands_print(capsys: pytest.CaptureFixture[st
     assert blocks
     for arguments, shown in blocks:
         main(["stacks", *shlex.split(arguments)])
-        assert re.sub(r"(?m)^    ", "", shown) == capsys.readouterr().out
+        parts = re.sub(r"(?m)^    ", "", shown).split("...\n")  # for lines that the page omits
+        omitted = r"(?:.*\n)*"
+        assert re.fullmatch(omitted.join(map(re.escape, parts)), capsys.readouterr().out)
