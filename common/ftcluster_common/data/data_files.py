@@ -7,7 +7,7 @@ import codecs
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -348,10 +348,12 @@ def _judged(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield a row for each pair of a query and a matching text in BEIR's judgements.
 
     For an evaluation, the first row has all texts of the corpus as negatives, so that each query
-    searches the whole corpus.
+    searches the whole corpus. For a training, only the matching texts are kept in memory.
     """
-    queries, corpus = (_by_id(path.parents[1] / name) for name in (QUERIES, CORPUS))
-    others = None if _split_of(path) == TRAIN else [text for text in corpus.values() if text]
+    trains = _split_of(path) == TRAIN
+    queries = _by_id(path.parents[1] / QUERIES, _judged_ids(path, "query-id") if trains else None)
+    corpus = _by_id(path.parents[1] / CORPUS, _judged_ids(path, "corpus-id") if trains else None)
+    others = None if trains else [text for text in corpus.values() if text]
     for where, row in _csv(path):
         if isinstance(row, DataError):
             yield where, row
@@ -369,8 +371,16 @@ def _judged(path: Path) -> Iterator[tuple[str, Any]]:
             others = others and []
 
 
-def _by_id(path: Path) -> dict[str, str]:
+def _judged_ids(path: Path, column: str) -> set[str]:
+    """Return the ids in a column of BEIR's judgements."""
+    return {row.get(column, "") for _, row in _csv(path) if not isinstance(row, DataError)}
+
+
+def _by_id(path: Path, wanted: Container[str] | None) -> dict[str, str]:
     """Return the titles and texts of a BEIR file by their ids.
+
+    Args:
+        wanted: ids of the texts to keep; None for all of them.
 
     Raises:
         DataError: a line has no _id or text; the message names the line.
@@ -381,7 +391,8 @@ def _by_id(path: Path) -> dict[str, str]:
             raise row
         if not isinstance(row, dict) or not {"_id", "text"} <= row.keys():
             raise DataError(f"{where}: not an object with _id and text")
-        texts[str(row["_id"])] = f"{row.get('title') or ''} {row['text'] or ''}".strip()
+        if wanted is None or str(row["_id"]) in wanted:
+            texts[str(row["_id"])] = f"{row.get('title') or ''} {row['text'] or ''}".strip()
     return texts
 
 

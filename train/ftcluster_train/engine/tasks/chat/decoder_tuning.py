@@ -94,7 +94,9 @@ class DecoderTuningTask(Task):
         notices = self.write_split(rows, split, limit, folder)
         if is_first:
             trains = self.purpose == "train"
-            notices += self._inherited.notices(split, self._answer_review, self._end, self._after, trains)
+            notices += self._inherited.notices(
+                split, self._answer_review, self._end, self._after, trains
+            )
         return notices
 
     @abstractmethod
