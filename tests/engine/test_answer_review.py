@@ -17,7 +17,12 @@ from transformers import (
 )
 
 from ftcluster_train.engine.prepare import prepare
-from ftcluster_train.engine.tasks.answer_review import Answer, AnswerReview, answers_in, texts_in
+from ftcluster_train.engine.tasks.answer_review import (
+    AnswerReview,
+    TargetAnswer,
+    answers_in,
+    texts_in,
+)
 from tests.engine.jobs import result_of
 from tests.engine.models import make_model
 from tests.engine.runs import Row, make_whole_job, write_data
@@ -69,7 +74,7 @@ def test_a_setting_is_reported_if_generate_does_not_write_the_answer(
         tokens = PROMPT + answer
         for value in values:
             review = AnswerReview({"eos_token_id": END, setting: value})
-            review.add(iter([Answer(tokens, len(PROMPT), True)]))
+            review.add(iter([TargetAnswer(tokens, len(PROMPT), True)]))
             notices = review.notices("train", "m", False)
             contradicts = generated(model, tokens, **{setting: value}) != tokens
             assert bool(notices) == contradicts, (answer, value, notices)

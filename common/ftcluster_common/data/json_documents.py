@@ -111,7 +111,7 @@ class JsonReader:
                 shown = f"{error} ({half[0]})" if half else str(error)
                 raise self.error(shown, half.start() if half else None) from error
             else:
-                # a number may go on after the last character
+                # a number may continue after the last character
                 if self._is_complete or end + LOOKAHEAD <= len(self._text):
                     self._place = end
                     return value

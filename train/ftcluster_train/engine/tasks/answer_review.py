@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TargetAnswer:
     """Tokens that a decoder should generate after a prompt.
 
     Attributes:
@@ -49,17 +49,15 @@ class Answer:
         return len(self.tokens) - self.start
 
 
-def answers_in(tokens: Sequence[int], targets: Sequence[int], end: int | None) -> Iterator[Answer]:
+def answers_in(
+    tokens: Sequence[int], targets: Sequence[int], end: int | None
+) -> Iterator[TargetAnswer]:
     """Yield the answers of a conversation. An answer ends with `end`, if it contains `end`.
 
     Templates may write more after that token, such as a line break, which nobody generates.
 
     Args:
         targets: indices of the target tokens, ascending.
-
-    >>> answers = answers_in([5, 6, 7, 9, 5, 8, 9, 1], [2, 3, 5, 6, 7], 9)
-    >>> [answer.tokens[answer.start :] for answer in answers]
-    [[7, 9], [8, 9]]
     """
     begin = 0
     for place, number in enumerate(targets):
@@ -68,10 +66,10 @@ def answers_in(tokens: Sequence[int], targets: Sequence[int], end: int | None) -
         start, stop = targets[begin], number + 1
         begin = place + 1
         last = next((at for at in range(stop - 1, start - 1, -1) if tokens[at] == end), None)
-        yield Answer(tokens[: stop if last is None else last + 1], start, last is not None)
+        yield TargetAnswer(tokens[: stop if last is None else last + 1], start, last is not None)
 
 
-def texts_in(tokens: Sequence[int], end: int | None, begins: bool) -> Iterator[Answer]:
+def texts_in(tokens: Sequence[int], end: int | None, begins: bool) -> Iterator[TargetAnswer]:
     """Yield the texts of a block of packed texts, as answers without a prompt.
 
     Args:
@@ -81,7 +79,7 @@ def texts_in(tokens: Sequence[int], end: int | None, begins: bool) -> Iterator[A
     start = 0
     for number, token in enumerate(tokens, start=1):
         if token == end or number == len(tokens):
-            yield Answer(tokens[start:number], 0, token == end, begins or start > 0)
+            yield TargetAnswer(tokens[start:number], 0, token == end, begins or start > 0)
             start = number
 
 
@@ -104,7 +102,7 @@ class AnswerReview:
         if "min_new_tokens" in self._checks:
             self._checks.pop("min_length", None)
 
-    def add(self, answers: Iterator[Answer]) -> None:
+    def add(self, answers: Iterator[TargetAnswer]) -> None:
         """Count the answers that the model cannot generate."""
         if not self._checks:
             return
@@ -314,7 +312,7 @@ class InheritedSettings:
             model.generation_config = plain_settings(model.generation_config, self._tokenizer)
 
 
-def _has_gram_of(answer: Answer, forbidden: set[tuple[int, ...]], size: int) -> bool:
+def _has_gram_of(answer: TargetAnswer, forbidden: set[tuple[int, ...]], size: int) -> bool:
     """Return True if a forbidden sequence ends in the answer."""
     tokens, first = answer.tokens, max(answer.start + 1, size)
     return any(
@@ -322,16 +320,16 @@ def _has_gram_of(answer: Answer, forbidden: set[tuple[int, ...]], size: int) -> 
     )
 
 
-def _repeats_prompt(answer: Answer, settings: Mapping[str, Any]) -> bool:
+def _repeats_prompt(answer: TargetAnswer, settings: Mapping[str, Any]) -> bool:
     size = whole_number(settings["encoder_no_repeat_ngram_size"])
     return size > 0 and _has_gram_of(answer, grams(answer.tokens[: answer.start], size), size)
 
 
-def _has_forbidden_word(answer: Answer, settings: Mapping[str, Any]) -> bool:
+def _has_forbidden_word(answer: TargetAnswer, settings: Mapping[str, Any]) -> bool:
     return any(_has_gram_of(answer, {word}, len(word)) for word in forbidden_words(settings))
 
 
-_Check = Callable[[Answer, Mapping[str, Any]], bool]
+_Check = Callable[[TargetAnswer, Mapping[str, Any]], bool]
 # conditions under which generation cannot produce an answer, as in transformers
 _CHECKS: dict[str, _Check] = {
     # counts the prompt too, but not the end token
