@@ -1,7 +1,7 @@
 """Memory of a training by the number of its rows, also for data that do not fit into memory.
 
     .venv-dev/bin/python -m bench.large_data [--rows N ...] [--words N] [--limit MB]
-        [--folder DIR] [--prefix DIR] [--results FILE]
+        [--format jsonl|json] [--draw] [--folder DIR] [--prefix DIR] [--results FILE]
 
 from the repository's root, after `ftcluster setup localhost`. The engine is this checkout's.
 
@@ -9,6 +9,8 @@ Generates a classification data set of N rows of `--words` words, tokenizes it, 
 batches, and trains a tiny model for a few steps. Prints the peak of the anonymous memory of both
 processes, and the additional bytes for each row. With --limit, the process that reads and tokenizes
 may not allocate more private memory than this, so that the data can be larger than its memory.
+With --format json, a set is a single JSON list. With --draw, the data have no validation set, so
+that its rows are drawn.
 """
 
 import argparse
@@ -37,12 +39,15 @@ def main() -> int:
     parser.add_argument("--rows", type=int, nargs="+", default=[50_000, 200_000, 800_000])
     parser.add_argument("--words", type=int, default=200)
     parser.add_argument("--limit", type=int, default=0, metavar="MB")
+    parser.add_argument("--format", choices=("jsonl", "json"), default="jsonl")
+    parser.add_argument("--draw", action="store_true")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--prefix", type=Path, default=Path("/opt/ftcluster"))
     parser.add_argument("--results", type=Path)
     options = parser.parse_args()
     results: dict[str, Any] = {
-        **cpu(), "limit": options.limit * 10**6, "words": options.words, "trainings": [],
+        **cpu(), "limit": options.limit * 10**6, "words": options.words, "format": options.format,
+        "draws": options.draw, "trainings": [],
     }  # fmt: skip
     for count in options.rows:
         folder = Path(tempfile.mkdtemp(dir=options.folder))
@@ -59,7 +64,7 @@ def main() -> int:
 def measure(folder: Path, count: int, options: argparse.Namespace) -> dict[str, Any]:
     """Return sizes, times and memory of one training."""
     data, tokenizer = folder / "data", folder / "tokenizer"
-    text_bytes = generate(data, count, options.words)
+    text_bytes = generate(data, count, options)
     bench = Bench(folder / "prefix", data, tokenizer, 1)
     run_dir = bench.prepare(folder / "run", RECIPE)
     measured: dict[str, Any] = {"rows": count, "text_bytes": text_bytes}
@@ -72,16 +77,21 @@ def measure(folder: Path, count: int, options: argparse.Namespace) -> dict[str, 
     return measured
 
 
-def generate(folder: Path, count: int, words: int) -> int:
+def generate(folder: Path, count: int, options: argparse.Namespace) -> int:
     """Write a data set of `count` rows for the training; return the number of bytes."""
     folder.mkdir(parents=True)
-    draw = random.Random(count)
-    for split, rows in (("train", count), ("validation", 100)):
-        with (folder / f"{split}.jsonl").open("w", encoding="utf-8") as file:
+    draw, words = random.Random(count), options.words
+    is_list = options.format == "json"
+    sets = (("train", count),) if options.draw else (("train", count), ("validation", 100))
+    for split, rows in sets:
+        with (folder / f"{split}.{options.format}").open("w", encoding="utf-8") as file:
+            file.write("[" * is_list)
             for number in range(rows):
                 length = draw.randint(words // 2, words + words // 2)
                 text = " ".join(draw.choices(WORDS, k=length))
+                file.write("," * (is_list and number > 0))
                 file.write(json.dumps({"text": text, "label": number % 2}) + "\n")
+            file.write("]" * is_list)
     return sum(path.stat().st_size for path in folder.iterdir())
 
 

@@ -84,13 +84,36 @@ def parse_json(text: str) -> Any:
     """
     try:
         value = _DECODER.decode(text)
-        if "\\ud" in text or "\\uD" in text:  # no tokenizer accepts such a half
-            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    _check_pairs(value, text)
+    return value
+
+
+def parse_json_at(text: str, start: int) -> tuple[Any, int]:
+    """Return the JSON value that begins at an index of a text, and the index after the value.
+
+    Raises:
+        ValueError: as in `parse_json`.
+    """
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    _check_pairs(value, text, start, end)
+    return value, end
+
+
+def _check_pairs(value: Any, text: str, start: int = 0, end: int | None = None) -> None:
+    """Raise ValueError if a value has half of a surrogate pair, which no tokenizer accepts."""
+    if text.find("\\ud", start, end) < 0 and text.find("\\uD", start, end) < 0:
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except UnicodeEncodeError:
         raise ValueError("it has half of a surrogate pair") from None
-    return value
 
 
 def read_json(path: Path, max_bytes: int = MAX_BYTES) -> Any:

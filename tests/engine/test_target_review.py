@@ -42,7 +42,8 @@ class Wants(torch.nn.Module):
             decoder_start_token_id=START, eos_token_id=END, pad_token_id=0, **settings
         )
         source = torch.tensor([[2, 7, 8, 9, 3]])
-        most = {} if "max_length" in settings else {"max_new_tokens": 12}
+        has_limit = {"max_length", "max_new_tokens"} & settings.keys()
+        most = {} if has_limit else {"max_new_tokens": 12}
         found = self.model.generate(source, generation_config=config, use_cache=False, **most)
         hook.remove()
         return list(found[0, 1:].tolist())
@@ -57,6 +58,7 @@ TARGET = [5, 6, 5, 6, 11, END]
         ("min_length", range(3, 10)),
         ("min_new_tokens", range(3, 9)),
         ("max_length", range(4, 10)),
+        ("max_new_tokens", range(2, 9)),
         ("no_repeat_ngram_size", (1, 2, 3)),
         ("encoder_no_repeat_ngram_size", (1, 2)),
         ("forced_bos_token_id", (5, 6)),

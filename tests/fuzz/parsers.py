@@ -76,7 +76,8 @@ from ftcluster_common.data.conversations import (
     read_preference,
 )
 from ftcluster_common.data.data_files import DataError, Table, files_of
-from ftcluster_common.given_files import GivenFileError, read_given, read_json
+from ftcluster_common.data.json_documents import rows_of_document
+from ftcluster_common.given_files import GivenFileError, parse_json, read_given, read_json
 from ftcluster_common.models.adapter_config import read_adapters
 from ftcluster_common.models.sentence_modules import (
     IDENTITY,
@@ -622,7 +623,27 @@ def export(tool: str) -> Parser:
     )  # fmt: skip
 
 
+class Pieces(io.StringIO):
+    """A text that is read in pieces of a few characters."""
+
+    def read(self, size: int | None = -1) -> str:
+        return super().read(min(size or 0, 3))
+
+
+def in_pieces(data: bytes, _: Path) -> object:
+    """Read a JSON document in pieces; the rows are those of the module json."""
+    text = data.decode()
+    rows = list(rows_of_document(lambda: Pieces(text)))
+    if text.lstrip().startswith("["):
+        assert json.dumps(rows) == json.dumps(parse_json(text))
+    return rows
+
+
 PARSERS = {
+    "JSON document in pieces": Parser(
+        in_pieces, (dumped([{"a": 1.5}, "b"]), dumped({"n": 1, "rows": [{"a": "\n"}]})),
+        (ValueError,),
+    ),
     "gzip of rows": Parser(
         of_file(lambda path: list(Table((path,)).with_places()), "train.jsonl.gz"),
         (gzip.compress(b'{"text": "a", "label": 0}\n' * 3, mtime=0),),

@@ -31,6 +31,7 @@ OTHERS = {
     ("class_head.py", "model.config"): "a model is loaded: its config gets the data's classes",
     ("class_head.py", "module"): "as above, in its modules",
     ("class_choice.py", "model.config"): "a field of the saved config",
+    ("answer_review.py", "model"): "transformers' settings of generation, if they are reset",
     ("continued.py", "model"): "the adapters that were loaded, for the head's notices",
     ("evaluation.py", "self._task"): "the reference model is freed",
     ("evaluation.py", "task"): "notices of an evaluation",

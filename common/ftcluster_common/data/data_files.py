@@ -7,7 +7,7 @@ import codecs
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,11 @@ from ftcluster_common.data.compressed import kind_of as kind_of
 from ftcluster_common.data.compressed import open_bytes, open_text, stem_of
 from ftcluster_common.data.conll import looks_like_conll, sentences
 from ftcluster_common.data.importers.exports import Source, converted, export_notes
+from ftcluster_common.data.json_documents import (
+    JsonDocumentError,
+    NotADocumentError,
+    rows_of_document,
+)
 from ftcluster_common.data.rows import DataError as DataError
 from ftcluster_common.data.rows import Row as Row
 from ftcluster_common.data.rows import found_columns as found_columns
@@ -43,11 +48,6 @@ SEPARATOR = re.compile(r"\ufeff?sep=(.)\r?\n")
 BLOCK = 1 << 20  # bytes per read
 # characters of a field in CSV. Without a limit, a missing quote reads the rest of the file at once
 MOST_CHARACTERS = 1 << 26
-# a JSON escape that is half of a surrogate pair
-HALF = re.compile(
-    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
-    r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-)
 SHARD = re.compile(r"-\d+-of-\d+$")  # suffix of a file that the Hub has in parts
 
 WESTERN = "cp1252"
@@ -311,54 +311,17 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the rows of JSON lines, or of a document: its list, or the only list in its object.
-
-    A document is read as a whole, and JSON lines are read one by one.
-    """
-    with open_text(path, "utf-8-sig") as content:
-        first = next((line for line in content if line.strip()), "")
-        is_first_of_many = first.lstrip().startswith("{") and any(map(str.strip, content))
-        if is_first_of_many and isinstance(_json_value(first, path, 1), dict):
-            yield from _json_lines(path)
-            return
-        content.seek(0)
-        text = content.read()
+    """Yield the rows of a document: its list, or the only list in its object; or of JSON lines."""
     try:
-        document = parse_json(text)
-    except ValueError as error:
-        if text.lstrip().startswith("["):
-            line = getattr(error, "lineno", 1)
-            reason = getattr(error, "msg", error)
-            if half := HALF.search(text):
-                line, reason = text.count("\n", 0, half.start()) + 1, f"{reason} ({half[0]})"
-            raise DataError(f"{path}:{line}: not valid JSON: {reason}") from error
-        yield from _json_lines(path)
-        return
-    if isinstance(document, dict):
-        lists = [value for value in document.values() if isinstance(value, list)]
-        document = lists[0] if len(lists) == 1 else _by_columns(document)
-    try:
-        for number, row in enumerate(_flat(document), start=1):
+        rows = rows_of_document(lambda: open_text(path, "utf-8-sig"))
+        for number, row in enumerate(_flat(rows), start=1):
             yield f"{path}: row {number}", row
+    except NotADocumentError:
+        yield from _json_lines(path)
+    except JsonDocumentError as error:
+        raise DataError(f"{path}:{error.line}: not valid JSON: {error}") from error
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: not in SQuAD's format: {error!r}") from error
-
-
-def _by_columns(document: dict[str, Any]) -> list[Any]:
-    """Return the rows of a document that pandas wrote by columns.
-
-    >>> _by_columns({"text": {"0": "a", "1": "b"}, "label": {"0": 1, "1": 0}})
-    [{'text': 'a', 'label': 1}, {'text': 'b', 'label': 0}]
-    """
-    columns = list(document.values())
-    if not columns or not all(isinstance(column, dict) for column in columns):
-        return [document]
-    numbers = columns[0].keys()
-    if not all(number.isdecimal() for number in numbers):
-        return [document]
-    if any(column.keys() != numbers for column in columns):
-        return [document]
-    return [{name: column[number] for name, column in document.items()} for number in numbers]
 
 
 def _flat(rows: Iterable[Any]) -> Iterator[Any]:
@@ -385,10 +348,12 @@ def _judged(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield a row for each pair of a query and a matching text in BEIR's judgements.
 
     For an evaluation, the first row has all texts of the corpus as negatives, so that each query
-    searches the whole corpus.
+    searches the whole corpus. For a training, only the matching texts are kept in memory.
     """
-    queries, corpus = (_by_id(path.parents[1] / name) for name in (QUERIES, CORPUS))
-    others = None if _split_of(path) == TRAIN else [text for text in corpus.values() if text]
+    trains = _split_of(path) == TRAIN
+    queries = _by_id(path.parents[1] / QUERIES, _judged_ids(path, "query-id") if trains else None)
+    corpus = _by_id(path.parents[1] / CORPUS, _judged_ids(path, "corpus-id") if trains else None)
+    others = None if trains else [text for text in corpus.values() if text]
     for where, row in _csv(path):
         if isinstance(row, DataError):
             yield where, row
@@ -406,8 +371,16 @@ def _judged(path: Path) -> Iterator[tuple[str, Any]]:
             others = others and []
 
 
-def _by_id(path: Path) -> dict[str, str]:
+def _judged_ids(path: Path, column: str) -> set[str]:
+    """Return the ids in a column of BEIR's judgements."""
+    return {row.get(column, "") for _, row in _csv(path) if not isinstance(row, DataError)}
+
+
+def _by_id(path: Path, wanted: Container[str] | None) -> dict[str, str]:
     """Return the titles and texts of a BEIR file by their ids.
+
+    Args:
+        wanted: ids of the texts to keep; None for all of them.
 
     Raises:
         DataError: a line has no _id or text; the message names the line.
@@ -418,7 +391,8 @@ def _by_id(path: Path) -> dict[str, str]:
             raise row
         if not isinstance(row, dict) or not {"_id", "text"} <= row.keys():
             raise DataError(f"{where}: not an object with _id and text")
-        texts[str(row["_id"])] = f"{row.get('title') or ''} {row['text'] or ''}".strip()
+        if wanted is None or str(row["_id"]) in wanted:
+            texts[str(row["_id"])] = f"{row.get('title') or ''} {row['text'] or ''}".strip()
     return texts
 
 

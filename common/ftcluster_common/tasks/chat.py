@@ -15,7 +15,7 @@ from ftcluster_common.data.conversations import (
 from ftcluster_common.data.data_files import DataError, found_columns
 from ftcluster_common.data.row_checks import CheckRow, check_by_reading
 from ftcluster_common.limits import limited
-from ftcluster_common.tasks.lm import use_pipeline
+from ftcluster_common.tasks.lm import settings_of_adapters, use_pipeline
 from ftcluster_common.tasks.spec import Adapters, Contradiction, TaskSpec
 
 MESSAGES = ("messages", "conversation", "conversations", "chat")
@@ -44,6 +44,8 @@ class DecoderTuning(Adapters):
             the data have none.
         load_in_4bit: True to store the model's linear layers, except the last one, in NF4 with
             double quantization (QLoRA) while adapters are trained.
+        reset_generation: True to save the model with its special tokens as the only generation
+            settings. Adapters that are saved alone keep the settings of their base model.
     """
 
     prompt_column: str | None = None
@@ -51,6 +53,7 @@ class DecoderTuning(Adapters):
     max_length: int = limited(1024, at_least=8)
     validation_split_percentage: float = limited(5.0, at_least=0.001, at_most=50)
     load_in_4bit: bool = False
+    reset_generation: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +208,8 @@ class DecoderTuningSpec(TaskSpec[Chats]):
     model_kind = "decoder"
     predicts_tokens = True
     generates = True
+    training_fields = (*TaskSpec.training_fields, "reset_generation")
+    later_fields = (*TaskSpec.later_fields, "reset_generation")
     against_ipex = "packed conversations need attention kernels that do not work with IPEX"
 
     def uses_chat_template(self, options: Chats) -> bool:
@@ -214,6 +219,11 @@ class DecoderTuningSpec(TaskSpec[Chats]):
     def load_in_4bit(self, options: Chats) -> bool:
         """Return True if the recipe sets load_in_4bit."""
         return options.load_in_4bit
+
+    def contradictions(self, options: Chats) -> Iterator[Contradiction]:
+        """Yield an error for new generation settings of a base model that is not saved."""
+        yield from settings_of_adapters(options, options.reset_generation)
+        yield from super().contradictions(options)
 
     def why_not_predicted(self) -> tuple[str, str]:
         """Return advice to use transformers' pipeline, which generates texts."""
@@ -305,7 +315,7 @@ class PreferenceTuningSpec(DecoderTuningSpec[PreferenceTuning]):
 
     name = "preference-tuning"
     fields = PreferenceTuning
-    later_fields = (*TaskSpec.later_fields, "loss_type", "simpo_gamma")
+    later_fields = (*DecoderTuningSpec.later_fields, "loss_type", "simpo_gamma")
     recipe = "dpo"
     scaled_by = {
         "beta": ("loss", "margin"),

@@ -37,10 +37,13 @@ class CausalLm(LanguageModel):
         block_size: tokens of a sample. Texts are joined and cut into blocks of this length.
         vocab_size: maximum tokens of the tokenizer that is made from the data; needs from_scratch
             and a model without a tokenizer.
+        reset_generation: True to save the model with its special tokens as the only generation
+            settings. Adapters that are saved alone keep the settings of their base model.
     """
 
     block_size: int = limited(512, at_least=2)
     vocab_size: int | None = limited(None, at_least=257)
+    reset_generation: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +91,15 @@ def use_pipeline(pipeline: str) -> tuple[str, str]:
     )
 
 
+def settings_of_adapters(options: Adapters, reset_generation: bool) -> Iterator[Contradiction]:
+    """Yield an error if generation settings are reset, but adapters are saved alone."""
+    if reset_generation and options.lora_r is not None and not options.merge_adapters:
+        yield (
+            "reset_generation",
+            "adapters keep the generation settings of their base model: use merge_adapters=true",
+        )
+
+
 Texts = TypeVar("Texts", bound=LanguageModel)
 
 
@@ -131,7 +143,8 @@ class CausalLmSpec(LanguageModelSpec[CausalLm]):
     model_kind = "decoder"
     generates = True
     makes_tokenizer = True
-    training_fields = (*TaskSpec.training_fields, "vocab_size")
+    training_fields = (*TaskSpec.training_fields, "vocab_size", "reset_generation")
+    later_fields = (*TaskSpec.later_fields, "reset_generation")
 
     def tokenizer_contradictions(
         self, options: CausalLm, from_scratch: bool, tokenizer: str | None
@@ -143,6 +156,11 @@ class CausalLmSpec(LanguageModelSpec[CausalLm]):
             yield "vocab_size", "it is for a tokenizer made from the data: from_scratch: true"
         if tokenizer:
             yield "vocab_size", f"the tokenizer {tokenizer} has its own vocabulary"
+
+    def contradictions(self, options: CausalLm) -> Iterator[Contradiction]:
+        """Yield an error for new generation settings of a base model that is not saved."""
+        yield from settings_of_adapters(options, options.reset_generation)
+        yield from super().contradictions(options)
 
     def max_length(self, options: CausalLm) -> int:
         """Return the length of the blocks that texts are packed into."""

@@ -57,6 +57,9 @@ WITH_IPEX = {"bf16": Costs(730 * 10**6, 37, 5, 16), "fp32": Costs(730 * 10**6, 7
 OF_A_DECODER_LAYER = 1.5
 SHORT_TEXT = 8  # tokens of a short text; an evaluation has at most one vector per short text
 OF_A_LAYER = 0.5  # fraction of a layer's backward-pass memory that an evaluation needs at once
+# bytes of a training row in each rank and while rows are tokenized: its length and its place in the
+# order of samples. Measured by bench/large_data; the tokens stay on the disk
+ROW_BYTES = 24
 USABLE = 0.9  # usable fraction of a host's memory; the system and its page cache need the rest
 
 

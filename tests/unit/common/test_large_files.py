@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ftcluster_common.data import data_files
-from ftcluster_common.data.data_files import DataError, Table
+from ftcluster_common.data.data_files import DataError, Table, files_of
 
 ROWS = 5000
 TEXT = "word " * 200  # 1 kB
@@ -53,3 +53,19 @@ def test_a_missing_quote_does_not_read_the_rest_of_a_large_file(
     path.write_text("\n".join(["text,label", *rows]))
     with pytest.raises(DataError, match=r"train\.csv:\d+: .*the row begins at line 3"):
         [*Table((path,))]
+
+
+def test_a_training_keeps_only_the_judged_texts_of_a_corpus(tmp_path: Path) -> None:
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td7\t1\n")
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q1", "text": "word?"}\n')
+    with (tmp_path / "corpus.jsonl").open("w") as corpus:
+        for number in range(ROWS):
+            corpus.write(json.dumps({"_id": f"d{number}", "text": f"{TEXT}{number}"}) + "\n")
+    table = Table(files_of(tmp_path)["train"])
+    tracemalloc.start()
+    try:
+        assert [*table] == [{"query": "word?", "positive": f"{TEXT}7"}]
+        assert tracemalloc.get_traced_memory()[1] < ROWS * len(TEXT) / 10
+    finally:
+        tracemalloc.stop()

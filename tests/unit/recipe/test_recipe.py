@@ -153,6 +153,7 @@ CONTRADICTIONS = [
     QA + "data_config: 3\n",
     CLM + "validation_split_percentage: 70\n",
     CLM + "vocab_size: 300\n",
+    CLM + "lora_r: 8\nreset_generation: true\n",
     CLM + "vocab_size: 300\nfrom_scratch: true\ntokenizer: t\n",
     "task: causal-lm\nmodel: config:gpt2\ndata: d\n",
     "task: causal-lm\nmodel: m\ndata: generated:train=1\n",

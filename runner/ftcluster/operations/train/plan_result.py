@@ -9,8 +9,14 @@ from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.launch.preview import as_commands, as_document, as_lines
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.train.prepare import headline_of, shape_of
+from ftcluster.planning.memory import ROW_BYTES
 from ftcluster.report.epoch_time import past_runs
 
+DATA = (
+    "memory of the data",
+    f"{ROW_BYTES} bytes per row in each rank",
+    "lengths and order; the tokens stay on the hosts' disks",
+)
 AS_OF = "this control node's copy; each launch reads the head's record"
 
 
@@ -29,16 +35,18 @@ class PlanResult:
         run = self.run
         names = {host.name for host in run.plan.prepared}
         hosts = tuple(host for host in run.cluster.facts.hosts if host.name in names)
-        more = shape_of(run, past_runs()).epoch() if run.purpose == "train" else {}
+        more: dict[str, Any] = {}
+        if run.purpose == "train":
+            more = {**shape_of(run, past_runs()).epoch(), "row_bytes": ROW_BYTES}
         facts = ClusterFacts(hosts)
         return as_document(run.id, run.recipe, run.columns, run.plan, run.launch, facts, more)
 
     def lines(self) -> list[Text | str]:
         """Return the plan as text, without the commands."""
         run = self.run
-        epoch = shape_of(run, past_runs()).reasons() if run.purpose == "train" else ()
+        about = [DATA, *shape_of(run, past_runs()).reasons()] if run.purpose == "train" else []
         as_of = run.cluster.as_of
-        more = [*epoch, *([("cluster", f"as of {as_of}", AS_OF)] if as_of else [])]
+        more = [*about, *([("cluster", f"as of {as_of}", AS_OF)] if as_of else [])]
         return as_lines(headline_of(run), run.plan, run.folders, more)
 
     def commands(self) -> str:

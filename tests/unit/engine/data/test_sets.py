@@ -1,10 +1,12 @@
 """Rows are assigned to training, validation and prediction."""
 
+import tracemalloc
 from collections import Counter
 
 import pytest
 
-from ftcluster_train.engine.data.sets import PartOfRows, choose_sets, draw_rows
+from ftcluster_train.engine.data.sets import PartOfRows, choose_sets, draw_rows, values_of
+from ftcluster_train.engine.data.splits import shared
 from ftcluster_train.errors import TrainError
 
 A, B, C = [{"x": 1}], [{"x": 2}], [{"x": 3}]
@@ -44,3 +46,22 @@ def test_both_parts_have_all_rows() -> None:
     drawn = frozenset({1, 4})
     assert [row["x"] for row in PartOfRows(rows, drawn, True)] == [1, 4]
     assert [row["x"] for row in PartOfRows(rows, drawn, False)] == [0, 2, 3]
+
+
+def test_drawing_rows_needs_few_bytes_for_each_row() -> None:
+    count = 200_000
+    tracemalloc.start()
+    try:
+        drawn = draw_rows((f"class {number % 3}" for number in range(count)), 1, 42)
+        assert len(drawn) == pytest.approx(count / 100, abs=2)
+        assert tracemalloc.get_traced_memory()[1] < 14 * count
+    finally:
+        tracemalloc.stop()
+
+
+def test_texts_of_rows_are_kept_once() -> None:
+    rows = [{"group": f"a long name {number % 2}"} for number in range(100)]
+    values = values_of(rows, "group", "train")
+    assert values == [row["group"] for row in rows]
+    assert len({*map(id, values)}) == 2
+    assert len({*map(id, shared(f"{value}!" for value in values))}) == 2

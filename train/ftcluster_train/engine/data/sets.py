@@ -4,7 +4,7 @@ Standard library only.
 """
 
 import random
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -13,6 +13,7 @@ from ftcluster_common.data.data_files import TEST, TRAIN, VALIDATION, Row
 from ftcluster_common.data.data_sets import is_train
 from ftcluster_common.protocol.job import EVALUATE, PREDICT, Purpose
 from ftcluster_train.engine.data.sources import Rows, class_names, places
+from ftcluster_train.engine.data.splits import rows_by_key
 from ftcluster_train.errors import TrainError
 
 PREDICTED = "predict"  # name of the set whose rows are predicted
@@ -58,11 +59,11 @@ def choose_sets(
     return {name: found[name] for name in (*wanted, *more)}
 
 
-def draw_rows(classes: Sequence[Hashable], percent: float, seed: int) -> frozenset[int]:
+def draw_rows(classes: Iterable[Hashable], percent: float, seed: int) -> frozenset[int]:
     """Draw rows for validation, the same fraction of each class, and return their indices.
 
     If a class has at least two rows, at least one row is drawn, and at least one row stays for
-    training.
+    training. Each row needs 8 bytes of memory, and each drawn row about 100.
 
     Args:
         classes: class of each row.
@@ -70,29 +71,28 @@ def draw_rows(classes: Sequence[Hashable], percent: float, seed: int) -> frozens
     Raises:
         TrainError: there are too few rows.
     """
-    numbers: dict[Hashable, list[int]] = {}
-    for number, name in enumerate(classes):
-        numbers.setdefault(name, []).append(number)
+    numbers = rows_by_key(classes)
     draw = random.Random(seed)
     chosen: set[int] = set()
     for rows in numbers.values():
         share = max(1, round(len(rows) * percent / 100))
-        chosen |= {*draw.sample(rows, min(share, len(rows) - 1))}
+        chosen.update(draw.sample(rows, min(share, len(rows) - 1)))
     if not chosen:
         raise TrainError(
-            f"the data have {len(classes)} rows and no set {VALIDATION}",
+            f"the data have {sum(map(len, numbers.values()))} rows and no set {VALIDATION}",
             "add rows, two or more of each class, or a file validation.csv",
         )
     return frozenset(chosen)
 
 
 def values_of(rows: Rows, column: str, split: str) -> list[str]:
-    """Return the value of a column in each row, as text.
+    """Return the value of a column in each row, as text; rows with equal values share the text.
 
     Raises:
         TrainError: a row has no value in the column.
     """
     values: list[str] = []
+    different: dict[str, str] = {}
     for where, row in places(rows, split):
         value = row.get(column)
         if value is None or value == "":
@@ -101,7 +101,7 @@ def values_of(rows: Rows, column: str, split: str) -> list[str]:
                 f"{where} has {lacks} column {column}; the data have {', '.join(row)}",
                 "give each row a value, or name another column in the recipe",
             )
-        values.append(str(value))
+        values.append(different.setdefault(text := str(value), text))
     return values
 
 

@@ -4,10 +4,13 @@ The same rows and the same seed give the same sets on every host. Standard libra
 """
 
 import random
-from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple
+from array import array
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from ftcluster_train.errors import TrainError
+
+Key = TypeVar("Key", bound=Hashable)
 
 SHOWN = 3  # number of group names in a message
 
@@ -43,7 +46,7 @@ def split_rows(count: int, sizes: Mapping[str, int], seed: int) -> dict[str, fro
         TrainError: no row would stay for training.
     """
     _check_sizes(count, sizes)
-    order = [*range(count)]
+    order = array("q", range(count))
     random.Random(seed).shuffle(order)
     sets: dict[str, frozenset[int]] = {}
     for name, size in sizes.items():
@@ -65,7 +68,7 @@ def split_strata(
         TrainError: a set has too few rows, or `column` has a value with too few rows.
     """
     _check_sizes(len(strata), sizes)
-    rows = _rows_by_key(strata)
+    rows = rows_by_key(strata)
     if column:
         _check_strata(rows, sizes, column)
     draw = random.Random(seed)
@@ -81,12 +84,30 @@ def split_strata(
     return sets
 
 
-def _rows_by_key(keys: Sequence[Hashable]) -> dict[Hashable, list[int]]:
-    """Return the indices of the rows that have each key."""
-    rows: dict[Hashable, list[int]] = {}
+def rows_by_key(keys: Iterable[Hashable]) -> "dict[Hashable, array[int]]":
+    """Return the indices of the rows that have each key, in 8 bytes for each row."""
+    rows: dict[Hashable, array[int]] = {}
     for number, key in enumerate(keys):
-        rows.setdefault(key, []).append(number)
+        if key not in rows:
+            rows[key] = array("q")
+        rows[key].append(number)
     return rows
+
+
+def numbers_of_keys(keys: Iterable[Hashable]) -> "array[int]":
+    """Return a number for each key, in 8 bytes; equal keys have equal numbers, from 0.
+
+    >>> numbers_of_keys(["b", "a", "b"])
+    array('q', [0, 1, 0])
+    """
+    numbers: dict[Hashable, int] = {}
+    return array("q", (numbers.setdefault(key, len(numbers)) for key in keys))
+
+
+def shared(values: Iterable[Key]) -> Iterator[Key]:
+    """Yield values; equal values are the same object, so that a list of them needs less memory."""
+    different: dict[Key, Key] = {}
+    return (different.setdefault(value, value) for value in values)
 
 
 def _check_strata(
@@ -150,7 +171,7 @@ def split_groups(
         TrainError: there are fewer groups than sets, or no row would stay for training.
     """
     _check_sizes(len(groups), sizes)
-    rows = _rows_by_key(groups)
+    rows = rows_by_key(groups)
     if len(rows) <= len(sizes):
         raise TrainError(
             f"column {column} has {len(rows)} different values; training and {', '.join(sizes)} "
@@ -209,7 +230,7 @@ def rows_of_fold(
     Raises:
         TrainError: there are fewer rows or groups than parts.
     """
-    rows = _rows_by_key(keys)
+    rows = rows_by_key(keys)
     count, units = (len(rows), "groups") if together else (len(keys), "rows")
     if count < folds:
         where = f" in column {column}" if together else ""

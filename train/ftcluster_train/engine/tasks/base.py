@@ -586,7 +586,7 @@ class Task(ABC):
         Returns:
             Indices of the drawn rows, and a description of them for a notice.
         """
-        drawn = draw_rows([0 for _ in rows], percent, seed)
+        drawn = draw_rows((0 for _ in rows), percent, seed)
         return drawn, f"{len(drawn)} row{'s' * (len(drawn) != 1)}"
 
     def keep_rows(self, sets: Mapping[str, Rows], folder: Path) -> None:

@@ -1,6 +1,6 @@
 """The base class of tasks that train a decoder on conversations."""
 
-import json
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice, pairwise
@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from jinja2 import TemplateError
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
-from transformers.utils import GENERATION_CONFIG_NAME
 
 from ftcluster_common.data.conversations import Conversation
 from ftcluster_common.data.data_files import DataError
+from ftcluster_common.data.data_sets import is_train
 from ftcluster_common.data.messages import ASSISTANT, Message
-from ftcluster_common.given_files import read_json
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.chat import DecoderTuning
-from ftcluster_train.engine.data.sources import BATCH_ROWS
+from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.models import router_coefficient, unknown_id
+from ftcluster_train.engine.tasks.answer_review import AnswerReview, InheritedSettings, answers_in
 from ftcluster_train.engine.tasks.base import Batch, Data, Document, Task
 from ftcluster_train.engine.tasks.chat.documents import packed, padded, why_not_packed
 from ftcluster_train.engine.tasks.chat.marked_texts import (
@@ -32,6 +32,7 @@ from ftcluster_train.engine.tasks.chat.marked_texts import (
     with_known_roles,
 )
 from ftcluster_train.engine.tasks.chat.message_fields import WrittenFields
+from ftcluster_train.engine.tasks.generation_settings import repair_settings
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.patching.attention import Attention
 from ftcluster_train.patching.kernel_mode import KernelMode
@@ -67,12 +68,49 @@ class DecoderTuningTask(Task):
         self._unknown: Counter[str] = Counter()  # unknown tokens among targets
         self.renamed: Counter[str] = Counter()  # renamed roles, by their name in the data
         self.packs_documents, self.router_coefficient = True, 0.0
+        self._inherited = InheritedSettings(recipe, tokenizer)
+        self._answer_review = AnswerReview({})  # review of the current set
+        self._end: int | None = None  # token that ends an answer
+        self._after: list[int] = []  # tokens that the chat template writes after an answer
+
+    def inspect_model(self, folder: Path) -> None:
+        self._inherited.read(folder)
+
+    def sample_settings(self) -> dict[str, Any]:
+        return self._inherited.to_dict()
 
     # data
 
     def encode(self, data: Data, longest: int | None, folder: Path) -> list[str]:
         self._check_tokenizer()
+        self._end, self._after = self._end_of_answer()
         return super().encode(data, longest, folder)
+
+    def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
+        """Write the samples of a set, and return notices, also about generation settings."""
+        # notices about settings are reported only once
+        is_first = is_train(split) or self.purpose != "train"
+        self._answer_review = self._inherited.review() if is_first else AnswerReview({})
+        notices = self.write_split(rows, split, limit, folder)
+        if is_first:
+            trains = self.purpose == "train"
+            notices += self._inherited.notices(
+                split, self._answer_review, self._end, self._after, trains
+            )
+        return notices
+
+    @abstractmethod
+    def write_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
+        """Write the samples of a set, each with at most `limit` tokens, and return notices."""
+
+    def review_answers(self, tokens: Sequence[int], targets: Sequence[int]) -> None:
+        """Compare answers that the model should generate with inherited generation settings.
+
+        Args:
+            tokens: tokens of a conversation.
+            targets: indices of the answers' tokens.
+        """
+        self._answer_review.add(answers_in(tokens, targets, self._end))
 
     def _check_tokenizer(self) -> None:
         tokenizer, name = self.tokenizer, self.recipe.tokenizer or self.recipe.model
@@ -226,6 +264,7 @@ class DecoderTuningTask(Task):
             TrainError: the model is not a decoder.
         """
         self.router_coefficient = router_coefficient(model.config)
+        self._inherited.reset(model)
         model.eval()
         name, longest = self.recipe.model, self.options.max_length
         why = why_not_packed(model, longest, lambda: self._kernels(None), self._padding(), name)
@@ -251,39 +290,28 @@ class DecoderTuningTask(Task):
         return KernelMode([Attention(with_dropout=False).patch()], head)
 
     def write_files(self, model: "PreTrainedModel", folder: Path) -> None:
-        """Write a generation configuration that stops at the token that ends answers.
+        """Write a generation configuration that stops at the token that ends answers."""
+        end, _ = self._end_of_answer()
+        repair_settings(model, folder, end, self.tokenizer)
 
-        The generation configuration of a base model stops only at the end-of-text token, but chat
-        templates end answers with another token. For adapters the file has only this field, because
-        transformers reads all other fields from the base model.
-        """
-        end = self._end_of_answer()
-        eos_ids = model.generation_config.eos_token_id
-        ends = eos_ids if isinstance(eos_ids, list) else [eos_ids] * (eos_ids is not None)
-        if end is None or end in ends:
-            return
-        path = folder / GENERATION_CONFIG_NAME
-        written = read_json(path) if path.exists() else {}
-        written["eos_token_id"] = [*ends, end]
-        path.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
-
-    def _end_of_answer(self) -> int | None:
-        """Return the id of the first special token after an answer; None if there is none.
+    def _end_of_answer(self) -> tuple[int | None, list[int]]:
+        """Return the first special token after an answer, or None, and all tokens after it.
 
         Only special tokens count: other tokens after an answer, such as a blank line, may also
         occur in answers.
         """
         if not self.options.chat_template:
             end: int | None = self.tokenizer.eos_token_id
-            return end
+            return end, []
         try:
             text, behind = after_answer(self._render(Conversation(())))
         except DataError:  # the template rejects this conversation
-            return None
+            return None, []
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         pairs = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        after = [token for token, (start, _) in pairs if start >= behind]
         added = self.tokenizer.added_tokens_decoder
-        return next((n for n, (start, _) in pairs if start >= behind and n in added), None)
+        return next((token for token in after if token in added), None), after
 
     # a batch
 

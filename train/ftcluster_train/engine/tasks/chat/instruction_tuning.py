@@ -30,7 +30,7 @@ class InstructionTuningTask(DecoderTuningTask):
     loss_column = "targets"
     shows_answers = True
 
-    def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
+    def write_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
         """Write the samples of a set and return notices."""
         kinds = {
             "input_ids": token_kind(len(self.tokenizer)), "targets": "i", "documents": "i"
@@ -41,6 +41,7 @@ class InstructionTuningTask(DecoderTuningTask):
         count = cut = skipped = read = target_count = 0
         for tokens, targets in self.tokens_of(self._texts(rows, split)):
             count += 1
+            self.review_answers(tokens, targets)
             kept = [target for target in targets if target < limit]
             if len(tokens) > limit:
                 skipped += not kept

@@ -69,7 +69,7 @@ class PreferenceTuningTask(DecoderTuningTask):
 
     # data
 
-    def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
+    def write_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
         token = token_kind(len(self.tokenizer))
         kinds = {"input_ids": token, "targets": "i", "documents": "i", "counts": "i", "number": "i"}
         writer = SampleWriter(folder, kinds)
@@ -77,6 +77,7 @@ class PreferenceTuningTask(DecoderTuningTask):
         answers = self.tokens_of(self._texts(rows, split))
         for pair in zip(answers, answers, strict=True):  # chosen and rejected alternate
             count += 1
+            self.review_answers(*pair[0])
             kept_targets = [[target for target in targets if target < limit] for _, targets in pair]
             if not all(kept_targets):
                 continue

@@ -66,7 +66,7 @@ class UnpairedPreferenceTuningTask(DecoderTuningTask):
 
     # data
 
-    def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
+    def write_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
         token = token_kind(len(self.tokenizer))
         kinds = {
             "input_ids": token, "targets": "i", "documents": "i", "label": "b", "number": "i",
@@ -77,6 +77,8 @@ class UnpairedPreferenceTuningTask(DecoderTuningTask):
         answers = [0, 0]  # numbers of kept disliked and liked answers
         cut = 0
         for row, partner in with_partners(self._answers_within(rows, split, limit)):
+            if row.is_good:
+                self.review_answers(row.tokens, row.targets)
             other, other_targets = row.with_answer_of(partner)
             cut += len(row.tokens) > limit
             answers[row.is_good] += 1

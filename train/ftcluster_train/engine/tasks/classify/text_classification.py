@@ -28,7 +28,7 @@ from ftcluster_common.tasks.registry import spec_of
 from ftcluster_train.engine.adapters import TEMPERATURE, THRESHOLDS
 from ftcluster_train.engine.data.sets import Complete, all_rows, draw_rows
 from ftcluster_train.engine.data.sources import Rows, class_names, column_batches, columns_of
-from ftcluster_train.engine.data.splits import RowKeys
+from ftcluster_train.engine.data.splits import RowKeys, shared
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.metrics import constant_notice
 from ftcluster_train.engine.tasks.base import Batch, Data, Document, Task
@@ -207,14 +207,14 @@ class TextClassificationTask(Task):
     def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
         if self.options.regression or self.several:
             return super().draw_validation(rows, percent, seed)
-        drawn = draw_rows([*self._values(rows)], percent, seed)  # same fraction of each class
+        drawn = draw_rows(self._values(rows), percent, seed)  # same fraction of each class
         return drawn, f"{len(drawn)} rows"
 
     def keys_of_rows(self, rows: Rows) -> RowKeys:
         """Return the class of each row, unless rows have a number or several classes."""
         if self.options.regression or self.several:
             return super().keys_of_rows(rows)
-        return RowKeys(self._label[0], [*map(as_word, self._values(rows))])
+        return RowKeys(self._label[0], [*shared(map(as_word, self._values(rows)))])
 
     def _values(self, rows: Rows) -> Iterator[Any]:
         [column] = self._label

@@ -104,7 +104,7 @@ class FewShotClassificationTask(SentenceSimilarityTask):
 
     def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
         _, labels = self._cells(rows, TRAIN)
-        drawn = draw_rows([*map(as_word, labels)], percent, seed)  # same fraction of each class
+        drawn = draw_rows(map(as_word, labels), percent, seed)  # same fraction of each class
         return drawn, f"{len(drawn)} rows"
 
     def keys_of_rows(self, rows: Rows) -> RowKeys:

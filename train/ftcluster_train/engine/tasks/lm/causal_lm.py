@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
+from ftcluster_common.data.data_sets import is_train
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.lm import CausalLm
 from ftcluster_kernels.cross_entropy import linear_cross_entropy, token_losses
@@ -20,7 +21,9 @@ from ftcluster_train.engine.models import (
     router_coefficient,
     unknown_id,
 )
+from ftcluster_train.engine.tasks.answer_review import AnswerReview, InheritedSettings, texts_in
 from ftcluster_train.engine.tasks.base import Batch, Document
+from ftcluster_train.engine.tasks.generation_settings import repair_settings
 from ftcluster_train.engine.tasks.lm.language_model import LanguageModelTask, batches
 from ftcluster_train.engine.tasks.lm.packing import Packer
 from ftcluster_train.engine.tasks.registry import register
@@ -44,25 +47,42 @@ class CausalLmTask(LanguageModelTask):
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
         self._router_coefficient = 0.0
+        self._inherited = InheritedSettings(recipe, tokenizer)
+
+    def inspect_model(self, folder: Path) -> None:
+        self._inherited.read(folder)
+
+    def sample_settings(self) -> dict[str, Any]:
+        return self._inherited.to_dict()
 
     def encode_texts(self, texts: Texts, split: str, length: int, folder: Path) -> list[str]:
         writer = SampleWriter(folder, {"input_ids": token_kind(len(self.tokenizer))})
         packer, unknown = Packer(length), unknown_id(self.tokenizer)
+        # notices about settings are reported only once
+        is_first = is_train(split) or self.purpose != "train"
+        end, begins = self.tokenizer.eos_token_id, True
+        review = self._inherited.review("texts") if is_first else AnswerReview({})
         count = not_known = 0
         for tokens in self._tokens(texts):
             count += len(tokens)
             not_known += 0 if unknown is None else tokens.count(unknown)
             for ids in packer.add(tokens):
                 writer.add({"input_ids": ids})
+                review.add(texts_in(ids, end, begins))
+                begins = ids[-1] == end
         if not len(writer):
             raise self.too_short(split, len(packer.left), length)
         writer.close()
+        notices = []
+        if is_first and end is not None:
+            notices = self._inherited.notices(split, review, end, [], self.purpose == "train")
         if not not_known:
-            return []
+            return notices
         return [
+            *notices,
             f"{split}: NOT KNOWN to the tokenizer: {not_known} of {count} tokens are unknown "
             "tokens, which the model is trained to write; use a model whose tokenizer can "
-            "represent these texts"
+            "represent these texts",
         ]
 
     def _tokens(self, texts: Iterable[Piece]) -> Iterator[list[int]]:
@@ -91,6 +111,7 @@ class CausalLmTask(LanguageModelTask):
             TrainError: the model is not a decoder.
         """
         self._router_coefficient = router_coefficient(model.config)
+        self._inherited.reset(model)
         model.eval()
         # the rows differ only in the last token
         tokens = torch.tensor([[0, 1, 2, 1], [0, 1, 2, 3]])
@@ -109,6 +130,10 @@ class CausalLmTask(LanguageModelTask):
                 "both directions, including the tokens that it should predict",
                 "use a decoder, such as gpt2; for an encoder: config_overrides.is_decoder=true",
             )
+
+    def write_files(self, model: "PreTrainedModel", folder: Path) -> None:
+        """Write a generation configuration that stops at the token that ends a text."""
+        repair_settings(model, folder, self.tokenizer.eos_token_id, self.tokenizer)
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         # blocks are full, so they need neither padding nor a mask

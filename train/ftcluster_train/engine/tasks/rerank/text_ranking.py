@@ -12,6 +12,7 @@ from transformers import AutoModelForSequenceClassification
 
 from ftcluster_common.data.data_files import TRAIN
 from ftcluster_common.data.data_sets import is_train
+from ftcluster_common.models.row_hashes import hash_of_text
 from ftcluster_common.protocol.job import PREDICT
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.rerank import (
@@ -23,7 +24,7 @@ from ftcluster_common.tasks.rerank import (
 )
 from ftcluster_train.engine.data.sets import draw_rows
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns, read_rows
-from ftcluster_train.engine.data.splits import RowKeys
+from ftcluster_train.engine.data.splits import RowKeys, numbers_of_keys, shared
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.metrics import constant_notice
 from ftcluster_train.engine.models import longest_input
@@ -79,15 +80,15 @@ class TextRankingTask(Task):
 
     def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
         """Draw rows for validation; all rows with the same query stay in the same set."""
-        queries = [query for query, _ in self._rows_of(rows, TRAIN)]
-        different = list(dict.fromkeys(queries))
-        chosen = {different[n] for n in draw_rows([0 for _ in different], percent, seed)}
+        queries = numbers_of_keys(hash_of_text(query) for query, _ in self._rows_of(rows, TRAIN))
+        chosen = draw_rows((0 for _ in {*queries}), percent, seed)
         numbers = frozenset(n for n, query in enumerate(queries) if query in chosen)
         return numbers, f"{len(chosen)} queries"
 
     def keys_of_rows(self, rows: Rows) -> RowKeys:
         """Return the query of each row: all rows with the same query stay in the same set."""
-        return RowKeys("query", [query for query, _ in self._rows_of(rows, TRAIN)], together=True)
+        queries = [*shared(query for query, _ in self._rows_of(rows, TRAIN))]
+        return RowKeys("query", queries, together=True)
 
     def _rows_of(self, rows: Rows, split: str) -> Iterator[tuple[str, list[tuple[str, float]]]]:
         """Yield the query of each row, and the row's texts with labels."""

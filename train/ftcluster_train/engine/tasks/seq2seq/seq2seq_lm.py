@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import cross_entropy as smoothed_cross_entropy
-from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
 from ftcluster_common.data.data_sets import is_train
 from ftcluster_common.data.source_target import source_and_target
@@ -32,11 +32,14 @@ from ftcluster_train.engine.data.token_samples import (
     token_kind,
 )
 from ftcluster_train.engine.tasks.base import COMPARED_TOKENS, Batch, Data, Document, Task
-from ftcluster_train.engine.tasks.registry import register
-from ftcluster_train.engine.tasks.seq2seq.target_review import (
-    TargetReview,
+from ftcluster_train.engine.tasks.generation_settings import (
+    kept_settings,
+    plain_settings,
     read_generation_settings,
+    read_vocabulary_size,
 )
+from ftcluster_train.engine.tasks.registry import register
+from ftcluster_train.engine.tasks.seq2seq.target_review import TargetReview
 from ftcluster_train.engine.tasks.seq2seq.text_overlap import overlap
 from ftcluster_train.engine.tasks.seq2seq.unknown_tokens import UnknownTokens
 from ftcluster_train.errors import TrainError
@@ -47,7 +50,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CHOSEN = ("min_length", "no_repeat_ngram_size")  # fields that replace settings of the model
-KEPT = {"decoder_start_token_id", "bos_token_id"}  # settings that reset_generation keeps
 IGNORED = -100  # label of padding, which does not contribute to the loss
 SHOWN = 3  # number of generated texts that a report shows next to their references
 SHOWN_CHARACTERS = 600
@@ -77,13 +79,14 @@ class Seq2SeqLmTask(Task):
         self._target_limit = 0
         self._shift: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.inherited: dict[str, Any] = {}
+        self._vocabulary = 0  # number of token embeddings; 0 if unknown
         chosen = {name: getattr(self.options, name) for name in CHOSEN}
         # generation settings of the recipe, and the setting that forces the target language
         self._forced = {name: value for name, value in chosen.items() if value is not None}
         self._set_languages()
 
     def sample_settings(self) -> dict[str, Any]:
-        return {"generation": self.inherited}
+        return {"generation": self.inherited, "vocabulary": self._vocabulary}
 
     def _set_languages(self) -> None:
         """Set the languages of a multilingual tokenizer.
@@ -114,10 +117,9 @@ class Seq2SeqLmTask(Task):
     def inspect_model(self, folder: Path) -> None:
         if not self.recipe.from_scratch:
             self.inherited = read_generation_settings(folder)
+            self._vocabulary = read_vocabulary_size(folder)
             if self.options.reset_generation:
-                self.inherited = {
-                    name: self.inherited[name] for name in KEPT & self.inherited.keys()
-                }
+                self.inherited = kept_settings(self.inherited)
 
     def encode(self, data: Data, longest: int | None, folder: Path) -> list[str]:
         options = self.options
@@ -154,7 +156,7 @@ class Seq2SeqLmTask(Task):
         # notices about settings are reported only once
         first = is_train(split) or self.purpose != "train"
         settings = self.inherited | self._forced if first else {}
-        reviewed = TargetReview(self.tokenizer, settings, self._most_written)
+        reviewed = TargetReview(self.tokenizer, settings, self._most_written, self._vocabulary)
         unknown = UnknownTokens(self.tokenizer)
         while batch := list(islice(pairs, BATCH_ROWS)):
             sources = [options.source_prefix + source for source, _ in batch]
@@ -228,19 +230,11 @@ class Seq2SeqLmTask(Task):
             )
         self._shift = shift
         if self.options.reset_generation:
-            model.generation_config = self._plain_settings(model.generation_config)
+            model.generation_config = plain_settings(
+                model.generation_config, self.tokenizer, max_new_tokens=self._most_written
+            )
         if self._forced:
             model.generation_config.update(**self._forced)
-
-    def _plain_settings(self, inherited: GenerationConfig) -> GenerationConfig:
-        """Return generation settings from the first token, the special tokens and the limit."""
-        kept = {name: getattr(inherited, name, None) for name in KEPT}
-        return GenerationConfig(
-            **{name: value for name, value in kept.items() if value is not None},
-            pad_token_id=self.tokenizer.pad_token_id,
-            eos_token_id=self.tokenizer.eos_token_id,
-            max_new_tokens=self._most_written,
-        )
 
     def use_fused_loss(self, model: "PreTrainedModel") -> torch.Tensor | None:
         self.check_model(model)

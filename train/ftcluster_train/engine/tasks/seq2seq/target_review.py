@@ -4,32 +4,23 @@ import unicodedata
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
-from transformers.utils import GENERATION_CONFIG_NAME
 
-from ftcluster_common.given_files import read_json
 from ftcluster_train.engine.data.token_samples import LENGTHS
+from ftcluster_train.engine.tasks.generation_settings import (
+    forbidden_words,
+    grams,
+    outside_vocabulary,
+    repeats,
+    token_list,
+    whole_number,
+)
 from ftcluster_train.engine.tasks.seq2seq.unknown_tokens import UnknownTokens
 
 SHOWN = 6  # maximum number of characters in a notice
 LINES = "\n\t"  # white space that must stay the same; tokenizers change other white space
-
-
-def read_generation_settings(folder: Path) -> dict[str, Any]:
-    """Return the generation settings in a model's folder, which older models have in config.json.
-
-    Raises:
-        GivenFileError: the file is damaged.
-    """
-    for name in (GENERATION_CONFIG_NAME, "config.json"):
-        if (folder / name).is_file():
-            document = read_json(folder / name)
-            settings = document.items() if isinstance(document, dict) else ()
-            return {key: value for key, value in settings if value is not None}
-    return {}
 
 
 class TargetReview:
@@ -38,17 +29,17 @@ class TargetReview:
     Args:
         settings: generation settings of the model.
         limit: maximum number of generated tokens.
+        vocabulary: number of the model's token embeddings; 0 if unknown.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any], limit: int
-    ) -> None:
+        self, tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any], limit: int,
+        vocabulary: int = 0,
+    ) -> None:  # fmt: skip
         self._tokenizer, self._settings, self._limit = tokenizer, settings, limit
         self._unknown = UnknownTokens(tokenizer, "text_target")
-        ends = [[number] for number in _list(settings.get("eos_token_id"))]
-        # as in transformers, the end of a text is never forbidden
-        words = _lists(settings.get("bad_words_ids"))
-        self._bad_words = [word for word in words if word and word not in ends]
+        self._vocabulary = vocabulary
+        self._bad_words = forbidden_words(settings)
         self._lengths = array(LENGTHS)
         self._counts: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
@@ -82,28 +73,30 @@ class TargetReview:
     def _count_settings(self, source: Sequence[int], target: Sequence[int]) -> None:
         get = self._settings.get
         counts = {
-            "min_length": len(target) < _number(get("min_length")),
+            "min_length": len(target) < whole_number(get("min_length")),
             # does not count the end-of-text token
-            "min_new_tokens": len(target) <= _number(get("min_new_tokens")),
-            # also counts the decoder's first token
-            "max_length": 0 < _number(get("max_length")) <= len(target),
+            "min_new_tokens": len(target) <= whole_number(get("min_new_tokens")),
+            # also counts the decoder's first token; max_new_tokens replaces it
+            "max_length": not get("max_new_tokens")
+            and 0 < whole_number(get("max_length")) <= len(target),
+            "max_new_tokens": 0 < whole_number(get("max_new_tokens")) < len(target),
             "limit": len(target) > self._limit,
-            "no_repeat_ngram_size": _repeats(target, _number(get("no_repeat_ngram_size"))),
+            "no_repeat_ngram_size": repeats(target, whole_number(get("no_repeat_ngram_size"))),
             "encoder_no_repeat_ngram_size": bool(
-                _grams(target, size := _number(get("encoder_no_repeat_ngram_size")))
-                & _grams(source, size)
+                grams(target, size := whole_number(get("encoder_no_repeat_ngram_size")))
+                & grams(source, size)
             ),
             "forced_bos_token_id": target[:1] != [get("forced_bos_token_id")],
-            "suppress_tokens": bool({*_list(get("suppress_tokens"))} & {*target}),
-            "begin_suppress_tokens": bool({*_list(get("begin_suppress_tokens"))} & {*target[:1]}),
-            "bad_words_ids": any(
-                tuple(word) in _grams(target, len(word)) for word in self._bad_words
+            "suppress_tokens": bool({*token_list(get("suppress_tokens"))} & {*target}),
+            "begin_suppress_tokens": bool(
+                {*token_list(get("begin_suppress_tokens"))} & {*target[:1]}
             ),
+            "bad_words_ids": any(word in grams(target, len(word)) for word in self._bad_words),
             # a text whose length is the limit ends with this token
             "forced_eos_token_id": get("forced_eos_token_id") is not None
             and bool(target)
-            and target[-1] not in _list(get("forced_eos_token_id")),
-            "eos_token_id": bool(target) and target[-1] not in _list(get("eos_token_id")),
+            and target[-1] not in token_list(get("forced_eos_token_id")),
+            "eos_token_id": bool(target) and target[-1] not in token_list(get("eos_token_id")),
         }
         self._counts.update(name for name, count in counts.items() if count)
 
@@ -133,12 +126,14 @@ class TargetReview:
                 f"texts, {self._limit} tokens (the longest has {longest}): max_new_tokens={longest}"
             )
         too_long = f"have fewer tokens (the shortest {shortest}), so texts will be too long"
-        if max(_number(get("min_length")), _number(get("min_new_tokens"))) >= self._limit:
+        if max(whole_number(get("min_length")), whole_number(get("min_new_tokens"))) >= self._limit:
             too_long += f", each as long as the limit, {self._limit} tokens"
+        too_short = f"have more tokens (the longest {longest}), where other programs stop"
         what = {
             "min_length": too_long,
             "min_new_tokens": too_long,
-            "max_length": f"have more tokens (the longest {longest}), where other programs stop",
+            "max_length": too_short,
+            "max_new_tokens": too_short,
             "no_repeat_ngram_size": "repeat that many tokens, which generation forbids",
             "encoder_no_repeat_ngram_size": "repeat that many tokens of their source, which "
             "generation forbids",
@@ -162,11 +157,16 @@ class TargetReview:
                 f"{split}: {shown} {where}: {count} of {total} targets {problem}; "
                 f"{_remedy(name, shortest, longest)}"
             )
+        notices += [
+            f"{split}: {name} {token} {where} is outside the model's vocabulary of "
+            f"{self._vocabulary} tokens; reset_generation=true"
+            for name, token in outside_vocabulary(self._settings, self._vocabulary)
+        ]
         return notices
 
 
 def _remedy(name: str, shortest: int, longest: int) -> str:
-    if name == "max_length":
+    if name in ("max_length", "max_new_tokens"):
         return f"reset_generation=true max_new_tokens={longest}"
     if name == "min_length":
         return f"min_length={max(0, shortest - 1)}"
@@ -180,26 +180,3 @@ def _remedy(name: str, shortest: int, longest: int) -> str:
 def _letters(text: str) -> Counter[str]:
     plain = unicodedata.normalize("NFKC", text)
     return Counter(letter for letter in plain if letter in LINES or not letter.isspace())
-
-
-def _number(value: Any) -> int:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0
-
-
-def _list(value: Any) -> list[Any]:
-    values = value if isinstance(value, list) else [value]
-    return [token for token in values if isinstance(token, int)]
-
-
-def _lists(value: Any) -> list[list[int]]:
-    return [_list(word) for word in value] if isinstance(value, list) else []
-
-
-def _grams(tokens: Sequence[int], size: int) -> set[tuple[int, ...]]:
-    if size < 1:
-        return set()
-    return {tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)}
-
-
-def _repeats(tokens: Sequence[int], size: int) -> bool:
-    return size > 0 and len(_grams(tokens, size)) < len(tokens) - size + 1
