@@ -260,8 +260,9 @@ def test_a_trained_model_has_the_tokens(tmp_path: Path) -> None:
     assert len(AutoTokenizer.from_pretrained(again[-1]["model"])) == VOCABULARY + 3
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize(
+    ("tied", "precision"), [(True, "fp32"), (False, "bf16")], ids=["tied", "untied in bf16"]
+)
 def test_adapters_with_rows(tmp_path: Path, peft: Any, tied: bool, precision: str) -> None:
     """Only the new rows change; peft, an evaluation, and a resumed run have the same model."""
     base = base_of(tmp_path / "base", CHAT, "llama", tie_word_embeddings=tied)
@@ -409,7 +410,9 @@ def test_a_chat_template_ends_answers_with_a_new_token(tmp_path: Path) -> None:
     job = job_of(tmp_path, CHAT, base, max_steps=2)
     folder = Path(result_of(job)["model"])
     samples = Samples(Path(read_inputs(job.run_dir).samples) / "train")
-    assert all(IDS[2] in (sample["input_ids"][n] for n in sample["targets"]) for sample in samples)
+    whole = [sample for sample in samples if len(sample["input_ids"]) < 40]  # max_length
+    assert len(whole) > 40
+    assert all(IDS[2] in (sample["input_ids"][n] for n in sample["targets"]) for sample in whole)
     ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
     assert IDS[2] in ends
     assert AutoTokenizer.from_pretrained(folder).chat_template == tokenizer.chat_template

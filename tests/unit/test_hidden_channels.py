@@ -39,7 +39,6 @@ OTHERS = {
     ("models.py", "loaded"): "which weights were loaded, for notices",
     ("models.py", "plain"): "a new layer gets the weights of the one that it replaces",
     ("models.py", "tokenizer"): "a tokenizer is built",
-    ("new_tokens.py", "inner"): "a module that peft's names of trained rows have",
     ("new_tokens.py", "layer"): "a module gets its trained rows, which are its own",
     ("projections.py", "model"): "a model gets layers, and a class that saves them",
     ("prepare.py", "task"): "the names of metrics of a user's own, before the training",

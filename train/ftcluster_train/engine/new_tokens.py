@@ -226,8 +226,8 @@ def add_token_rows(
             continue
         values = nn.Parameter(layer.weight.data[indices].float())
         inner = nn.Module()
-        setattr(inner, PARAMETER, values)
-        setattr(layer, MODULE, inner)
+        inner.register_parameter(PARAMETER, values)
+        layer.register_module(MODULE, inner)
         layer.token_rows = TokenRows(indices, values)
 
 
