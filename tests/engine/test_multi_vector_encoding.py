@@ -200,7 +200,7 @@ def test_a_new_encoder_is_trained_and_loads_in_sentence_transformers(
 
 
 def test_an_encoder_of_sentence_transformers_is_trained_on(tmp_path: Path) -> None:
-    """Its settings stay: prompts, expansion, skipped tokens and projection."""
+    """The settings stay: prompts, expansion, skipped tokens and projection."""
     from sentence_transformers import MultiVectorEncoder
 
     expansion = {"strategy": "fixed", "length": 8, "attend": False}
