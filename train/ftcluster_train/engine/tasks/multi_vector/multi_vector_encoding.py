@@ -104,8 +104,8 @@ class MultiVectorEncodingTask(SentenceSimilarityTask):
         super().__init__(recipe, *others)
         assert isinstance(recipe.options, MultiVectorEncoding)
         self.fields = recipe.options
-        self._options = {name: options.pairs for name, options in self._options.items()}
-        self.options = self._options[self._data_set]
+        pairs: dict[str, Any] = {name: o.pairs for name, o in self._options.items()}
+        self._options, self.options = pairs, pairs[self._data_set]
         self.model_class = model_class_with(layers_for(self.fields.dimension), first=1)
         self._tokens = TokenVectors(self.fields.query_length, self.fields.max_length)
         self._skipped = torch.empty(0, dtype=torch.int64)  # ids that documents do not compare

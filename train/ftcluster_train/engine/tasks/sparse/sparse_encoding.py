@@ -50,8 +50,8 @@ class SparseEncodingTask(SentenceSimilarityTask):
         super().__init__(recipe, *others)
         assert isinstance(recipe.options, SparseEncoding)
         self.sparse = recipe.options
-        self._options = {name: options.pairs for name, options in self._options.items()}
-        self.options = self._options[self._data_set]
+        pairs: dict[str, Any] = {name: o.pairs for name, o in self._options.items()}
+        self._options, self.options = pairs, pairs[self._data_set]
         self._bias: torch.Tensor | None = None
         self._regularized = 1.0  # fraction of the regularizer weights to use in this step
 
