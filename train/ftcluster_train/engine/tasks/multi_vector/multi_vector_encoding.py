@@ -104,7 +104,10 @@ class MultiVectorEncodingTask(SentenceSimilarityTask):
         super().__init__(recipe, *others)
         assert isinstance(recipe.options, MultiVectorEncoding)
         self.fields = recipe.options
-        pairs: dict[str, Any] = {name: o.pairs for name, o in self._options.items()}
+        pairs: dict[str, Any] = {}
+        for name, options in self._options.items():
+            assert isinstance(options, MultiVectorEncoding)
+            pairs[name] = options.pairs
         self._options, self.options = pairs, pairs[self._data_set]
         self.model_class = model_class_with(layers_for(self.fields.dimension), first=1)
         self._tokens = TokenVectors(self.fields.query_length, self.fields.max_length)

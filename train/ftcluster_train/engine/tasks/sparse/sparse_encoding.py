@@ -50,7 +50,10 @@ class SparseEncodingTask(SentenceSimilarityTask):
         super().__init__(recipe, *others)
         assert isinstance(recipe.options, SparseEncoding)
         self.sparse = recipe.options
-        pairs: dict[str, Any] = {name: o.pairs for name, o in self._options.items()}
+        pairs: dict[str, Any] = {}
+        for name, options in self._options.items():
+            assert isinstance(options, SparseEncoding)
+            pairs[name] = options.pairs
         self._options, self.options = pairs, pairs[self._data_set]
         self._bias: torch.Tensor | None = None
         self._regularized = 1.0  # fraction of the regularizer weights to use in this step
