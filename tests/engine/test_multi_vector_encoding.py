@@ -3,12 +3,14 @@
 import json
 import string
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from ftcluster_common.data.data_sets import DataSet, with_names
 from ftcluster_common.models.sentence_modules import TokenVectors, read_multi_vector
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.run_inputs import read_inputs, write_inputs
@@ -146,6 +148,32 @@ def test_scores_are_those_of_the_formula_for_any_chunks(monkeypatch: pytest.Monk
             assert torch.allclose(one.grad.double(), other.grad, atol=1e-5)
 
 
+def test_a_document_without_compared_tokens_has_the_smallest_score() -> None:
+    query = torch.nn.functional.normalize(torch.randn(3, 4), dim=-1)
+    other = torch.nn.functional.normalize(torch.randn(2, 4), dim=-1)
+    nothing = torch.empty(0, 4)
+    for documents in ([nothing], [nothing, nothing], [other, nothing]):
+        scores = max_similarities([query], documents)[0]
+        assert scores[-1] == -3
+        assert scores.isfinite().all()
+
+
+@pytest.mark.parametrize("task", [TASK, "sparse-encoding"])
+def test_several_data_sets_are_mixed(tmp_path: Path, task: str) -> None:
+    parts = [
+        write_data(tmp_path / name, {"train": triplets(12, seed), "validation": triplets(6, seed)})
+        for name, seed in (("first", 1), ("second", 2))
+    ]
+    model = write_model(tmp_path / "model", "bert", task, head=True)
+    job = make_whole_job(
+        tmp_path / "runs/one", task, parts[0], model, max_steps=2, batch_size=6,
+        eval_strategy="epoch",
+    )  # fmt: skip
+    data = with_names([*map(DataSet, parts)])
+    metrics = result_of(replace(job, recipe=replace(job.recipe, data=data)))["metrics"]
+    assert {"ndcg_at_10", "ndcg_at_10_first", "ndcg_at_10_second"} <= metrics.keys()
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -200,7 +228,7 @@ def test_a_new_encoder_is_trained_and_loads_in_sentence_transformers(
 
 
 def test_an_encoder_of_sentence_transformers_is_trained_on(tmp_path: Path) -> None:
-    """Its settings stay: prompts, expansion, skipped tokens and projection."""
+    """The settings stay: prompts, expansion, skipped tokens and projection."""
     from sentence_transformers import MultiVectorEncoder
 
     expansion = {"strategy": "fixed", "length": 8, "attend": False}

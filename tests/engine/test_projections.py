@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from ftcluster_common.models.sentence_modules import IDENTITY, Dense, read_modules
+from ftcluster_train.engine.data.download import hash_of_weights
 from ftcluster_train.errors import TrainError
 from tests.engine.beside import COMPARED
 from tests.engine.jobs import result_of
@@ -116,6 +117,12 @@ def test_the_best_checkpoint_has_its_own_projections(tmp_path: Path) -> None:
 
 def test_a_teacher_may_have_dense_modules(tmp_path: Path) -> None:
     teacher = write_embedder(tmp_path)
+    before = hash_of_weights(Path(teacher))
+    layer = Path(teacher) / "2_Dense/model.safetensors"
+    weights = {name: values.clone() for name, values in load_file(layer).items()}
+    save_file({name: 2 * values for name, values in weights.items()}, layer)
+    assert hash_of_weights(Path(teacher)) != before, "predictions of another teacher are cached"
+    save_file(weights, layer)
     student = write_embedder(tmp_path / "student")
     data = write_data(tmp_path / "data", {"train": [{"text": text} for text in TEXTS]})
     job = make_whole_job(

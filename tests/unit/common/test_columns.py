@@ -36,7 +36,7 @@ TRIPLE = {"query": "a", "positive": "b", "negative_1": "c", "negative_2": "d"}
 def test_margins_are_read_as_margins_or_as_scores(
     negatives: list[str], cell: object, wanted: list[float]
 ) -> None:
-    """These are the forms of labels that sentence-transformers' MarginMSELoss accepts."""
+    """sentence-transformers' MarginMSELoss accepts labels of these forms."""
     row = {"query": "a", "positive": "b", "negatives": negatives, "scores": cell}
     columns = search_columns(SentenceSimilarity(loss="margin_mse"), list(row))
     assert columns.margins == "scores"

@@ -15,6 +15,7 @@ from pathlib import Path
 from ftcluster_common.given_files import read_json
 from ftcluster_common.models.adapter_config import BASE
 from ftcluster_common.models.model_package import PACKAGE, read_model_package
+from ftcluster_common.models.sentence_modules import DENSE
 from ftcluster_common.recipe import split_revision
 from ftcluster_train.engine.data.model_archive import ArchiveError, unpack_model
 from ftcluster_train.errors import TrainError, first_line
@@ -247,7 +248,8 @@ def missing_weights(folder: Path) -> list[str]:
 def hash_of_weights(folder: Path) -> str:
     """Return a hash that identifies the model weights in a folder."""
     digest = hashlib.sha256()
-    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
+    layers = folder.glob(f"*_{DENSE}/*.safetensors")  # of sentence-transformers
+    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin"), *layers]):
         with file.open("rb") as content:
             digest.update(hashlib.file_digest(content, "sha256").digest())
     return digest.hexdigest()[:16]

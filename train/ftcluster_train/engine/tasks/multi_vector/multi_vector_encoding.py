@@ -103,7 +103,12 @@ class MultiVectorEncodingTask(SentenceSimilarityTask):
     def __init__(self, recipe: Recipe, *others: Any) -> None:
         super().__init__(recipe, *others)
         assert isinstance(recipe.options, MultiVectorEncoding)
-        self.fields, self.options = recipe.options, recipe.options.pairs
+        self.fields = recipe.options
+        pairs: dict[str, Any] = {}
+        for name, options in self._options.items():
+            assert isinstance(options, MultiVectorEncoding)
+            pairs[name] = options.pairs
+        self._options, self.options = pairs, pairs[self._data_set]
         self.model_class = model_class_with(layers_for(self.fields.dimension), first=1)
         self._tokens = TokenVectors(self.fields.query_length, self.fields.max_length)
         self._skipped = torch.empty(0, dtype=torch.int64)  # ids that documents do not compare

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from ftcluster_train.engine.tasks.embed.sentence_similarity import search_metrics
 
 AT_ONCE = 1 << 24  # number of cosines of tokens in memory at once (64 MiB)
+SMALLEST = -1.0  # cosine of each token of a query and a document without compared tokens
 QUERIES = 32  # number of queries that are searched at once
 
 
@@ -25,7 +26,7 @@ def max_similarities(
 
     Args:
         queries: vectors of each query, shape (tokens, width).
-        documents: vectors of each document, shape (tokens, width), at least one token.
+        documents: vectors of each document, shape (tokens, width).
     """
     counts = [len(query) for query in queries]
     tokens = torch.cat([query.float() for query in queries])
@@ -59,11 +60,13 @@ def _scores(
         row_of: query of each token.
         count: number of queries.
     """
-    padded = pad_sequence([document.float() for document in documents], batch_first=True)
     lengths = torch.tensor([len(document) for document in documents])
-    is_padding = torch.arange(padded.shape[1]) >= lengths[:, None]
+    rows = [d.float() if len(d) else d.new_zeros(1, d.shape[1]).float() for d in documents]
+    padded = pad_sequence(rows, batch_first=True)
+    is_padding = torch.arange(padded.shape[1]) >= lengths[:, None].clamp(min=1)
     products = torch.einsum("td,nld->tnl", tokens, padded)
     largest = products.masked_fill(is_padding, -torch.inf).amax(2)
+    largest = largest.masked_fill(lengths == 0, SMALLEST)
     return torch.zeros(count, len(documents)).index_add(0, row_of, largest)
 
 

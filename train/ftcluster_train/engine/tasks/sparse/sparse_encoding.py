@@ -49,7 +49,12 @@ class SparseEncodingTask(SentenceSimilarityTask):
     def __init__(self, recipe: Recipe, *others: Any) -> None:
         super().__init__(recipe, *others)
         assert isinstance(recipe.options, SparseEncoding)
-        self.sparse, self.options = recipe.options, recipe.options.pairs
+        self.sparse = recipe.options
+        pairs: dict[str, Any] = {}
+        for name, options in self._options.items():
+            assert isinstance(options, SparseEncoding)
+            pairs[name] = options.pairs
+        self._options, self.options = pairs, pairs[self._data_set]
         self._bias: torch.Tensor | None = None
         self._regularized = 1.0  # fraction of the regularizer weights to use in this step
 
