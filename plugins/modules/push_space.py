@@ -23,7 +23,7 @@ options:
     required: true
 attributes:
   check_mode:
-    description: The module never changes anything.
+    description: The module only measures, so check mode makes no difference.
     support: full
 """
 
