@@ -33,6 +33,7 @@ from ftcluster_train.patching.batch_context import context_of
 from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.beside import COMPARED
 from tests.engine.jobs import result_of, run_rank
+from tests.engine.peft_names import by_name, by_name_of_peft
 from tests.engine.runs import (
     classes,
     completions,
@@ -45,10 +46,11 @@ from tests.engine.runs import (
 from tests.engine.test_instruction_tuning import write_chat_model
 
 pytestmark = pytest.mark.usefixtures("one_world")
-CHAT, DPO, CLASSIFY, EMBED = (
-    "instruction-tuning", "preference-tuning", "text-classification", "sentence-similarity"
+CHAT, DPO, CLASSIFY, EMBED, RERANK = (
+    "instruction-tuning", "preference-tuning", "text-classification", "sentence-similarity",
+    "text-ranking",
 )  # fmt: skip
-ROWS = {CHAT: completions, DPO: preferences, CLASSIFY: classes, EMBED: triplets}
+ROWS = {CHAT: completions, DPO: preferences, CLASSIFY: classes, EMBED: triplets, RERANK: triplets}
 PEFT_CLASSES: dict[str, tuple[Any, dict[str, Any], str]] = {
     CHAT: (AutoModelForCausalLM, {}, "CAUSAL_LM"),
     CLASSIFY: (AutoModelForSequenceClassification, {"num_labels": 3}, "SEQ_CLS"),
@@ -145,20 +147,9 @@ def test_loss_and_gradients_are_those_of_peft(
     expected = loss_of(task, other, few)
     expected.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    theirs = {
-        name.replace(".default", "").replace(".modules_to_save", ""): parameter
-        for name, parameter in other.named_parameters()
-        if parameter.requires_grad
-    }
-    mine = {
-        f"base_model.model.{name}" + ".weight" * name.endswith(("lora_A", "lora_B")): parameter
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
-    rename = {name: name.replace("magnitude_vector.weight", "magnitude_vector") for name in theirs}
-    theirs = {rename[name]: parameter for name, parameter in theirs.items()}
-    assert theirs.keys() == mine.keys()
-    for name, parameter in mine.items():
+    theirs, ours = by_name_of_peft(other), by_name(model)
+    assert theirs.keys() == ours.keys()
+    for name, parameter in ours.items():
         torch.testing.assert_close(parameter.data, theirs[name].data, msg=name)
         torch.testing.assert_close(
             parameter.grad, theirs[name].grad, rtol=1e-3, atol=1e-6, msg=name

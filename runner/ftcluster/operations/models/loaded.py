@@ -12,9 +12,10 @@ from ftcluster.errors import FtclusterError, InputError, UsageError, raise_toget
 from ftcluster.paths import state_dir, write_atomically
 from ftcluster.recipe.data_sets import SETTINGS
 from ftcluster.recipe.model_code import code_problems
-from ftcluster.recipe.trained_fields import trained_fields
+from ftcluster.recipe.trained_fields import run_hint, trained_fields
 from ftcluster.user_script.own_code import read_code
 from ftcluster_common.given_files import read_json
+from ftcluster_common.models.adapter_config import BASE, base_in_package
 from ftcluster_common.models.adapter_config import CONFIG as ADAPTERS
 from ftcluster_common.models.sentence_modules import MODULES
 from ftcluster_common.models.trained_model import pipeline_of, read_trained
@@ -140,9 +141,17 @@ def load(folder: Path, task_file: str = "", **options: Any) -> Any:
     if not task and not (folder / MODULES).is_file():
         raise FtclusterError(
             f"{folder} has no {trained.missing}, which would name the model's task",
-            "pass a folder that a training wrote, or use transformers' pipeline(TASK, FOLDER)",
+            run_hint(folder)
+            or "pass a folder that a training wrote, or use transformers' pipeline(TASK, FOLDER)",
         )
     adapted = (folder / ADAPTERS).is_file()
+    if adapted and (base := base_in_package(folder)):
+        raise FtclusterError(
+            f"{folder} has adapters of the model in the Python package {base}, which no library "
+            "here can load",
+            f"train with merge_adapters=true; or copy the base model here, and name its folder as "
+            f"{BASE} in {folder / ADAPTERS}",
+        )
     if ranks and adapted:
         raise FtclusterError(
             f"{folder} has adapters, and CrossEncoder ignores the head of adapters",
