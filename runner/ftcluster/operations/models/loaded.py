@@ -147,10 +147,10 @@ def load(folder: Path, task_file: str = "", **options: Any) -> Any:
     adapted = (folder / ADAPTERS).is_file()
     if adapted and (base := base_in_package(folder)):
         raise FtclusterError(
-            f"{folder} has adapters of the model in the Python package {base}, which no library "
-            "here can load",
-            f"train with merge_adapters=true; or copy the base model here, and name its folder as "
-            f"{BASE} in {folder / ADAPTERS}",
+            f"the base model of the adapters in {folder} is in the Python package {base}, from "
+            "which transformers and peft load no model",
+            "train with merge_adapters=true; or unpack the base model into a folder, and name the "
+            f"folder in {folder / ADAPTERS}: {BASE}",
         )
     if ranks and adapted:
         raise FtclusterError(
