@@ -42,7 +42,7 @@ VARIANTS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 # trainings whose metric is measured: model, further arguments
 PRETRAINED: dict[str, tuple[str, tuple[str, ...]]] = {
     "DistilBERT, all weights": ("{encoder}/distilbert", ("learning_rate=1e-4",)),
-    "DistilBERT, LoRA": ("{encoder}/distilbert", (*LORA, "learning_rate=1e-3")),
+    "DistilBERT, LoRA": ("{encoder}/distilbert", (*LORA, "learning_rate=2e-3")),
     "LLM, LoRA": ("{llm}", (*LORA, "learning_rate=5e-4")),
 }
 FACTS = ("samples_per_second", "samples_per_cpu_second", "peak_bytes")

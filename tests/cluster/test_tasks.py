@@ -188,3 +188,47 @@ def test_prompts_are_typed_to_one_process(machine: Machine, trained: Trained) ->
     assert home.left_running()  # nobody has told the run to end yet
     wait_for(lambda: not home.left_running())
     assert generated() == ["done", "done", *there]
+
+
+def test_preference_tuning_continues_the_adapters_of_instruction_tuning(
+    machine: Machine, trained: Trained, tmp_path: Path
+) -> None:
+    """The model of the second training is the model's folder in the first training's run folder."""
+
+    def row(number: int) -> Row:
+        prompt = f"Anna gave Bruno {number}"
+        return {"prompt": prompt, "completion": " red balls.", "rejected": " a cup."}
+
+    def preference(number: int) -> Row:
+        asked = row(number)
+        return {**asked, "chosen": asked.pop("completion")}
+
+    answers = write_rows(tmp_path / "answers", row, train=40)
+    pairs = write_rows(tmp_path / "pairs", preference, train=20)
+    base = json.loads(trained("texts").stdout)["model"]
+    first = machine.home.run(
+        "train", "sft", "--model", base, f"--data={answers}", *EIGHT_STEPS, "lora_r=4",
+        "chat_template=false", "training.learning_rate=1e-2",
+    )  # fmt: skip
+    assert first.returncode == 0, first.stderr
+    adapters = json.loads(first.stdout)["model"]
+    second = machine.home.run(
+        "train", "dpo", "--model", adapters, f"--data={pairs}", *EIGHT_STEPS,
+        "chat_template=false", "training.learning_rate=1e-3",
+    )  # fmt: skip
+    assert second.returncode == 0, second.stderr
+    assert "continues the adapters of model" in second.stderr
+    losses = [
+        float(loss) for loss in re.findall(r"^step \d/8 .* loss ([\d.]+)", second.stderr, re.M)
+    ]
+    assert losses[0] == pytest.approx(0.693, abs=1e-3)  # the reference has these adapters
+    assert losses[7] != losses[0]
+    result = json.loads(second.stdout)
+    configs = [
+        json.loads((Path(folder) / "adapter_config.json").read_text())
+        for folder in (adapters, result["model"])
+    ]
+    assert configs[0] == configs[1]
+    exported = machine.home.run("export-model", "onnx", result["run"])
+    assert f"the model of {result['run']} has only adapters" in exported.stderr
+    assert machine.home.left_running() == []
