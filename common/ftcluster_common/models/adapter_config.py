@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster_common.given_files import GivenFileError, read_json
-from ftcluster_common.models.model_package import PACKAGE
 from ftcluster_common.models.safetensors_header import TensorEntry, read_header
 from ftcluster_common.tasks.registry import AnyTask
 from ftcluster_common.tasks.spec import Contradiction
@@ -69,22 +68,6 @@ class SavedAdapters:
 def has_only_adapters(folder: Path) -> bool:
     """Return True if a folder contains adapters but no complete model."""
     return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
-
-
-def base_in_package(folder: Path) -> str:
-    """Return the Python package with the base model of adapters.
-
-    The result is "" if the base model is a folder or has a name on the Hub, or if the adapters'
-    configuration cannot be read.
-    """
-    try:
-        config = read_json(folder / CONFIG)
-    except GivenFileError:
-        return ""
-    base = config.get(BASE) if isinstance(config, dict) else None
-    if not isinstance(base, str) or not base.startswith(PACKAGE):
-        return ""
-    return (base.removeprefix(PACKAGE).split() or [""])[0]
 
 
 def config_problems(config: Mapping[str, Any]) -> list[str]:

