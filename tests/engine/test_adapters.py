@@ -42,6 +42,7 @@ from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.beside import COMPARED
 from tests.engine.jobs import result_of, run_rank
 from tests.engine.models import make_model, make_tokenizer
+from tests.engine.peft_names import by_name, by_name_of_peft
 from tests.engine.runs import make_whole_job, triplets, write_data, write_model
 
 pytestmark = pytest.mark.usefixtures("one_world")
@@ -112,20 +113,13 @@ def test_loss_gradients_and_merged_weights_are_those_of_peft(
     expected = loss_of(task, other, few)
     expected.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    theirs = {
-        name.replace(".default", "").replace(".modules_to_save", ""): parameter.grad
-        for name, parameter in other.named_parameters()
-        if parameter.requires_grad
-    }
-    mine = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
-    named = {
-        f"base_model.model.{name}" + ".weight" * name.endswith(("lora_A", "lora_B")): grad
-        for name, grad in mine.items()
-    }
-    assert theirs.keys() == named.keys()
-    assert any("classifier" in name for name in named) == (name == RERANK)
-    for weight, grad in named.items():
-        torch.testing.assert_close(grad, theirs[weight], rtol=1e-3, atol=1e-6, msg=weight)
+    theirs, ours = by_name_of_peft(other), by_name(model)
+    assert theirs.keys() == ours.keys()
+    assert any("classifier" in weight for weight in ours) == (name == RERANK)
+    for weight, parameter in ours.items():
+        torch.testing.assert_close(
+            parameter.grad, theirs[weight].grad, rtol=1e-3, atol=1e-6, msg=weight
+        )
 
     merge_adapters(model)
     merged = other.merge_and_unload().state_dict()

@@ -27,6 +27,7 @@ from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.beside import COMPARED
 from tests.engine.jobs import result_of, run_rank
 from tests.engine.models import make_model
+from tests.engine.peft_names import by_name, by_name_of_peft
 from tests.engine.runs import (
     classes,
     make_whole_job,
@@ -130,19 +131,12 @@ def test_loss_gradients_and_merged_weights_are_those_of_peft(
     expected_loss = loss_of(task, other, few)
     expected_loss.backward()
     assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-5)
-    wanted = {
-        name.replace(".default", "").replace(".modules_to_save", ""): parameter.grad
-        for name, parameter in other.named_parameters()
-        if parameter.requires_grad
-    }
-    found = {
-        f"base_model.model.{name}" + ".weight" * ("lora_" in name): parameter.grad
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
-    assert wanted.keys() == found.keys()
-    for weight, grad in found.items():
-        torch.testing.assert_close(grad, wanted[weight], rtol=1e-3, atol=1e-6, msg=weight)
+    theirs, ours = by_name_of_peft(other), by_name(model)
+    assert theirs.keys() == ours.keys()
+    for weight, parameter in ours.items():
+        torch.testing.assert_close(
+            parameter.grad, theirs[weight].grad, rtol=1e-3, atol=1e-6, msg=weight
+        )
 
     merge_adapters(model)
     merged = other.merge_and_unload().state_dict()

@@ -2,12 +2,14 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import (
@@ -34,6 +36,7 @@ from ftcluster_train.patching.batch_context import context_of
 from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.beside import COMPARED
 from tests.engine.jobs import result_of, run_rank
+from tests.engine.peft_names import by_name, by_name_of_peft
 from tests.engine.runs import (
     classes,
     completions,
@@ -46,10 +49,11 @@ from tests.engine.runs import (
 from tests.engine.test_instruction_tuning import write_chat_model
 
 pytestmark = pytest.mark.usefixtures("one_world")
-CHAT, DPO, CLASSIFY, EMBED = (
-    "instruction-tuning", "preference-tuning", "text-classification", "sentence-similarity"
+CHAT, DPO, CLASSIFY, EMBED, RERANK = (
+    "instruction-tuning", "preference-tuning", "text-classification", "sentence-similarity",
+    "text-ranking",
 )  # fmt: skip
-ROWS = {CHAT: completions, DPO: preferences, CLASSIFY: classes, EMBED: triplets}
+ROWS = {CHAT: completions, DPO: preferences, CLASSIFY: classes, EMBED: triplets, RERANK: triplets}
 PEFT_CLASSES: dict[str, tuple[Any, dict[str, Any], str]] = {
     CHAT: (AutoModelForCausalLM, {}, "CAUSAL_LM"),
     CLASSIFY: (AutoModelForSequenceClassification, {"num_labels": 3}, "SEQ_CLS"),
@@ -167,20 +171,9 @@ def test_loss_and_gradients_are_those_of_peft(
     expected = loss_of(task, other, few)
     expected.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    theirs = {
-        name.replace(".default", "").replace(".modules_to_save", ""): parameter
-        for name, parameter in other.named_parameters()
-        if parameter.requires_grad
-    }
-    mine = {
-        f"base_model.model.{name}" + ".weight" * name.endswith(("lora_A", "lora_B")): parameter
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
-    rename = {name: name.replace("magnitude_vector.weight", "magnitude_vector") for name in theirs}
-    theirs = {rename[name]: parameter for name, parameter in theirs.items()}
-    assert theirs.keys() == mine.keys()
-    for name, parameter in mine.items():
+    theirs, ours = by_name_of_peft(other), by_name(model)
+    assert theirs.keys() == ours.keys()
+    for name, parameter in ours.items():
         values, gradient = theirs[name].data, theirs[name].grad
         if "trainable_tokens" in name:  # ours are in the order of the ids
             layer = name.removeprefix("base_model.model.").partition(".token_adapter")[0]
@@ -384,6 +377,69 @@ def test_adapters_that_do_not_fit_are_refused_before_the_ranks_start(
     recipe = replace(recipe, options=replace(recipe.options, **changes), adapter_base=other or base)
     with pytest.raises(TrainError, match=problem):
         prepare(replace(job, recipe=recipe))
+
+
+def to_hub(cache: Path, name: str, folder: str | Path) -> str:
+    """Copy a model's folder into the local cache of the Hub; return the model's name there."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    shutil.copytree(folder, repository / "snapshots" / ("a" * 40))
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("a" * 40)
+    return name
+
+
+def test_adapters_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe names their base model and rank; everything else is compared with the files."""
+    cache = tmp_path / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    base = to_hub(cache, "own/base", write_base(tmp_path / "base", CLASSIFY, "bert"))
+    data = write_data(tmp_path / "data", {"train": classes(40, 1), "validation": classes(8, 2)})
+    first, some = (
+        make_whole_job(
+            tmp_path / "runs" / name, CLASSIFY, data, base, {"lora_r": 4, **options}, max_steps=2,
+            learning_rate=1e-2, eval_strategy="epoch",
+        )
+        for name, options in (("all", {}), ("some", {"lora_target_modules": ("query",)}))
+    )  # fmt: skip
+    trained = result_of(first)
+    adapters = to_hub(cache, "own/adapters", trained["model"])
+    measured = replace(
+        first, run_dir=tmp_path / "runs/measured", purpose=EVALUATE,
+        recipe=replace(first.recipe, model=adapters),
+    )  # fmt: skip
+    assert result_of(measured)["metrics"] == pytest.approx(trained["metrics"])
+
+    def continued_job(name: str, model: str = adapters, **options: Any) -> Job:
+        recipe = {"adapter_base": base}
+        return make_whole_job(
+            tmp_path / "runs" / name, CLASSIFY, data, model, options, recipe, max_steps=2,
+            learning_rate=1e-3,
+        )  # fmt: skip
+
+    result = Path(result_of(continued_job("again", lora_r=4))["model"])
+    assert json.loads((result / "adapter_config.json").read_text())[
+        "base_model_name_or_path"
+    ] == base  # fmt: skip
+    before, after = (
+        load_file(Path(folder) / "adapter_model.safetensors")
+        for folder in (trained["model"], result)
+    )
+    changes = [(after[name] - before[name]).abs().max() for name in before]
+    assert 0 < max(changes) < 0.01  # two steps of at most 1e-3
+    assert (Path(result_of(continued_job("merged"))["model"]) / "config.json").is_file()
+
+    part = to_hub(cache, "own/part", result_of(some)["model"])
+    for job, problem in (
+        (continued_job("eight", lora_r=8), "lora_r is 8, but the adapters in .* have 4"),
+        (continued_job("alpha", lora_r=4, lora_alpha=4.0), "lora_alpha is 4.0, .* have 8.0"),
+        (continued_job("layers", part, lora_r=4), "the layer .* for which .* has no adapter"),
+    ):
+        with pytest.raises(TrainError, match=problem):
+            prepare(job)
+    job = continued_job("alone")
+    with pytest.raises(TrainError, match="has adapters, but not their base model") as error:
+        prepare(replace(job, recipe=replace(job.recipe, adapter_base=None)))
+    assert "adapter_base=OWNER/NAME" in error.value.hint
 
 
 @pytest.mark.parametrize(

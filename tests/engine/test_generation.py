@@ -131,6 +131,16 @@ def test_a_model_without_a_template_continues_the_prompt(tmp_path: Path) -> None
         texts(tmp_path / "two", model, system="Be brief.")
 
 
+def test_an_answer_ends_where_the_positions_of_the_model_end() -> None:
+    model = make_model("gpt2", TASK).eval()
+    model.generation_config.eos_token_id = None
+    positions = model.config.n_positions
+    for prompt, answer in ((positions - 2, 2), (positions, 0)):
+        assert len(generation.answer_of(model, [5] * prompt, GREEDY)) == answer
+    with pytest.raises(TrainError, match=f"{positions + 1} tokens, but .* {positions} positions"):
+        generation.answer_of(model, [5] * (positions + 1), GREEDY)
+
+
 def test_an_evaluation_shows_answers_beside_their_references(tmp_path: Path) -> None:
     job: Job = job_of(tmp_path, chats(30, 1), options={"lora_r": 2}, num_train_epochs=1.0)
     trained = run_rank(job)[-1]

@@ -208,6 +208,12 @@ def test_positions_that_depend_on_the_longest_document(tmp_path: Path) -> None:
     assert "WITHOUT PACKING" in task.model_notices[0]
 
 
+def test_the_trial_has_as_few_tokens_as_the_model_has_positions(tmp_path: Path) -> None:
+    task = make_task_of(make_job(tmp_path, TASK))
+    task.check_model(make_decoder("gpt2", n_positions=32))  # fewer than max_length
+    assert task.packs_documents
+
+
 def test_a_model_that_computes_no_text_is_refused(tmp_path: Path) -> None:
     model = make_decoder("gptj")  # its heads are smaller than the rotated part
     for task in (TASK, "causal-lm"):

@@ -135,44 +135,37 @@ def launch_options(options: argparse.Namespace) -> LaunchOptions:
 
 def add_notify(parser: argparse.ArgumentParser) -> None:
     """Add --notify and --webhook."""
-    group = parser.add_argument_group("notifications")
-    group.add_argument(
-        "--notify",
-        type=not_empty,
-        metavar="COMMAND",
-        help="when the run is done, failed, stopped or waiting for hosts, the head starts this "
-        "command, without a shell, as the account that trains; stdin is the run's state as JSON. "
-        "This works even if this machine is off, but not before the launch or once the head is "
-        f"lost (default: the variable {NOTIFY_VARIABLE})",
-    )
-    group.add_argument(
-        "--webhook",
-        type=not_empty,
-        metavar="FILE",
-        help="in the same cases, the head also posts the JSON, with a line `text` for chats, to "
-        "the address in this file; no record, argument or log contains the address (default: the "
-        f"variable {WEBHOOK_VARIABLE})",
+    _add_notifications(
+        parser,
+        "when the run is done, failed, stopped or waiting for hosts, the head starts this command, "
+        "without a shell, as the account that trains; stdin is the run's state as JSON. This works "
+        "even if this machine is off, but not before the launch or once the head is lost",
+        "in the same cases, the head also posts the JSON, with a line `text` for chats, to the "
+        "address in this file; no record, argument or log contains the address",
     )
 
 
 def add_sweep_notify(parser: argparse.ArgumentParser) -> None:
     """Add --notify and --webhook of a sweep, which this machine notifies about."""
+    _add_notifications(
+        parser,
+        "when the whole sweep is done or has failed, start this command on this machine, without a "
+        "shell; stdin is the JSON of the sweep",
+        "then also post the JSON, with a line `text` for chats, to the address in this file",
+    )
+
+
+def _add_notifications(parser: argparse.ArgumentParser, notify: str, webhook: str) -> None:
+    """Add --notify and --webhook with these help texts and the default of their variables."""
     group = parser.add_argument_group("notifications")
-    group.add_argument(
-        "--notify",
-        type=not_empty,
-        metavar="COMMAND",
-        help="when the whole sweep is done or has failed, start this command on this machine, "
-        "without a shell; stdin is the JSON of the sweep "
-        f"(default: the variable {NOTIFY_VARIABLE})",
-    )
-    group.add_argument(
-        "--webhook",
-        type=not_empty,
-        metavar="FILE",
-        help="then also post the JSON, with a line `text` for chats, to the address in this file "
-        f"(default: the variable {WEBHOOK_VARIABLE})",
-    )
+    for option, placeholder, text, variable in (
+        ("--notify", "COMMAND", notify, NOTIFY_VARIABLE),
+        ("--webhook", "FILE", webhook, WEBHOOK_VARIABLE),
+    ):
+        group.add_argument(
+            option, type=not_empty, metavar=placeholder,
+            help=f"{text} (default: the variable {variable})",
+        )  # fmt: skip
 
 
 def add_hub_token(parser: argparse.ArgumentParser) -> None:

@@ -18,6 +18,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.source_files imp
 from ftcluster.errors import InputError, raise_together
 from ftcluster.paths import plain_name
 from ftcluster.recipe.dataset_checks import check_data
+from ftcluster.recipe.trained_fields import run_hint
 from ftcluster_common.data.data_files import CONLL, TABLES, TEXT, DataError
 from ftcluster_common.given_files import GivenFileError, read_json
 from ftcluster_common.models.adapter_config import WEIGHTS as ADAPTER_WEIGHTS
@@ -165,8 +166,10 @@ def check_exists(field: str, value: str) -> None:
     path, folder = Path(plain), Path(plain).parent
     names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
     near = _nearest(path.name, names)
+    of_run = "" if field == "data" else run_hint(path)
     means_path = (
-        plain.startswith((".", "/", "~"))
+        bool(of_run)
+        or plain.startswith((".", "/", "~"))
         or plain.endswith("/")
         or _names_a_file(field, path)
         or plain.count("/") > 1
@@ -177,6 +180,8 @@ def check_exists(field: str, value: str) -> None:
     hint = f"did you mean {folder / near}?" if near else NEXT_STEP.get(field, "")
     if field == "model" and "runs" in path.parts and not near:
         hint = "if it is a run's folder on the head: `ftcluster fetch RUN` copies its model here"
+    elif of_run:
+        hint = of_run
     if not means_path:
         hint += " A name on the Hub has two parts: OWNER/NAME"
     raise InputError(f"{field} {value} does not exist", hint)
@@ -271,7 +276,8 @@ def check_model_folder(folder: Path, recipe: Recipe, purpose: Purpose = "train")
     raise_together(
         problems,
         f"{folder} is not a Hugging Face model folder",
-        "save the model and its tokenizer with save_pretrained, which writes these files",
+        run_hint(folder)
+        or "save the model and its tokenizer with save_pretrained, which writes these files",
     )
     if quantized := config.get("quantization_config"):
         method = quantized.get("quant_method") if isinstance(quantized, dict) else "?"

@@ -17,6 +17,7 @@ from ftcluster_common.data.data_files import DataError
 from ftcluster_common.given_files import GivenFileError, read_json
 from ftcluster_common.models.adapter_config import CONFIG as ADAPTERS
 from ftcluster_common.models.adapter_config import TOKEN_IDS, ids_by_layer
+from ftcluster_common.models.model_package import PACKAGE
 from ftcluster_common.models.row_hashes import ROWS
 from ftcluster_common.models.sentence_modules import (
     LENGTH,
@@ -180,5 +181,10 @@ def _of_adapters(folder: Path) -> Iterator[str]:
             yield f"{ADAPTERS} names {base[:200]!a} as the base model, which is itself an adapter"
         else:
             yield from (f"{base}: {what}" for what in code_problems(Path(base)))
+    elif base.startswith(PACKAGE):
+        yield (
+            f"{ADAPTERS} names a base model in a Python package, {base[:200]!a}, from which "
+            "transformers and peft load no model: train with merge_adapters=true"
+        )
     elif not ON_THE_HUB.fullmatch(split_revision(base)[0]):
         yield f"{ADAPTERS} names {base[:200]!a}, neither a folder here nor a name on the Hub"

@@ -10,19 +10,28 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.registry import AnyTask
 from ftcluster_common.tasks.spec import Contradiction
 
+UNKNOWN = (  # the control node downloads nothing
+    "{} is no folder on this machine, so the settings of its adapters are unknown: download it and "
+    "set model=DIR; or set lora_r=N, or lora_r=null to merge the adapters and train all weights"
+)
+
 
 def with_adapters(
     values: Mapping[str, Any], spec: AnyTask
 ) -> tuple[Mapping[str, Any], list[Contradiction]]:
     """Return the fields that the adapters in a recipe's `model` determine, and contradictions.
 
-    Both are empty if `model` is no folder with adapters.
+    Both are empty if `model` is no folder with adapters. The settings of adapters on the Hub are
+    unknown here, so the recipe must set `lora_r`.
 
     Args:
         values: the fields that the recipe sets.
         spec: task of the recipe.
     """
     folder = _folder_of(values.get("model"))
+    is_unknown = folder is None and values.get("adapter_base") and "lora_r" not in values
+    if is_unknown and spec.can_train_adapters:
+        return {}, [("adapter_base", UNKNOWN.format(values.get("model")))]
     if folder is None or not has_only_adapters(folder):
         return {}, []
     try:

@@ -14,6 +14,7 @@ from ftcluster.recipe.schema import Key, keys_of
 from ftcluster.text.printable import in_one_line
 from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.models.trained_model import FILE, read_trained
+from ftcluster_common.protocol.run_state import STAMP
 from ftcluster_common.tasks.registry import TASKS
 
 MOST_NAMES = 8  # maximum number of names in a note
@@ -54,6 +55,22 @@ class TrainedFields:
             f"ignored in {self.file}, because {self.task} lacks the field or its type differs: "
             f"{names}"
         )
+
+
+def run_hint(model: Path) -> str:
+    """Return a hint if a path names a run or a run's folder, and not a model; otherwise "".
+
+    >>> run_hint(Path("sft-20260131-101500-7f3a"))
+    'if it is a run: `ftcluster fetch sft-20260131-101500-7f3a` copies its model here'
+    >>> run_hint(Path("distilbert-base-uncased"))
+    ''
+    """
+    inside = model / "model"
+    if (inside / FILE).is_file():
+        return f"if it is a run's folder, name the model in it: {inside}"
+    if STAMP.search(model.name) and not model.exists():
+        return f"if it is a run: `ftcluster fetch {model.name}` copies its model here"
+    return ""
 
 
 def trained_fields(folder: Path) -> TrainedFields:

@@ -105,6 +105,13 @@ def test_without_a_rank_all_weights_are_trained(launched: list[TrainingRun], she
     assert recipe.adapter_base
 
 
+def test_adapters_of_the_hub_need_their_rank(launched: list[TrainingRun], shell: Shell) -> None:
+    words = "train dpo --model org/adapters --data pairs.jsonl adapter_base=base"
+    assert "continues the adapters of adapters" in shell(f"{words} lora_r=8").err
+    assert "are merged into" in shell(f"{words} lora_r=null").err
+    assert [run.recipe.lora_r for run in launched] == [8, None]
+
+
 def test_an_older_host_reads_the_job_of_a_training_without_adapters(
     launched: list[TrainingRun], shell: Shell
 ) -> None:
@@ -125,6 +132,7 @@ def test_wrong_adapters_are_refused(shell: Shell, said: Said) -> None:
     refused(f"{DPO} adapter_base=./nowhere", 1)
     refused(f"{DPO} adapter_base=adapters", 1)
     refused("train dpo --model base --data pairs.jsonl adapter_base=base", 1)
+    refused("train dpo --model org/adapters --data pairs.jsonl adapter_base=base")
     for fields in (
         {"peft_type": "IA3"}, {"rank_pattern": {"q_proj": 4}}, {"r": "8"}, {"r": True},
         {"base_model_name_or_path": None}, {"target_modules": None}, {"use_dora": True},

@@ -151,7 +151,7 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
         {"adapter_config.json": {"base_model_name_or_path": "/x" + "x" * 300}}, "neither a folder",
     ),
     "adapters of a package": (
-        {"adapter_config.json": {"base_model_name_or_path": "pypi:evil==1"}}, "nor a name on the",
+        {"adapter_config.json": {"base_model_name_or_path": "pypi:evil==1"}}, "in a Python package",
     ),
     "adapters with a module of Python": (
         {"adapter_config.json": {

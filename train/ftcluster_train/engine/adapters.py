@@ -66,8 +66,9 @@ def check_whole(folder: str) -> None:
     if has_only_adapters(Path(folder)):
         raise TrainError(
             f"{folder} has adapters, but not their base model",
-            "to continue adapters of the Hub, download them into a folder, and give this folder: "
-            f"--model DIR; for other uses train with merge_adapters=true, or {MERGE}",
+            "to continue adapters of the Hub, download them into a folder and use --model DIR, or "
+            "set adapter_base=OWNER/NAME and their lora_r; for other uses train with "
+            f"merge_adapters=true, or {MERGE}",
         )
 
 

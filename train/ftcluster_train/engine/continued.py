@@ -57,8 +57,7 @@ def check_continued(
     saved = read_adapters(folder)
     values: dict[str, Any] = {"adapter_base": recipe.adapter_base}
     if recipe.spec.can_train_adapters:
-        wanted = asdict(recipe.adapters) if recipe.adapters else {"lora_r": None}
-        values |= {name: value for name, value in wanted.items() if name in saved.fields}
+        values |= _settings_of(recipe, saved)
     _, contradictions = continued(values, saved, recipe.spec)
     if contradictions:
         raise TrainError("; ".join(problem for _, problem in contradictions))
@@ -81,6 +80,28 @@ def check_continued(
         allowed = layers_to_adapt(model, recipe.adapters)
         others = sorted(saved.layers.keys() - allowed.keys())
         _refuse([f"{name} gets no adapters" for name in others], folder, recipe.base_model)
+        if missing := sorted(allowed.keys() - saved.layers.keys()):
+            raise TrainError(
+                f"the recipe adapts the layer {missing[0]}, for which {folder} has no adapter",
+                f"set lora_target_modules={list(saved.targets)}",
+            )
+
+
+def _settings_of(recipe: Recipe, saved: SavedAdapters) -> dict[str, Any]:
+    """Return a recipe's settings of adapters, to compare them with saved adapters.
+
+    The control node completes a recipe whose model is a folder. For adapters on the Hub, fields
+    may have their defaults: a default for lora_alpha depends on lora_r, and a default for
+    lora_target_modules depends on the model, so `check_continued` compares the layers.
+    """
+    adapters = recipe.adapters
+    if not adapters:
+        return {"lora_r": None}
+    settings = {name: value for name, value in asdict(adapters).items() if name in saved.fields}
+    settings["lora_alpha"] = adapters.adapter_alpha
+    if not adapters.adapter_targets:
+        del settings["lora_target_modules"]
+    return settings
 
 
 def _unfit_layers(model: "PreTrainedModel", saved: SavedAdapters) -> list[str]:

@@ -25,7 +25,7 @@ from ftcluster_train.engine.adapters import use_adapters
 from ftcluster_train.engine.data.download import fetch_base
 from ftcluster_train.engine.data.run_inputs import Inputs
 from ftcluster_train.engine.data.token_samples import Samples
-from ftcluster_train.engine.models import dtype_keyword, load_tokenizer
+from ftcluster_train.engine.models import dtype_keyword, load_tokenizer, positions_of
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.errors import TrainError, TrainingStopped, first_line
@@ -203,16 +203,31 @@ def answer_of(
 ) -> list[int]:  # fmt: skip
     """Return the token ids that the model generates after the token ids `ids`.
 
+    The answer ends at the latest where the model's positions end.
+
     Args:
         asked: generation settings: `max_new_tokens`, `temperature` (0 for the most probable token)
             and `top_p`.
+
+    Raises:
+        TrainError: the model has fewer positions than `ids` has tokens.
     """
+    positions, most = positions_of(model.config), asked["max_new_tokens"]
+    if positions is not None:
+        if len(ids) > positions:
+            raise TrainError(
+                f"the prompt has {len(ids)} tokens, but the model has {positions} positions",
+                "shorten the prompt",
+            )
+        most = min(most, positions - len(ids))
+    if most == 0:
+        return []
     sampled = asked["temperature"] > 0
     chosen = {"temperature": asked["temperature"], "top_p": asked["top_p"], "top_k": 0}
     inputs = torch.tensor([list(ids)])
     out = model.generate(
-        inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=asked["max_new_tokens"],
-        do_sample=sampled, streamer=streamer, **(chosen if sampled else {}),
+        inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=most, do_sample=sampled,
+        streamer=streamer, **(chosen if sampled else {}),
     )  # fmt: skip
     return list(out[0, len(ids) :].tolist())
 

@@ -163,14 +163,20 @@ def longest_input(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) 
 
     If both configuration and tokenizer have a limit, the lower limit applies.
     """
-    limits = []
-    positions = getattr(config, "max_position_embeddings", None)
-    if isinstance(positions, int) and positions > 0:
-        behind = config.model_type in POSITIONS_BEHIND_PADDING
-        limits.append(positions - (config.pad_token_id or 0) - 1 if behind else positions)
+    positions = positions_of(config)
+    limits = [] if positions is None else [positions]
     if tokenizer.model_max_length < 1e9:  # transformers uses 1e30 for tokenizers without a limit
         limits.append(tokenizer.model_max_length)
     return min(limits, default=None)
+
+
+def positions_of(config: PretrainedConfig) -> int | None:
+    """Return the number of tokens that a model has positions for; None if there is no limit."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
+        return None
+    behind = config.model_type in POSITIONS_BEHIND_PADDING
+    return positions - (config.pad_token_id or 0) - 1 if behind else positions
 
 
 def check_quantization(recipe: Recipe, config: PretrainedConfig) -> None:

@@ -17,7 +17,7 @@ from ftcluster.operations.runs.runs import fetch
 from ftcluster.paths import keep_private, make_folder
 from ftcluster.progress.view import View
 from ftcluster.recipe.model_code import code_problems
-from ftcluster.recipe.trained_fields import TrainedFields, trained_fields
+from ftcluster.recipe.trained_fields import TrainedFields, run_hint, trained_fields
 from ftcluster_common.data.columns import find_texts
 from ftcluster_common.data.data_files import (
     VALIDATION,
@@ -110,12 +110,13 @@ def export_model(request: ExportModelRequest, view: View) -> Result:
         raise UsageError(f"{target} exists", "name another folder: --output DIR")
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(request.model).absolute()
+        shown = str(source)
         if not source.is_dir():
-            source = Path(scratch) / "model"
+            source, shown = Path(scratch) / "model", f"the model of {request.model}"
             fetch(request.connection, request.model, str(source), view)
         trained = trained_fields(source)
-        check_source(source, trained, request.format)
-        rows, measure = rows_of(request.data, trained, source)
+        check_source(source, trained, request.format, shown)
+        rows, measure = rows_of(request.data, trained, source, shown)
         python = environment(request.format, view)
         partial = target.with_name(f".{target.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -164,17 +165,22 @@ def _compared(comparison: Mapping[str, Any], measure: str) -> Iterator[str]:
         yield f"{measure}: {before:.4f} before, {after:.4f} after"
 
 
-def check_source(folder: Path, trained: TrainedFields, kind: str) -> None:
+def check_source(folder: Path, trained: TrainedFields, kind: str, shown: str) -> None:
     """Check that a folder has a model that can be exported, and no files that may run as code.
+
+    Args:
+        shown: name of the model in error messages, because the folder may be temporary.
 
     Raises:
         InputError, UsageError: the model cannot be exported, or a file may run as code.
     """
     if not trained.task:
-        raise InputError(f"{folder} has no {trained.missing}, which would name the model's task")
+        hint = run_hint(folder)
+        what = f"{shown} has no {trained.missing}, which would name the model's task"
+        raise InputError(what, hint)
     if (folder / "adapter_config.json").is_file():
         raise InputError(
-            f"{folder} has only adapters, and no whole model",
+            f"{shown} has only adapters, and no whole model",
             "train with merge_adapters=true, or merge the adapters with peft",
         )
     exported_as = _exported_as(trained.task)
@@ -187,7 +193,7 @@ def check_source(folder: Path, trained: TrainedFields, kind: str) -> None:
         )
     raise_together(
         code_problems(folder),
-        f"{folder} is not exported, because its files may run or download code",
+        f"{shown} is not exported, because its files may run or download code",
         "export a folder that a training has written",
     )
 
@@ -210,8 +216,11 @@ def copy_rest(source: Path, target: Path) -> None:
             shutil.copytree(path, target / path.name, symlinks=True, dirs_exist_ok=True)
 
 
-def rows_of(data: str, trained: TrainedFields, folder: Path) -> Compared:
+def rows_of(data: str, trained: TrainedFields, folder: Path, shown: str) -> Compared:
     """Return the rows for the comparison: rows of `data`, or a few built-in texts.
+
+    Args:
+        shown: name of the model in error messages, because the folder may be temporary.
 
     Raises:
         UsageError: rows of this task cannot be read here.
@@ -247,7 +256,7 @@ def rows_of(data: str, trained: TrainedFields, folder: Path) -> Compared:
         labels, measure = _labels(words, read_json(folder / "config.json"))
     # these errors include an invalid config.json of the model
     except (DataError, KeyError, ValueError, TypeError, AttributeError) as error:
-        where = f"{folder / FILE} names the columns that the model reads"
+        where = f"{FILE} of {shown} names the columns that the model reads"
         raise InputError(f"{data}: {error}", where) from error
 
     labelled = zip(texts, labels, strict=True)

@@ -12,7 +12,7 @@ from ftcluster.errors import FtclusterError, InputError, UsageError, raise_toget
 from ftcluster.paths import state_dir, write_atomically
 from ftcluster.recipe.data_sets import SETTINGS
 from ftcluster.recipe.model_code import code_problems
-from ftcluster.recipe.trained_fields import trained_fields
+from ftcluster.recipe.trained_fields import run_hint, trained_fields
 from ftcluster.user_script.own_code import read_code
 from ftcluster_common.given_files import read_json
 from ftcluster_common.models.adapter_config import CONFIG as ADAPTERS
@@ -142,7 +142,8 @@ def load(folder: Path, task_file: str = "", **options: Any) -> Any:
     if not task and not (folder / MODULES).is_file():
         raise FtclusterError(
             f"{folder} has no {trained.missing}, which would name the model's task",
-            "pass a folder that a training wrote, or use transformers' pipeline(TASK, FOLDER)",
+            run_hint(folder)
+            or "pass a folder that a training wrote, or use transformers' pipeline(TASK, FOLDER)",
         )
     adapted = (folder / ADAPTERS).is_file()
     if ranks and adapted:

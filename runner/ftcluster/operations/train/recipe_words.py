@@ -21,7 +21,7 @@ from ftcluster.recipe.recipe import (
 )
 from ftcluster.recipe.saved_adapters import with_adapters
 from ftcluster.recipe.schema import in_recipe
-from ftcluster.recipe.trained_fields import TrainedFields, shortened, trained_fields
+from ftcluster.recipe.trained_fields import TrainedFields, run_hint, shortened, trained_fields
 from ftcluster_common.data.data_sets import DataSet
 from ftcluster_common.given_files import read_json
 from ftcluster_common.protocol.job import Purpose
@@ -219,7 +219,8 @@ def _recipe_of(trained: TrainedFields, model: str) -> str:
         raise UsageError(
             f"{model} does not say what it was trained for (it has no {trained.missing}): name a "
             "recipe",
-            f"{' or '.join(recipes_for(Path(model)))}, with --data PATH unless you want the "
+            run_hint(Path(model))
+            or f"{' or '.join(recipes_for(Path(model)))}, with --data PATH unless you want the "
             "recipe's own data",
         )
     if trained.recipe in known_recipes() and load_recipe(trained.recipe).task == trained.task:

@@ -19,7 +19,7 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.chat import DecoderTuning
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
-from ftcluster_train.engine.models import router_coefficient, unknown_id
+from ftcluster_train.engine.models import positions_of, router_coefficient, unknown_id
 from ftcluster_train.engine.tasks.answer_review import AnswerReview, InheritedSettings, answers_in
 from ftcluster_train.engine.tasks.base import Batch, Data, Document, Task
 from ftcluster_train.engine.tasks.chat.documents import packed, padded, why_not_packed
@@ -267,6 +267,8 @@ class DecoderTuningTask(Task):
         self._inherited.reset(model)
         model.eval()
         name, longest = self.recipe.model, self.options.max_length
+        if (positions := positions_of(model.config)) is not None:
+            longest = min(longest, positions)  # longer documents were cut, see `limit_length`
         why = why_not_packed(model, longest, lambda: self._kernels(None), self._padding(), name)
         self.packs_documents = not why
         if why:
