@@ -69,7 +69,7 @@ def test_a_message_names_few_pairs() -> None:
     gaps = tuple(Gap(hosts[1], other, 9, "timed out") for other in hosts[2:])
     links = Links(hosts, gaps)
     assert links.sentence().count("cannot reach") == 3
-    assert links.sentence().endswith("; the same with 1 more of the pairs")
+    assert links.sentence().endswith("; pairs that cannot connect either: 1 more")
     assert [failure.host.name for failure in links.refused()] == ["n1"]
 
 

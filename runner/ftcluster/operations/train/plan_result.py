@@ -1,4 +1,4 @@
-"""The plan of a launch as a document, as text and as shell commands."""
+"""The plan of a launch as a JSON document, as text and as shell commands."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.train.prepare import headline_of, shape_of
 from ftcluster.report.epoch_time import past_runs
 
-AS_OF = "this control node's copy; each launch reads the head's record"
+AS_OF = "this control node's copy; each launch reads the current record on the head"
 
 
 @dataclass(frozen=True)
